@@ -5,6 +5,6 @@ them together and `collect_groups` arranges starts and siblings. Nothing here wr
 yielded. Importing this loads neither torch nor transformers.
 """
 
-from pipelines.collect.rollouts import GroupConfig, Start, collect_groups, distinct_seeds, play
+from pipelines.collect.rollouts import GroupConfig, collect_groups, distinct_seeds, play
 
-__all__ = ["GroupConfig", "Start", "collect_groups", "distinct_seeds", "play"]
+__all__ = ["GroupConfig", "collect_groups", "distinct_seeds", "play"]

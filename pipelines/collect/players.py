@@ -18,16 +18,16 @@ from pipelines.collect.policies import Message
 class Rollout:
     """Which rollout is to be played."""
 
-    run_id: str
     task: Task
-    rollout_index: int
+    run_id: str | None = None
+    rollout_index: int = 0
     """Number among the siblings."""
     attempt: int = 0
     """How often it was tried before."""
-    collection_round: int = 0
-    expected_group_size: int = 1
+    collection_round: int | None = None
+    expected_group_size: int | None = None
     seed: int = 0
-    """Of the policy's randomness: every rollout and attempt has its own."""
+    """Of the policy's randomness: every rollout and attempt has its own; see `episode_records.rollout_seed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,10 @@ class Player(Protocol):
         Cancelled, it leaves nothing running: the environment is closed, the agent's address takes no more calls.
 
         Raises:
-            EngineError: of engines that are gone for good; the rollout is tried again by the manager.
+            EngineGoneError: of engines that are gone for good: nothing more can be played, and what is open stays so.
+            EngineError: of anything else that engines did; the rollout is tried again by the manager.
+            StartError: as `RolloutLog.begin`.
+            ReplayError: it was interrupted, and cannot go on.
         """
         ...
 
@@ -99,3 +102,7 @@ class Player(Protocol):
 
 class StartError(TrajlakeError, ValueError):
     """Siblings begin differently, so their rewards cannot be compared."""
+
+
+class ReplayError(TrajlakeError, RuntimeError):
+    """A rollout that was interrupted cannot go on: its environment does not answer the recorded actions as it did."""

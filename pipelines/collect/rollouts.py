@@ -1,8 +1,6 @@
 """Playing rollouts: many environments and one policy in lock-step, in groups from identical starts.
 
-A rollout is written down as an `EpisodeRecord`; nothing is scored or filtered. Wall-clock times are left out on
-purpose: with them, playing the same seeds again would not give the same episode, and recording it again would be a
-conflict instead of a replay.
+A rollout is written down as an `EpisodeRecord` (`episode_records.py` says how); nothing is scored or filtered.
 
 A group is the siblings of one start seed in one collection round: what group-relative advantages are computed over.
 Everything is a function of the seeds, whatever is played beside it.
@@ -14,110 +12,63 @@ from itertools import count as integers
 
 from pydantic import BaseModel, Field
 
-from lake import ids
-from lake.records import EpisodeRecord, StepRecord
-from pipelines.collect.environments.games import Answer, TextGame
-from pipelines.collect.policies import Decision, Message, Policy, PolicyCard, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where one rollout begins, and which rollout of its group it is."""
-
-    seed: int
-    """Seed of the environment: siblings share it."""
-    rollout_index: int
-    """Number among the siblings."""
-    rollout_seed: int
-    """Seed of the policy's randomness: every rollout has its own."""
+from lake.records import EpisodeRecord
+from pipelines.collect.environments import Outcome, Task
+from pipelines.collect.environments.games import TextGame, outcome, start_name
+from pipelines.collect.episode_records import Sums, begun, decided, rollout_seed
+from pipelines.collect.players import Rollout
+from pipelines.collect.policies import Decision, Policy, PolicyCard, Turn
 
 
 @dataclass(slots=True)
 class _Rollout:
     """A rollout under way: the environment, its last answer, and the steps so far."""
 
-    start: Start
     environment: TextGame
-    outcome: Answer
-    task_id: str
-    initial_messages: list[Message]
-    steps: list[StepRecord] = field(default_factory=list)
+    outcome: Outcome
+    record: EpisodeRecord
+    sums: Sums = field(default_factory=Sums)
 
     def turn(self, index: int) -> Turn:
         """What the policy is shown next."""
-        is_first = not self.steps
-        messages = self.initial_messages if is_first else _messages(self.outcome)
-        return Turn(index, messages, is_first=is_first, admissible=self.outcome.info.admissible)
+        is_first = not self.record.steps
+        return Turn(index, self.outcome.messages, is_first=is_first, admissible=self.outcome.admissible)
 
     def advance(self, decision: Decision, card: PolicyCard) -> None:
         """Act, and write the step down."""
-        before, after = self.outcome, self.environment.step(decision.action)
-        self.steps.append(
-            StepRecord(
-                state=before.observation,
-                action=decision.action,
-                context=_messages(before) if self.steps else [],
-                reward=after.reward,
-                state_role="user",
-                state_is_error=not before.info.is_admissible,
-                is_action_valid=after.info.is_well_formed,
-                model=card.name,
-                policy_version=card.version,
-                finish_reason=decision.finish_reason,
-                tokens=decision.tokens,
-            )
-        )
+        after = outcome(self.environment.step(decision.action))
+        step = decided(self.outcome, decision, after, card, is_first=not self.record.steps)
+        self.record.steps.append(step)
+        self.sums.add(step)
         self.outcome = after
 
+    def ended(self) -> EpisodeRecord:
+        """The record, with how it ended."""
+        ending = self.sums.ended(self.outcome)
+        for name in ("status", "terminated", "stop_reason", "env_return", "final_observation", "completion_tokens"):
+            setattr(self.record, name, getattr(ending, name))
+        return self.record
 
-def play(environments_E: Sequence[TextGame], starts_E: Sequence[Start], policy: Policy) -> list[EpisodeRecord]:
-    """Play one rollout per environment to its end: records in order, without the facts of their run and group."""
+
+def play(environments_E: Sequence[TextGame], rollouts_E: Sequence[Rollout], policy: Policy) -> list[EpisodeRecord]:
+    """Play one rollout per environment to its end: records in order."""
     card = policy.card
-    session = policy.start([start.rollout_seed for start in starts_E])
-    rollouts_E = [_begin(env, start) for env, start in zip(environments_E, starts_E, strict=True)]
-    running = list(range(len(rollouts_E)))
+    session = policy.start([rollout.seed for rollout in rollouts_E])
+    playing_E = [_begin(env, rollout, card) for env, rollout in zip(environments_E, rollouts_E, strict=True)]
+    running = list(range(len(playing_E)))
     while running:
-        turns = [rollouts_E[index].turn(index) for index in running]
+        turns = [playing_E[index].turn(index) for index in running]
         for index, decision in zip(running, session.act(turns), strict=True):
-            rollouts_E[index].advance(decision, card)
-        running = [index for index in running if not rollouts_E[index].outcome.done]
-    return [_record(rollout, card) for rollout in rollouts_E]
+            playing_E[index].advance(decision, card)
+        running = [index for index in running if not playing_E[index].outcome.done]
+    return [playing.ended() for playing in playing_E]
 
 
-def _begin(environment: TextGame, start: Start) -> _Rollout:
-    outcome = environment.reset(start.seed)
-    task_id = f"{environment.name}/{ids.to_text(outcome.info.initial_world_hash)}"
-    return _Rollout(start, environment, outcome, task_id, _messages(outcome))
-
-
-def _messages(outcome: Answer) -> list[Message]:
-    return [{"role": "user", "content": outcome.observation}]
-
-
-def _record(rollout: _Rollout, card: PolicyCard) -> EpisodeRecord:
-    terminated = rollout.outcome.info.terminated
-    tokens_S = [step.tokens for step in rollout.steps]
-    return EpisodeRecord(
-        task_id=rollout.task_id,
-        steps=rollout.steps,
-        rollout_index=rollout.start.rollout_index,
-        environment=rollout.environment.name,
-        split=rollout.environment.split,
-        policy=card.name,
-        policy_version=card.version,
-        status="completed" if terminated else "truncated",
-        terminated=terminated,
-        stop_reason="environment" if terminated else "horizon",
-        env_return=sum(step.reward or 0.0 for step in rollout.steps),
-        seed=rollout.start.seed,
-        completion_tokens=sum(len(t.action_ids) for t in tokens_S if t) if any(tokens_S) else None,
-        initial_messages=rollout.initial_messages,
-        final_observation=_messages(rollout.outcome),
-        sampling=card.sampling,
-        tokenizer=card.tokenizer,
-        chat_template=card.chat_template,
-        source_format="recorder",
-    )
+def _begin(environment: TextGame, rollout: Rollout, card: PolicyCard) -> _Rollout:
+    answer = environment.reset(rollout.task.seed)
+    first = outcome(answer, task_id=start_name(environment, answer))
+    record = begun(rollout, first, card, environment=environment.name, split=environment.split)
+    return _Rollout(environment, first, record)
 
 
 class GroupConfig(BaseModel, frozen=True, extra="forbid"):
@@ -170,15 +121,18 @@ def collect_groups(
     groups_at_once = max(1, config.parallel // size)
     for first in range(0, len(seeds_P), groups_at_once):
         batch_P = seeds_P[first : first + groups_at_once]
-        starts_E = [
-            Start(seed, index, ids.key_hash("rollout", run_seed, collection_round, seed, index))
+        rollouts_E = [
+            Rollout(
+                task=Task(seed=seed),
+                rollout_index=index,
+                collection_round=collection_round,
+                expected_group_size=size,
+                seed=rollout_seed(run_seed, collection_round, seed, index),
+            )
             for seed in batch_P
             for index in range(size)
         ]
-        records_E = play([make_environment() for _ in starts_E], starts_E, policy)
-        for record in records_E:
-            record.collection_round = collection_round
-            record.expected_group_size = size
+        records_E = play([make_environment() for _ in rollouts_E], rollouts_E, policy)
         for at, seed in enumerate(batch_P):
             group_G = records_E[at * size : (at + 1) * size]
             _claim(group_G[0].task_id, seed, seed_of)

@@ -8,7 +8,9 @@ import torch  # noqa: TID253
 
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
+from pipelines.collect.environments import Task
 from pipelines.collect.environments.house import House, HouseConfig, HouseScript, vocabulary
+from pipelines.collect.players import Rollout
 from pipelines.collect.policies import Decision, Message, PolicyCard, Turn
 from pipelines.collect.policies.rendering import ContextRenderer
 from pipelines.collect.policies.transformers_policy import (
@@ -17,7 +19,7 @@ from pipelines.collect.policies.transformers_policy import (
     TransformersPolicy,
     sample,
 )
-from pipelines.collect.rollouts import Start, play
+from pipelines.collect.rollouts import play
 from testkit.houses import solution, world_of
 from trainer.online.demo import ASSISTANT, END, USER, TinyPolicyConfig, build_model, build_tokenizer
 
@@ -47,7 +49,7 @@ def policy(model, tokenizer, temperature=1.0, max_action_tokens=5):
 def rollouts(player, count, horizon=6) -> list[EpisodeRecord]:
     """Episodes of different lengths of text; every second one ends a step earlier."""
     houses = [House(HouseConfig(horizon=horizon - index % 2)) for index in range(count)]
-    return play(houses, [Start(seed=40 + i, rollout_index=i, rollout_seed=7 + i) for i in range(count)], player)
+    return play(houses, [Rollout(task=Task(seed=40 + i), rollout_index=i, seed=7 + i) for i in range(count)], player)
 
 
 def sequence(episode) -> list[int]:
@@ -89,7 +91,8 @@ def test_a_batch_plays_what_each_rollout_plays_alone(model, tokenizer):
     batched = rollouts(policy(model, tokenizer), 6)
     for index, episode in enumerate(batched):
         house = House(HouseConfig(horizon=6 - index % 2))
-        alone = play([house], [Start(40 + index, index, 7 + index)], policy(model, tokenizer))[0]
+        rollout = Rollout(task=Task(seed=40 + index), rollout_index=index, seed=7 + index)
+        alone = play([house], [rollout], policy(model, tokenizer))[0]
         assert sequence(alone) == sequence(episode)
         assert recorded_logprobs(alone) == pytest.approx(recorded_logprobs(episode), abs=1e-5)
 
@@ -243,7 +246,7 @@ def test_a_noisy_script_takes_all_admissible_actions_and_no_other():
 
 def test_the_flawless_script_is_nearly_as_short_as_the_solution():
     seeds = range(100)
-    starts = [Start(seed, 0, seed) for seed in seeds]
+    starts = [Rollout(task=Task(seed=seed), seed=seed) for seed in seeds]
     lengths = [len(e.steps) for e in play([House() for _ in seeds], starts, HouseScript())]
     shortest = [len(solution(world_of(seed))) for seed in seeds]
     assert all(length >= least for length, least in zip(lengths, shortest, strict=True))

@@ -10,9 +10,11 @@ import pytest
 
 from lake import ids
 from lake.records import check, identify
+from pipelines.collect.environments import Task
 from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, HouseScript, Split, vocabulary
+from pipelines.collect.players import Rollout
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-from pipelines.collect.rollouts import GroupConfig, Start, collect_groups, distinct_seeds, play
+from pipelines.collect.rollouts import GroupConfig, collect_groups, distinct_seeds, play
 from testkit.copies import empty_lake
 from testkit.houses import Recited, solution, world_of
 from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
@@ -109,7 +111,7 @@ def test_every_record_passes_the_checks_of_the_lake(tiny):
 
 def test_a_won_episode_is_completed_and_holds_every_observation():
     lines = solution(world_of(3))
-    episode = play([House()], [Start(seed=3, rollout_index=5, rollout_seed=0)], Recited(lines))[0]
+    episode = play([House()], [Rollout(task=Task(seed=3), rollout_index=5)], Recited(lines))[0]
     assert (episode.status, episode.terminated, episode.stop_reason) == ("completed", True, "environment")
     assert episode.env_return == 1.0
     assert [step.reward for step in episode.steps] == [0.0] * (len(lines) - 1) + [1.0]
@@ -124,13 +126,13 @@ def test_a_won_episode_is_completed_and_holds_every_observation():
 
 
 def test_an_episode_that_meets_its_horizon_is_truncated():
-    episode = play([small_house()], [Start(0, 0, 0)], Recited(["look"]))[0]
+    episode = play([small_house()], [Rollout(task=Task())], Recited(["look"]))[0]
     assert (episode.status, episode.terminated, episode.stop_reason) == ("truncated", False, "horizon")
     assert (len(episode.steps), episode.env_return) == (4, 0.0)
 
 
 def test_states_are_raw_observations_and_context_is_what_was_added():
-    episode = play([small_house()], [Start(0, 0, 0)], Recited(["look", "fly", "open chest", "look"]))[0]
+    episode = play([small_house()], [Rollout(task=Task())], Recited(["look", "fly", "open chest", "look"]))[0]
     house = small_house()
     seen = [house.reset(0), *map(house.step, ["look", "fly", "open chest", "look"])]
     assert [step.state for step in episode.steps] == [outcome.observation for outcome in seen[:-1]]
@@ -143,7 +145,7 @@ def test_states_are_raw_observations_and_context_is_what_was_added():
 
 
 def test_only_malformed_actions_are_invalid_and_only_refusals_are_error_states():
-    episode = play([small_house()], [Start(0, 0, 0)], Recited(["look", "fly", "open chest", "look"]))[0]
+    episode = play([small_house()], [Rollout(task=Task())], Recited(["look", "fly", "open chest", "look"]))[0]
     assert [step.is_action_valid for step in episode.steps] == [True, False, True, True]
     assert [step.state_is_error for step in episode.steps] == [False, False, True, True]
     assert [step.state.startswith(REFUSAL) for step in episode.steps] == [False, False, True, True]
@@ -154,7 +156,7 @@ def test_rollouts_of_unequal_length_leave_the_batch_when_they_end():
     recited = Recited(["look"])
     session = recited.start([0, 0, 0])
     recited.start = lambda seeds_E: session
-    episodes = play(houses, [Start(7, index, 0) for index in range(3)], recited)
+    episodes = play(houses, [Rollout(task=Task(seed=7), rollout_index=index) for index in range(3)], recited)
     assert [len(episode.steps) for episode in episodes] == [2, 5, 3]
     assert [[turn.rollout for turn in turns] for turns in session.turns] == [[0, 1, 2]] * 2 + [[1, 2], [1], [1]]
     assert [turn.is_first for turns in session.turns for turn in turns] == [True] * 3 + [False] * 7

@@ -80,17 +80,23 @@ class GameEnvironment:
     async def reset(self, task: Task) -> Outcome:
         """Draw the start of the task's seed; its name is the game's, and the hash of the whole initial world."""
         answer = self._game.reset(task.seed)
-        return _outcome(answer, task_id=task.name or f"{self.name}/{ids.to_text(answer.info.initial_world_hash)}")
+        return outcome(answer, task_id=task.name or start_name(self._game, answer))
 
     async def step(self, action: Message) -> Outcome:
         """Say the text of an answer; what tool calls it holds mean nothing to a game."""
-        return _outcome(self._game.step(str(action.get("content") or "")))
+        return outcome(self._game.step(str(action.get("content") or "")))
 
     async def close(self) -> None:
         """A game holds nothing."""
 
 
-def _outcome(answer: Answer, task_id: str | None = None) -> Outcome:
+def start_name(game: TextGame, answer: Answer) -> str:
+    """What `reset` drew: the game's name, and the hash of the whole initial world."""
+    return f"{game.name}/{ids.to_text(answer.info.initial_world_hash)}"
+
+
+def outcome(answer: Answer, task_id: str | None = None) -> Outcome:
+    """A game's answer as that of any environment; `task_id` names the start that `reset` drew."""
     info = answer.info
     return Outcome(
         messages=[{"role": "user", "content": answer.observation}],

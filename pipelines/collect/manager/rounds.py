@@ -1,0 +1,193 @@
+"""Rounds: what a round plays, which round is next, and what of it is there.
+
+All of it follows from the lake: the plan of a round is in the parameters of its `collect` job, and what was played is
+in `episodes`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+
+from lake import ids
+from lake.errors import UsageError
+from lake.lake import Lake
+from lake.read.episodes import KEYS, rows_of
+from lake.read.parquet import collected
+from lake.read.snapshot import Snapshot
+from lake.records import EpisodeRecord
+from pipelines.collect.environments import Task
+from pipelines.collect.tasks import Cursor, TaskSet, after, take
+
+KIND = "collect"
+STARTS_DIFFER = "starts_differ"
+"""`stop_reason` of rollouts whose group began in different messages; trying again would not mend it."""
+
+
+class Group(NamedTuple):
+    """The siblings of a task in a round."""
+
+    number: int
+    """Of the round."""
+    seed: int
+    """Of the task."""
+
+
+class Slot(NamedTuple):
+    """One rollout of a group, whatever its attempt."""
+
+    group: Group
+    index: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round plays, as its job's parameters say it."""
+
+    round: int
+    epoch: int
+    offset: int
+    tasks: int
+    """How many of the epoch's, from `offset` on."""
+    group_size: int
+    """Siblings that are wanted of each."""
+    siblings: int
+    """Those that are played: more, where some are going to be left out."""
+    of_tasks: str
+    """Fingerprint of the whole set of tasks."""
+    seed: int
+    """Decides the order of tasks, and the samples."""
+
+    def drawn(self, tasks: TaskSet) -> list[Task]:
+        """The tasks of the round."""
+        return take(tasks, self.seed, Cursor(self.epoch, self.offset), self.tasks)
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        last = self.offset + self.tasks - 1
+        return f"round {self.round}: tasks {self.offset}..{last} of epoch {self.epoch}"
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """The round that is next."""
+
+    plan: Plan
+    job_id: int | None
+    """Of an earlier process that did not finish it."""
+    attempts: int = 0
+    """How many processes began it before."""
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of the rounds to come."""
+
+    run: str
+    groups: int
+    group_size: int
+    oversample: int = 0
+    seed: int = 0
+
+
+def next_round(lake: Lake, tasks: TaskSet, wanted: Wanted) -> Planned:
+    """The first round of a run that is not done: planned before, and not ended well; else a new one.
+
+    Raises:
+        UsageError: the run was collected from other tasks, or by something else.
+    """
+    rows = lake.sql(
+        "SELECT job_id, status, parameters FROM job_runs WHERE kind = ? AND run_id = ? ORDER BY started_at",
+        [KIND, wanted.run],
+    )
+    known: dict[int, tuple[Plan, int, bool]] = {}
+    for job_id, status, parameters in rows.iter_rows():
+        plan = _plan_of(parameters, wanted.run)
+        done = status == "succeeded" or (plan.round in known and known[plan.round][2])
+        known[plan.round] = (plan, job_id, done)
+    print_of = ids.to_text(tasks.fingerprint)
+    if not known:
+        return Planned(_plan(0, Cursor(), tasks, wanted), None)
+    plan, job_id, done = known[max(known)]
+    if plan.of_tasks != print_of or plan.seed != wanted.seed:
+        what = "other tasks" if plan.of_tasks != print_of else f"--seed {plan.seed}"
+        raise UsageError(
+            f"run {wanted.run!r} was collected with {what}, and a round of it follows from them; give the same again, "
+            "or another --run"
+        )
+    if not done:
+        return Planned(plan, job_id, attempts=1)
+    cursor = after(tasks, Cursor(plan.epoch, plan.offset), plan.tasks)
+    return Planned(_plan(plan.round + 1, cursor, tasks, wanted), None)
+
+
+def _plan(number: int, cursor: Cursor, tasks: TaskSet, wanted: Wanted) -> Plan:
+    return Plan(
+        round=number,
+        epoch=cursor.epoch,
+        offset=cursor.offset,
+        tasks=min(wanted.groups, len(tasks.tasks) - cursor.offset),
+        group_size=wanted.group_size,
+        siblings=wanted.group_size + wanted.oversample,
+        of_tasks=ids.to_text(tasks.fingerprint),
+        seed=wanted.seed,
+    )
+
+
+def _plan_of(parameters: str, run: str) -> Plan:
+    try:
+        return msgspec.convert(msgspec.json.decode(parameters).get("plan"), Plan)
+    except msgspec.MsgspecError as error:
+        raise UsageError(
+            f"run {run!r} was collected by something else than `trajlake collect`; choose another --run"
+        ) from error
+
+
+class Played(msgspec.Struct, frozen=True):
+    """The newest attempt of a rollout that the lake has."""
+
+    attempt: int
+    status: str
+    stop_reason: str | None
+
+    def is_over(self, retries: int) -> bool:
+        """Whether nothing more is tried."""
+        return self.status != "failed" or self.stop_reason == STARTS_DIFFER or self.attempt >= retries
+
+
+_COLUMNS = ["collection_round", "seed", "rollout_index", "attempt", "status", "stop_reason"]
+
+
+def played(snapshot: Snapshot, run: str, rounds: Sequence[int]) -> dict[Slot, Played]:
+    """What the lake has of some rounds, also what was retracted since: it is not played again."""
+    rows = snapshot.scan_all("episodes").filter(run_id=run).filter(pl.col("collection_round").is_in(list(rounds)))
+    found: dict[Slot, Played] = {}
+    for number, seed, index, attempt, status, why in collected(rows.select(_COLUMNS).sort("attempt")).iter_rows():
+        found[Slot(Group(number, seed), index)] = Played(attempt, status, why)
+    return found
+
+
+def starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, int]:
+    """How the groups of a round began, of those that the lake has something of; see `start_hash`."""
+    rows = snapshot.scan("episodes").filter(run_id=run, collection_round=number)
+    # One of each group: siblings that began otherwise were never played.
+    rows = rows.filter(pl.col("initial_messages").is_not_null(), pl.col("num_steps") > 0)
+    part = collected(rows.select(*KEYS, "seed", "stop_reason"))
+    part = part.filter(pl.col("stop_reason").ne_missing(STARTS_DIFFER)).unique("seed", keep="first")
+    if part.is_empty():
+        return {}
+    documents = ("initial_messages", "tools")
+    found = rows_of(snapshot, "episodes", part, ("seed", *documents), documents)
+    return {
+        Group(number, seed): hash_of(msgspec.json.decode(messages), None if tools is None else msgspec.json.decode(tools))
+        for seed, messages, tools in found.select("seed", *documents).iter_rows()
+    }
+
+
+def start_hash(record: EpisodeRecord) -> int:
+    """Hash of what the policy is shown at the beginning, messages and tools: equal for siblings."""
+    return hash_of(record.initial_messages, record.tools)
+
+
+def hash_of(messages: object, tools: object) -> int:
+    """See `start_hash`."""
+    return ids.bytes_hash(msgspec.json.encode([messages, tools or None], order="sorted"))

@@ -1,0 +1,282 @@
+"""What is kept of rollouts while they run: a spool on this machine, and its delivery to the lake.
+
+An episode is begun in the spool with its first decision and ended with its last word; that an episode has ended is on
+the disk before anything counts on it. What a dead process left is taken over at the start: what had ended is delivered,
+before the lake is asked what is there; what was open goes on.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from lake.errors import LakeAccessError, TrajlakeError, UsageError
+from lake.lake import Lake
+from lake.live.assembly import assemble
+from lake.live.delivery import Deliveries, Delivery
+from lake.live.frames import Begin, End, Frame, Lost, Step, encode, new_key
+from lake.live.log import EpisodeLog
+from lake.live.places import root_of
+from lake.live.spool import Spool
+from lake.records import EpisodeRecord, StepRecord
+from pipelines.collect.manager.rounds import Group, Slot
+
+MAX_BYTES = 2 << 30
+"""Of a spool; above it no further rollouts begin until the lake has taken some."""
+_OWNER = "collect"
+"""File in the folder of the spools, locked by the process that collects the run."""
+_LOOK_SECONDS = 0.05
+_log = logging.getLogger("trajlake")
+
+
+class Opened(msgspec.Struct):
+    """An episode that an earlier process left open, as far as it got."""
+
+    key: bytes
+    record: EpisodeRecord
+    """As it began, without steps."""
+    steps: list[StepRecord]
+
+    @property
+    def slot(self) -> Slot:
+        """Which rollout it is."""
+        return Slot(Group(self.record.collection_round or 0, self.record.seed or 0), self.record.rollout_index)
+
+
+class Store:
+    """The spool of one process that collects a run, and its delivery.
+
+    Args:
+        part: names the run, and the share of it that this process plays.
+        record_only: which finished episodes are recorded; all of them unless given.
+        batch_seconds: how long an episode that has ended waits for others.
+
+    Raises:
+        UsageError: another process collects the run.
+        LakeAccessError: the folder for the spool cannot be made, or what is in it cannot be delivered.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        part: str,
+        *,
+        record_only: Callable[[EpisodeRecord], bool] | None = None,
+        batch_seconds: float = 2.0,
+    ) -> None:
+        self.root = root_of(lake.uri, f"collect-{part}")
+        self.record_only = record_only
+        self.dropped = 0
+        """Episodes that `record_only` did not want."""
+        self.opened: list[Opened] = []
+        """What dead processes left open, in the order in which it began."""
+        self._lock = _locked(self.root, part)
+        self._spool = Spool.create(self.root, max_bytes=MAX_BYTES)
+        self._take_over()
+        # Adopting is done: the delivery of this process has its own spool only.
+        self._delivery = Delivery(lambda: lake, self._spool, batch_seconds=batch_seconds)
+        self._syncing: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._delivery.start()
+        self.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def counts(self) -> Deliveries:
+        """What became of the episodes that have ended."""
+        return self._delivery.counts
+
+    @property
+    def problem(self) -> str | None:
+        """Why rollouts wait, if they do: the disk or the lake takes nothing at the moment."""
+        return self._spool.problem or self.counts.problem
+
+    def flush(self, timeout: float = 60.0) -> None:
+        """Have all that has ended in the lake. Raises LakeAccessError: it does not take it."""
+        self._spool.sync(timeout)
+        if not self._delivery.flush(timeout):
+            raise LakeAccessError(
+                f"the lake does not take what has ended: {self.problem or 'it is too slow'}; nothing is lost, it is "
+                f"in {self._spool.folder}, and the same command goes on"
+            )
+
+    def close(self) -> None:
+        """Deliver what has ended and let go; what is open stays for the next process."""
+        self._spool.sync(10.0)
+        is_all = self._delivery.close()
+        self._spool.close(remove=is_all)
+        with suppress(OSError):
+            os.close(self._lock)
+
+    def append(self, key: bytes, number: int, frame: Frame) -> None:
+        """Take a frame into memory; it is on the disk soon. Raises FrameError: it holds what no table can."""
+        self._spool.append(encode(key, number, frame), is_reserved=True)
+
+    async def room(self) -> None:
+        """Wait while the disk refuses and memory fills."""
+        while self._spool.is_busy:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def calm(self) -> None:
+        """Wait while the lake takes less than is played."""
+        while self._spool.is_busy or self._spool.size > MAX_BYTES:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def synced(self) -> None:
+        """Wait until what was appended is on the disk; those who wait at the same time share one sync."""
+        if self._syncing is None:
+            self._syncing = asyncio.create_task(self._sync())
+        await asyncio.shield(self._syncing)
+
+    async def _sync(self) -> None:
+        async with self._turn:
+            # Whoever comes from now on needs the next one: this one may be under way.
+            self._syncing = None
+            while not await asyncio.to_thread(self._spool.sync, 1.0):
+                pass
+
+    def forget(self, opened: Opened, reason: str) -> None:
+        """Leave out an open episode that is of no use any more."""
+        self.append(opened.key, len(opened.steps) + 1, Lost(reason=reason))
+
+    def _take_over(self) -> None:
+        """Move what dead processes left into our spool.
+
+        Killed in between, it is in both, with the same keys and numbers: one episode all the same.
+        """
+        for old in Spool.adopt(self.root, max_bytes=MAX_BYTES):
+            try:
+                log = EpisodeLog(old)
+                log.refresh()
+                keys = [key for key in (*log.finished, *log.open) if log.is_begun(key) and not log.missing(key)]
+                opened = [_opened(key, log) for key in log.open if key in keys]
+                if not log.copy(keys, self._spool):
+                    raise LakeAccessError(f"{self._spool.folder} cannot be written: {self._spool.problem}")
+                log.let_go([*log.finished, *log.open])
+                self.opened += opened
+            except (TrajlakeError, OSError, ValueError) as error:
+                _log.warning("what is in %s cannot be read back: %s", old.folder, error)
+                old.close()
+            else:
+                old.close(remove=True)
+
+
+def _opened(key: bytes, log: EpisodeLog) -> Opened:
+    first, *others = log.frames(key)
+    assert isinstance(first, Begin)
+    return Opened(key, first.episode, [frame.step for frame in others if isinstance(frame, Step)])
+
+
+def _locked(root: Path, part: str) -> int:
+    """The lock of who collects a run on this machine. Raises UsageError: somebody else does."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(root / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LakeAccessError(f"{root}: {error.strerror or error}; set TRAJLAKE_SPOOL to another folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner = os.pread(lock, 20, 0).decode(errors="replace").strip()
+        os.close(lock)
+        raise UsageError(
+            f"run {part!r} is being collected into this lake by process {owner or '?'}; wait for it, or choose "
+            "another --run"
+        ) from error
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+class Recording:
+    """The log of one rollout: what a player writes to, and how the manager ends it.
+
+    Args:
+        check: called with the episode as it begins; raises StartError where a sibling began otherwise.
+        opened: what an earlier process left of it.
+    """
+
+    def __init__(self, store: Store, check: Callable[[EpisodeRecord], None], opened: Opened | None = None) -> None:
+        self._store, self._check, self._opened = store, check, opened
+        self._key = new_key() if opened is None else opened.key
+        self.steps: list[StepRecord] = [] if opened is None else opened.steps
+        """Those that were there already."""
+        self.count = len(self.steps)
+        """Steps so far."""
+        self.record: EpisodeRecord | None = None
+        """As it began; None until then."""
+        self._is_begun = opened is not None
+        """Whether its first frame is in the spool."""
+        self._frames: list[Frame] = []
+        """Kept only where somebody is going to be asked whether the episode is recorded."""
+
+    def begin(self, record: EpisodeRecord) -> None:
+        """See `RolloutLog.begin`."""
+        self._check(record)
+        self.record = record
+        if self._opened is not None:
+            self.record = self._opened.record
+            self._keep(Begin(episode=self.record))
+            for index, step in enumerate(self.steps):
+                self._keep(Step(index=index, step=step))
+
+    async def step(self, record: StepRecord) -> None:
+        """See `RolloutLog.step`."""
+        self._put(record)
+        await self._store.room()
+
+    def _put(self, step: StepRecord) -> None:
+        assert self.record is not None, "a rollout begins before its first step"
+        if not self._is_begun:
+            if self.record.policy_version is None:
+                self.record.policy_version = step.policy_version
+            self._append(0, Begin(episode=self.record))
+            self._is_begun = True
+        self._append(self.count + 1, Step(index=self.count, step=step))
+        self.count += 1
+
+    async def end(self, end: End, otherwise: EpisodeRecord) -> bool:
+        """End the episode durably; whether it is recorded.
+
+        Args:
+            end: how.
+            otherwise: the episode, if it failed before it began.
+        """
+        if not self.count:
+            # The lake keeps no episode without a step; this one says that there was no decision.
+            self.record = self.record or otherwise
+            self._put(StepRecord(state=None, action="", trainable=False))
+        if self._store.record_only is not None:
+            self._frames.append(end)
+            # The assembled record shares its parts with the frames, which are in the spool by now.
+            if not self._store.record_only(assemble(self._frames)):
+                self._store.dropped += 1
+                self.leave_out("--record-only")
+                return False
+        self._append(self.count + 1, end)
+        await self._store.synced()
+        return True
+
+    def leave_out(self, reason: str) -> None:
+        """Let nothing of it be recorded."""
+        if self._is_begun:
+            self._store.append(self._key, self.count + 1, Lost(reason=reason))
+
+    def _append(self, number: int, frame: Frame) -> None:
+        self._store.append(self._key, number, frame)
+        self._keep(frame)
+
+    def _keep(self, frame: Frame) -> None:
+        if self._store.record_only is not None:
+            self._frames.append(frame)
