@@ -51,6 +51,8 @@ class Decision:
     """The model that answered, where that is not the policy's name."""
     policy_version: int | None = None
     """Version of the weights that sampled its first token, where that is not the card's."""
+    is_action_valid: bool | None = None
+    """False: it holds a tool call that cannot be read. What it is worth otherwise is the environment's to say."""
     extra: dict[str, Any] | None = None
     """What else is worth keeping: `steps.extra`."""
 

@@ -6,7 +6,7 @@ sequence of its own.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,7 @@ class ContextRenderer:
         return ids.to_text(ids.text_hash(self.tokenizer.backend_tokenizer.to_str()))
 
     def text(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, prompts: bool = True
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None, *, prompts: bool = True
     ) -> str:
         """What the template writes of a conversation, up to where the assistant begins if it `prompts`.
 
