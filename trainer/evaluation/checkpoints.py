@@ -18,6 +18,7 @@ from lake.settings import validated
 from trainer.runs.runs import RunFolder
 
 if TYPE_CHECKING:
+    from trainer.config import TrainConfig
     from trainer.policy.model import Policy
 
 STATE_FILE = "state.json"
@@ -51,7 +52,7 @@ def find_checkpoint(snapshot: Snapshot, text: str) -> Place:
     """
     path = Path(text)
     if path.exists():
-        return _on_disk(path.resolve())
+        return found_on_disk(path.resolve())
     rows = _rows(snapshot, text)
     if rows.is_empty():
         raise UsageError(f"there is no checkpoint {text!r}; give {_EXPECTED}. {_known(snapshot)}")
@@ -79,23 +80,31 @@ def open_policy(place: Place, device: str) -> tuple["Policy", str]:
         return load_policy(place.path, device), str(place.path)
 
     from trainer.backends.base import SingleDevice
-    from trainer.config import OptimizerConfig, TrainConfig
-    from trainer.former_layout import renewed_record
+    from trainer.config import OptimizerConfig
     from trainer.policy.model import policy_of
-    from trainer.runs.checkpoint import load_weights, read_state
+    from trainer.runs.checkpoint import load_weights
 
-    try:
-        config = validated(TrainConfig, renewed_record(read_state(place.path).config))
-    except UsageError as error:
-        msg = f"checkpoint {place.path}: its configuration is damaged, or of another version of trajlake: {error}"
-        raise CheckpointError(msg) from error
-    config = config.model_copy(update={"dtype": "float32"})
+    config = config_of(place).model_copy(update={"dtype": "float32"})
     policy = policy_of(config, device)
     load_weights(place.path, SingleDevice(policy, OptimizerConfig()))
     return policy, config.model
 
 
-def _on_disk(path: Path) -> Place:
+def config_of(place: Place) -> "TrainConfig":
+    """The configuration of the run that saved a checkpoint; a CheckpointError where it is damaged."""
+    from trainer.config import TrainConfig
+    from trainer.former_layout import renewed_record
+    from trainer.runs.checkpoint import read_state
+
+    try:
+        return validated(TrainConfig, renewed_record(read_state(place.path).config))
+    except UsageError as error:
+        msg = f"checkpoint {place.path}: its configuration is damaged, or of another version of trajlake: {error}"
+        raise CheckpointError(msg) from error
+
+
+def found_on_disk(path: Path) -> Place:
+    """What lies at a path: a model, a run, a checkpoint or a .gguf file."""
     if (path / STATE_FILE).is_file():
         return _saved(path, RunFolder(path.parent.parent))
     run = RunFolder(path)

@@ -65,7 +65,7 @@ def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoRAConfig, 
     """Write adapters as a folder that peft and inference engines load; weights by name, as plain tensors."""
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     named = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": t.contiguous() for name, t in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     options = _peft_config(_peft(), config, base=base)

@@ -12,7 +12,7 @@ Activation checkpointing keeps the input of a layer alone, and computes the laye
 transformers' own switch works in training mode only, and training mode brings dropout back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -317,20 +317,27 @@ def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
         )
 
 
-def _small_batch(vocabulary: int) -> PackedBatch:
-    """Random sequences of which every token but the first carries loss."""
-    generator = torch.Generator().manual_seed(0)
-    ids_T = torch.randint(0, vocabulary, (sum(_LENGTHS),), generator=generator)
-    positions_T = torch.cat([torch.arange(length) for length in _LENGTHS])
+def whole_sequences(ids_Q: Sequence[Sequence[int]]) -> PackedBatch:
+    """Sequences of at least two token ids, packed, of which every token but the first carries loss."""
+    lengths = [len(ids) for ids in ids_Q]
+    ids_T = torch.tensor([token for ids in ids_Q for token in ids])
+    positions_T = torch.cat([torch.arange(length) for length in lengths])
     target_at = torch.nonzero(positions_T > 0).squeeze(-1)
     return PackedBatch(
         input_ids_T=ids_T,
         position_ids_T=positions_T,
-        boundaries=[0, *torch.tensor(_LENGTHS).cumsum(0).tolist()],
+        boundaries=[0, *torch.tensor(lengths).cumsum(0).tolist()],
         predictor_N=target_at - 1,
         target_N=ids_T[target_at],
         weight_N=torch.ones(len(target_at)),
     )
+
+
+def _small_batch(vocabulary: int) -> PackedBatch:
+    """Three short random sequences."""
+    generator = torch.Generator().manual_seed(0)
+    ids_T = torch.randint(0, vocabulary, (sum(_LENGTHS),), generator=generator)
+    return whole_sequences([part.tolist() for part in torch.split_with_sizes(ids_T, _LENGTHS)])
 
 
 def _own_logprobs(policy: "Policy", batch: PackedBatch) -> Tensor:

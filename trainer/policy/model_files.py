@@ -104,6 +104,11 @@ def convert_model(source: Path, folder: Path) -> int:
     """
     if folder.exists():
         raise UsageError(f"{folder} exists already; choose another --out")
+    return write_model(source, folder)
+
+
+def write_model(source: Path, folder: Path) -> int:
+    """Write a model as a Hugging Face folder, in place of what is there; see `convert_model`."""
     model = load_model(source)
     with atomic_folder(folder) as partial:
         model.save_pretrained(partial)

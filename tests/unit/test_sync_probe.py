@@ -1,0 +1,67 @@
+"""The parity probe: which tokens are scored, what the trainer says of them, and how far an engine is from that."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch  # noqa: TID253
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testkit.training import VOCABULARY, random_model, token_episodes, token_lake
+from trainer.policy.model import Policy
+from trainer.sync.probe import ProbeConfig, Reference, newest_sequences, parity, random_sequences, score
+
+
+def test_the_trainers_log_probabilities_are_those_of_the_models_own_forward_pass() -> None:
+    model = random_model(1)
+    ids = random_sequences(VOCABULARY, ProbeConfig(sequences=3))
+    own = []
+    with torch.no_grad():
+        for sequence in ids:
+            logits_TV = model(torch.tensor([sequence])).logits[0]
+            own.append(logits_TV[:-1].log_softmax(-1).gather(-1, torch.tensor(sequence)[1:, None])[:, 0].numpy())
+    found = score(Policy(model), ids)
+    assert found.ids == ids
+    for ours, expected in zip(found.logprobs, own, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-5)
+
+
+@given(st.lists(st.lists(st.floats(-5, 0), min_size=1, max_size=4), min_size=1, max_size=4), st.floats(-0.4, 0.4))
+def test_differences_are_those_of_all_tokens(values: list[list[float]], shift: float) -> None:
+    """Oracle: the differences one by one; the last token of the last sequence alone is off."""
+    reference = Reference([[0] * (len(row) + 1) for row in values], [np.array(row, np.float32) for row in values])
+    said = [[float(np.float32(value)) for value in row] for row in values]
+    said[-1][-1] += shift
+    found = parity(reference, said, "float32", ProbeConfig())
+    tokens = sum(map(len, values))
+    assert found.tokens == tokens
+    assert found.largest == pytest.approx(abs(shift), abs=1e-9)
+    assert found.mean == pytest.approx(abs(shift) / tokens, abs=1e-9)
+    assert found.is_met is (abs(shift) <= 1e-4)
+
+
+def test_a_wrong_number_of_values_is_never_within_the_limit() -> None:
+    reference = Reference([[1, 2, 3]], [np.array([-1.0, -2.0], np.float32)])
+    assert not parity(reference, [[-1.0]], "bfloat16", ProbeConfig()).is_met
+    assert parity(reference, [[-1.0, -2.0]], "bfloat16", ProbeConfig()).is_met
+
+
+def test_the_lakes_newest_tokens_are_scored(tmp_path: Path) -> None:
+    episodes = token_episodes(tasks=2, siblings=2)
+    for version, episode in enumerate(episodes):
+        for step in episode.steps:
+            assert step.tokens is not None
+            step.tokens.policy_version = version
+    snapshot = token_lake(tmp_path / "lake", episodes, writes=2).snapshot()
+    found = newest_sequences(snapshot, VOCABULARY, ProbeConfig(sequences=3, max_tokens=8))
+    openings = [episode.steps[0].tokens for episode in reversed(episodes)]
+    whole = [[*tokens.context_ids, *tokens.action_ids] for tokens in openings if tokens is not None]
+    assert found == [ids[:8] for ids in whole[:3]]
+
+
+def test_tokens_of_another_vocabulary_are_not_scored(tmp_path: Path) -> None:
+    snapshot = token_lake(tmp_path / "lake").snapshot()
+    assert newest_sequences(snapshot, VOCABULARY, ProbeConfig())
+    assert all(max(ids) < 20 for ids in newest_sequences(snapshot, 20, ProbeConfig()))
+    assert newest_sequences(snapshot, 1, ProbeConfig()) == []
