@@ -61,7 +61,7 @@ def decided(before: Outcome, decision: Decision, after: Outcome, card: PolicyCar
         step.state_is_error = before.is_error
     step.reasoning = decision.reasoning
     step.reward = after.reward
-    step.is_action_valid = after.is_action_valid
+    step.is_action_valid = decision.is_action_valid if after.is_action_valid is None else after.is_action_valid
     step.model = decision.model or card.name
     step.policy_version = card.version if decision.policy_version is None else decision.policy_version
     step.finish_reason = decision.finish_reason

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import TypeVar
 
 import msgspec
@@ -60,9 +61,8 @@ class EnvironmentPlayer:
         """The manager records its rollouts."""
 
     def figures(self) -> dict[str, float]:
-        """What the speaker counts, if it counts."""
-        count = getattr(self._speaker, "figures", None)
-        return dict(count()) if count else {}
+        """What the speaker counts."""
+        return dict(self._speaker.counts)
 
     async def close(self) -> None:
         """Let go of the speaker's connections."""
@@ -89,24 +89,24 @@ class EnvironmentPlayer:
         now = await self._answered(environment.reset(rollout.task), "reset")
         log.begin(begun(rollout, now, card, environment=environment.name, split=environment.split))
         key = f"{rollout.run_id}/{rollout.collection_round}/{rollout.task.seed}/{rollout.rollout_index}"
-        conversation = self._speaker.open(rollout.seed, key=key, tools=now.tools)
-        turns: list[tuple[list[Message], Decision]] = []
-        for step in log.steps:
-            turns.append((now.messages, _taken(step)))
-            now = await self._replayed(environment, now, step, len(turns) - 1)
-            sums.add(step)
-        if turns:
-            conversation.resume(turns)
-        while not now.done and (self._max_steps is None or sums.num_steps < self._max_steps):
-            decision = await self._decided(conversation, now)
-            after = await self._answered(environment.step(decision.message), f"step {sums.num_steps}")
-            step = decided(now, decision, after, card, is_first=not sums.num_steps)
-            sums.add(step)
-            now = after
-            await log.step(step)
-        if now.done:
-            return sums.ended(now)
-        return sums.ending("truncated", terminated=False, stop_reason="max_steps", final_observation=now.messages)
+        with closing(self._speaker.open(rollout.seed, key=key, tools=now.tools)) as conversation:
+            turns: list[tuple[list[Message], Decision]] = []
+            for step in log.steps:
+                turns.append((now.messages, _taken(step)))
+                now = await self._replayed(environment, now, step, len(turns) - 1)
+                sums.add(step)
+            if turns:
+                conversation.resume(turns)
+            while not now.done and (self._max_steps is None or sums.num_steps < self._max_steps):
+                decision = await self._decided(conversation, now)
+                after = await self._answered(environment.step(decision.message), f"step {sums.num_steps}")
+                step = decided(now, decision, after, card, is_first=not sums.num_steps)
+                sums.add(step)
+                now = after
+                await log.step(step)
+            if now.done:
+                return sums.ended(now)
+            return sums.ending("truncated", terminated=False, stop_reason="max_steps", final_observation=now.messages)
 
     async def _replayed(self, environment: Environment, before: Outcome, step: StepRecord, index: int) -> Outcome:
         """Take a recorded action again. Raises ReplayError: something else came of it than then."""
@@ -125,7 +125,7 @@ class EnvironmentPlayer:
     async def _decided(self, conversation: Conversation, now: Outcome) -> Decision:
         try:
             async with asyncio.timeout(self._call_seconds) as limit:
-                return await conversation.decide(now.messages)
+                return await conversation.decide(now.messages, admissible=now.admissible)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -173,6 +173,7 @@ def _taken(step: StepRecord) -> Decision:
         tool_calls=step.tool_calls,
         model=step.model,
         policy_version=step.policy_version,
+        is_action_valid=step.is_action_valid,
         extra=step.extra,
     )
 

@@ -105,4 +105,4 @@ class StartError(TrajlakeError, ValueError):
 
 
 class ReplayError(TrajlakeError, RuntimeError):
-    """A rollout that was interrupted cannot go on: its environment does not answer the recorded actions as it did."""
+    """A rollout that was interrupted cannot go on: the environment answers otherwise, or the policy cannot."""

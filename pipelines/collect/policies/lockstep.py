@@ -43,7 +43,7 @@ class LockStepSpeaker:
     def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> "LockStepConversation":
         """See `Speaker.open`. Raises UsageError: there are tools."""
         if tools:
-            msg = f"{key}: a model in this process is shown no tools; serve it: `trajlake serve MODEL`, then --engine URL"
+            msg = f"{key}: a policy in this process is shown no tools; serve it: `trajlake serve MODEL`, --engine URL"
             raise UsageError(msg)
         conversation = LockStepConversation(self, seed)
         self._waiting.append(conversation)
