@@ -34,6 +34,14 @@ _MB = 1 << 20
     help="Seconds without a call after which an episode ends.",
 )
 @click.option(
+    "--unfinished",
+    type=click.Choice(["continue", "drop"]),
+    default="continue",
+    show_default=True,
+    help="Episodes that a proxy left open when it was killed: later calls go on with them, or they are left out, to be "
+    "played anew; so are those that are open at its end.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(min=1),
     default=600.0,
@@ -147,6 +155,8 @@ def _tell(outcome: "Outcome") -> None:
             f"{counted(calls.stopped, 'open episode')} ended with the proxy (`stop_reason` is proxy_stopped); calls "
             "that come later begin new ones, under the same names as continuations"
         )
+    if calls.left_out:
+        click.echo(f"{counted(calls.left_out, 'open episode')} left out")
     if calls.dropped or calls.unreadable:
         click.echo(f"{calls.dropped} episodes found no room and {calls.unreadable} calls could not be read", err=True)
     if calls.crowded_out:

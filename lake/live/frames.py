@@ -16,7 +16,18 @@ import msgspec
 
 from lake.errors import LakeVersionError
 from lake.formats.chat.messages import Message
-from lake.records import EpisodeRecord, Json, Reject, ScoreRecord, SpanRecord, StepRecord, as_str, printable, shown
+from lake.records import (
+    EpisodeRecord,
+    Index,
+    Json,
+    Reject,
+    ScoreRecord,
+    SpanRecord,
+    StepRecord,
+    as_str,
+    printable,
+    shown,
+)
 
 SOURCE_FORMAT = "live"
 """`source_format` of what is recorded live."""
@@ -90,6 +101,9 @@ class End(msgspec.Struct, kw_only=True, omit_defaults=True):
     """An episode is finished: what is known by now, by the names of `EpisodeRecord`."""
 
     status: str = "completed"
+    environment: str | None = None
+    split: str | None = None
+    expected_group_size: Index | None = None
     ended_at: datetime | None = None
     error: str | None = None
     stop_reason: str | None = None

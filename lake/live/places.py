@@ -64,6 +64,12 @@ def root_of(lake_uri: str, part: str) -> Path:
     return (Path(given) if given else state / "trajlake" / "spool") / name / part
 
 
+def proxy_root(lake_uri: str, port: int, spool: Path | None = None) -> Path:
+    """Where the spools of proxies on a port are: what another one left open is its own to go on with."""
+    own = f"proxy-{port}"
+    return root_of(lake_uri, own) if spool is None else spool / own
+
+
 @contextlib.contextmanager
 def turn(root: Path) -> Iterator[None]:
     """One process at a time makes, adopts or deletes spools below a root: no folder is seen before it is locked."""

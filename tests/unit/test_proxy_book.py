@@ -358,11 +358,11 @@ def test_an_unnamed_episode_ends_when_it_is_idle_however_busy_others_are(monkeyp
     clock, recording = Clock(monkeypatch), Recording()
     recording.book.add(chat(NOBODY, [USER], answer_of("push")))
     clock.now += 5
-    with recording.book.under_way.call(recording.book.own(NOBODY)):
+    with recording.book.under_way.call(recording.book.own(NOBODY), bool):
         clock.now += 6
         recording.book.expire(START, 10.0)
         assert recording.book.counts.ended == 0, "the call under way may be the next one of this episode"
-    with recording.book.under_way.call(recording.book.own(NOBODY)):
+    with recording.book.under_way.call(recording.book.own(NOBODY), bool):
         recording.book.expire(START, 10.0)
         assert recording.book.counts.ended == 1, "this one came when it was idle for long"
 
@@ -371,7 +371,7 @@ def test_a_named_episode_with_a_call_under_way_is_not_idle(monkeypatch: pytest.M
     clock, recording = Clock(monkeypatch), Recording()
     recording.book.add(chat(NAMED, [USER], answer_of("push")))
     clock.now += 100
-    with recording.book.under_way.call(recording.book.own(NAMED)):
+    with recording.book.under_way.call(recording.book.own(NAMED), bool):
         recording.book.expire(START, 10.0)
         assert recording.book.counts.ended == 0
     recording.book.expire(START, 10.0)

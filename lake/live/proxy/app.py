@@ -25,7 +25,7 @@ from lake.live.calls.shapes import APIS, NO_JSON
 from lake.live.calls.steps import Call
 from lake.live.proxy.book import Book
 from lake.live.proxy.connections import Gate
-from lake.live.proxy.forward import Passage, Settings
+from lake.live.proxy.forward import ENDED, Passage, Settings
 from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, addressed
 from lake.live.proxy.replies import ClientLeftError, RefusedError, broken, refusal, send
 from lake.live.proxy.rollouts import EndedError, Ending
@@ -33,7 +33,7 @@ from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.traces import PATHS, acknowledged, received, refuse_misplaced
 from lake.live.proxy.upstream import Upstream, passed_on
 
-END_PATH = "/v1/end"
+END_PATH, FLUSH_PATH = "/v1/end", "/v1/flush"
 _SETTLING_SECONDS = 5.0
 """How long the end of an episode waits for its calls that are under way."""
 _NO_ROOM = "there is no room to record: the lake cannot be reached, or the disk is full; try again"
@@ -70,6 +70,7 @@ class Proxy:
         has_room: whether there is room to record calls of so many bytes; else they are refused, unless they are to go
             on unrecorded.
         sync: brings what was recorded to the disk; whether that was possible.
+        flush: brings what has ended to the lake; what is in the way of it.
         refuses: calls are refused while there is no room.
     """
 
@@ -84,11 +85,12 @@ class Proxy:
         token: str | None,
         has_room: Callable[[int], bool],
         sync: Callable[[], bool],
+        flush: Callable[[], str | None],
         refuses: bool,
     ) -> None:
         self._upstream, self._book = upstream, book
         self._settings, self._limits, self._gate, self._token = settings, limits, gate, token
-        self._has_room, self._sync, self._refuses = has_room, sync, refuses
+        self._has_room, self._sync, self._flush_spool, self._refuses = has_room, sync, flush, refuses
         self._held = 0
         """Bytes of the bodies of requests that are under way."""
         self._unpacking = asyncio.Semaphore(2)
@@ -132,6 +134,8 @@ class Proxy:
     async def _answer_body(self, request: web.Request, address: Address, path: str, body: bytes) -> web.StreamResponse:
         if path == END_PATH:
             return await self._end(request, address, body)
+        if path == FLUSH_PATH:
+            return await self._flush(request)
         if request.method == "POST" and path in PATHS:
             return await self._receive(request, address, path, body)
         if request.method == "POST" and path in APIS:
@@ -201,7 +205,9 @@ class Proxy:
             if call.answer is not None and call.answer.action_ids and "temperature" not in call.sampling:
                 self._warn()
 
-        with self._book.under_way.call(own):
+        task = asyncio.current_task()
+        assert task is not None
+        with self._book.under_way.call(own, lambda: task.cancel(ENDED)):
             passage = Passage(
                 request,
                 self._upstream,
@@ -271,6 +277,8 @@ class Proxy:
             valid = ", ".join(Ending.__struct_fields__)
             raise UsageError(f"the end of an episode: {error}; valid: an object with any of {valid}") from error
         own = self._book.own(address)
+        if ending.closes:
+            self._book.under_way.break_off(own)
         deadline = time.monotonic() + _SETTLING_SECONDS
         while own.is_named and self._book.under_way.of(own) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -279,6 +287,13 @@ class Proxy:
         if not await asyncio.to_thread(self._sync):
             raise RefusedError(503, _NOT_KEPT)
         return web.json_response(told)
+
+    async def _flush(self, request: web.Request) -> web.Response:
+        if request.method != "POST":
+            raise RefusedError(405, f"{FLUSH_PATH} takes POST")
+        if problem := await asyncio.to_thread(self._flush_spool):
+            raise RefusedError(503, f"what has ended is not all in the lake: {problem}; it is tried again")
+        return web.json_response({"delivered": True})
 
 
 def _is_local(origin: str) -> bool:

@@ -40,8 +40,6 @@ from lake.live.frames import (
     Frame,
     FrameError,
     Lost,
-    Reward,
-    Score,
     Span,
     Step,
     Traced,
@@ -166,6 +164,7 @@ class Book:
             attempt=address.attempt or 0,
             agent_id=address.agent,
             collection_round=address.collection_round,
+            seed=address.seed,
             split=address.split,
             source_format=SOURCE_FORMAT,
             source_version="proxy",
@@ -220,6 +219,7 @@ class Book:
             rollout_index=address.rollout,
             attempt=address.attempt or 0,
             collection_round=address.collection_round,
+            seed=address.seed,
             source_format=SOURCE_FORMAT,
         )
         return self._text_id(record)
@@ -253,7 +253,7 @@ class Book:
 
     def _keep(self, rollout: Rollout, made: Made, prefixes: Prefixes) -> None:
         """Let later prompts go on from a step."""
-        rollout.count_step()
+        rollout.count_step(made.frame)
         prefixes.add(made.samples)
         if made.before is not None:
             made.before.times += 1
@@ -274,26 +274,23 @@ class Book:
             known = self._prefixes.get(address, Prefixes()).by_name(ending.response_id)
             rollout = self._open.get(known.owner) if known else None
         if rollout is None and address.is_named:
-            return self.ends.again(address, ending, len(self._open))
+            if not ending.closes or self.ends.is_known(address):
+                return self.ends.again(address, ending, len(self._open))
+            begun = ending.initial_messages or []
+            rollout = self._begin(address, str(address.task), started_at=at, initial_messages=begun)
         if rollout is None:
             found = f"no rollout, and no `response_id` of an open episode ({len(self._open)} are open)"
             raise UsageError(f"the call names {found}; valid: .../ep/KEY/v1/end, for example")
         ending.check(rollout.steps)
-        for index, value in enumerate(ending.step_rewards):
-            if value is not None:
-                self._take(rollout, Reward(value=value, step_index=index))
-        if ending.reward is not None:
-            self._take(rollout, Reward(value=ending.reward))
-        for score in ending.scores:
-            self._take(rollout, Score(score=score))
-        said = {name: getattr(ending, name) for name in ("status", "terminated", "stop_reason", "error")}
-        more = {"ground_truth": ending.ground_truth, "final_observation": ending.final_observation}
-        record = rollout.record
-        reply = {name: getattr(record, name) for name in ("run_id", "task_id", "rollout_index")} | rollout.counted()
-        reply["episode_id"] = self._text_id(record)
-        self._finish(rollout, End(ended_at=at, **said, **more))
+        frames, last = ending.frames(at)
+        for frame in frames:
+            self._take(rollout, frame)
+        reply = rollout.told() | {"episode_id": self._text_id(rollout.record)}
+        self._finish(rollout, last, is_told=ending.closes)
         if address.is_named:
-            self.ends.add(address, reply["episode_id"], ending, reply)
+            self.ends.add(address, str(reply["episode_id"]), ending, reply)
+        for other in [one for one in self._named.values() if ending.closes and one.address.is_part_of(address)]:
+            self._finish(other, End(ended_at=at, status=ending.status, stop_reason=ending.stop_reason))
         return reply
 
     def expire(self, at: datetime, idle: float) -> None:
@@ -308,11 +305,15 @@ class Book:
             elif silent >= idle and not self.under_way.may_be_of(rollout, idle):
                 self._give_up(rollout, at, "idle")
 
-    def stop(self, at: datetime) -> None:
-        """End all episodes: agents cannot go on without the proxy."""
+    def stop(self, at: datetime, *, drop: bool = False) -> None:
+        """End all episodes: agents cannot go on without the proxy. `drop`: they are to be played anew, and left out."""
+        self.counts.left_out, self.counts.stopped = (len(self._open), 0) if drop else (0, len(self._open))
         for rollout in list(self._open.values()):
-            self._give_up(rollout, at, "proxy_stopped")
-            self.counts.stopped += 1
+            if drop:
+                self._lose(rollout, "unfinished")
+                self._forget(rollout)
+            else:
+                self._give_up(rollout, at, "proxy_stopped")
 
     def _make_room(self) -> None:
         """End episodes that were silent for longest while too much is held."""
@@ -331,11 +332,12 @@ class Book:
         if rollout.address.is_named:
             self.ends.add(rollout.address, self._text_id(rollout.record))
 
-    def _finish(self, rollout: Rollout, end: End) -> None:
-        if not rollout.steps and rollout.failed:
+    def _finish(self, rollout: Rollout, end: End, *, is_told: bool = False) -> None:
+        """The last of an episode; `is_told`: it is one even if no call was made."""
+        if not rollout.steps and (rollout.failed or (is_told and rollout.spans is None)):
             begun = rollout.record
             self._take(rollout, unanswered_step(begun.initial_messages or [], begun.policy, begun.started_at))
-            if end.status == "completed":
+            if end.status == "completed" and rollout.failed:
                 end.status, end.error = "failed", end.error or rollout.problem
         end.extra = {"failed_calls": rollout.failed} if rollout.failed else None
         self._take(rollout, end, is_reserved=True)
@@ -363,10 +365,7 @@ class Book:
         if not found or not isinstance(found[0], Begin):
             return
         record = found[0].episode
-        address = Address()
-        with suppress(ValueError):
-            address = Address.of_uri(record.source_uri or "")
-        address = address.of_rollout(record.run_id or self._run)
+        address = Address.of_uri(record.source_uri).of_rollout(record.run_id or self._run)
         rollout = Rollout(key, address, record)
         rollout.frames = len(found)
         if not address.is_named and any(isinstance(frame, Traced) for frame in found):
@@ -389,10 +388,13 @@ class Book:
         try:
             self._emit(rollout.key, rollout.frames, frame, is_reserved)
         except (SpoolFullError, FrameError) as error:
-            rollout.is_lost = True
             self.counts.dropped += 1
-            with suppress(SpoolFullError):
-                self._emit(rollout.key, rollout.frames, Lost(reason=str(error)), True)
+            self._lose(rollout, str(error))
             return False
         rollout.frames += 1
         return True
+
+    def _lose(self, rollout: Rollout, reason: str) -> None:
+        rollout.is_lost = True
+        with suppress(SpoolFullError):
+            self._emit(rollout.key, rollout.frames, Lost(reason=reason), True)

@@ -15,6 +15,8 @@ class Counts(msgspec.Struct):
     """Episodes that ended because too many were open."""
     stopped: int = 0
     """Episodes that were open when the proxy was stopped."""
+    left_out: int = 0
+    """Episodes that were open when the proxy was stopped, and are to be played anew."""
     dropped: int = 0
     """Episodes that were left out because the spool was full."""
     unreadable: int = 0

@@ -39,6 +39,8 @@ class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
     """Hash of what its agent said of its end; None if the proxy ended it."""
     reply: dict[str, Any] = {}
     """What the agent was told then."""
+    closes: bool = False
+    """It ended its sub-agents as well."""
 
 
 class Ends:
@@ -66,10 +68,15 @@ class Ends:
     ) -> None:
         """A rollout has ended; `ending` is None if the proxy ended it, else what its agent said, and was told."""
         said = None if ending is None else _hashed(ending)
-        ended = Ended(self._name(address), episode_id, said, dict(reply or {}))
+        closes = ending is not None and ending.closes
+        ended = Ended(self._name(address), episode_id, said, dict(reply or {}), closes)
         self._keep(ended)
         if self._file is not None:
             self._unsaved.append(ended)
+
+    def is_known(self, address: Address) -> bool:
+        """Whether a rollout has ended."""
+        return self._name(address) in self._found
 
     def before(self, address: Address) -> str | None:
         """Id of the episode that a new one under the same name goes on with."""
@@ -78,7 +85,12 @@ class Ends:
 
     def check(self, address: Address) -> None:
         """Raise EndedError for calls and spans of a numbered rollout that its agent has ended."""
-        ended = None if address.rollout is None else self._found.get(self._name(address))
+        if address.rollout is None:
+            return
+        ended = self._found.get(self._name(address))
+        if address.agent is not None and (ended is None or ended.said is None):
+            above = self._found.get(self._name(msgspec.structs.replace(address, agent=None)))
+            ended = above if above is not None and above.closes else ended
         if ended is not None and ended.said is not None:
             raise EndedError(
                 f"{self._told(address)} has ended, as episode {ended.episode_id}; name another run, rollout or attempt"

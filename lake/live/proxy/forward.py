@@ -28,6 +28,8 @@ from lake.live.proxy.replies import ClientLeftError, broken, send
 from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.upstream import Upstream, passed_on, policy_version
 
+ENDED = "the rollout had ended"
+"""Why the proxy breaks off a call."""
 _SHOWN = 2000
 """Characters of an error's text that are recorded."""
 _DECODE = msgspec.json.Decoder().decode
@@ -107,8 +109,8 @@ class Passage:
         except ClientLeftError:
             self._leave(gathered)
             return self._response or web.Response()
-        except asyncio.CancelledError:
-            self._leave(gathered)
+        except asyncio.CancelledError as error:
+            self._leave(gathered, is_ended=ENDED in error.args)
             raise
         except _UNREACHED as error:
             status = 504 if isinstance(error, TimeoutError) else 502
@@ -225,8 +227,8 @@ class Passage:
         found = self._so_far(gathered)
         return found and found.message
 
-    def _leave(self, gathered: Any) -> None:
-        """The client closed the connection: record what it left behind, a whole answer if all but its end was there.
+    def _leave(self, gathered: Any, *, is_ended: bool = False) -> None:
+        """The connection was closed: record what is left behind, a whole answer if all but its end was there.
 
         Which weights it is of is not known: they are asked for after the end.
         """
@@ -236,8 +238,8 @@ class Passage:
         if found is not None and found.finish_reason is not None:
             self._add(found)
         else:
-            who = "the proxy was stopped" if self._is_stopping() else "the client left"
-            self._fail(f"{who} before the answer was whole", found and found.message)
+            why = "the proxy was stopped" if self._is_stopping() else ENDED if is_ended else "the client left"
+            self._fail(f"{why} before the answer was whole", found and found.message)
 
     def _give_up(self, status: int, error: str, gathered: Any) -> web.StreamResponse:
         self._fail(error, self._partial(gathered))

@@ -4,11 +4,12 @@
 
     path      /v1/...                                                         what the headers say
               /ep/KEY/v1/...                                                  task KEY
-              /run/R/task/T/rollout/N[/attempt/A]/v1/...                      each part may be left out
+              /run/R/round/C/task/T/seed/S/rollout/N/attempt/A/v1/...         each part may be left out
               /proxy/rollout/ID/attempt/A/mode/MODE/openai/v1/...             agent-lightning: task ID, split MODE
-    headers   X-Trajlake-Run, -Task, -Rollout, -Attempt, -Agent               the columns of `episodes` of these names
+    headers   X-Trajlake-Run, -Round, -Task, -Seed, -Rollout, -Attempt,       the columns of `episodes` of these names
+              -Agent
               X-Trajlake-Group                                                a name: the task, where none is named; a
-                                                                              number: the collection round
+                                                                              number: the collection round, as -Round
               X-Trajlake-Parent                                               the key of the rollout that called it as a
                                                                               sub-agent, as its path or its task
               X-Session-ID                                                    the task, where nothing else names one
@@ -33,15 +34,17 @@ NAME_LIMIT = 256
 """Characters of a name."""
 TOKEN_HEADER = "X-Trajlake-Token"
 """The proxy's own token, which is no part of an address."""
-_INT32 = (1 << 31) - 1
+_INT32, _INT64 = (1 << 31) - 1, (1 << 63) - 1
 _LIKE_A_NUMBER = re.compile(r"[+-]?\d+")
 _HEADER = "x-trajlake-"
-_HEADERS = ("run", "task", "rollout", "attempt", "agent", "group", "parent")
-_PLACES = r"(?:/(?:ep|run|task|rollout|attempt)/[^/]+)*"
+_HEADERS = ("run", "round", "task", "seed", "rollout", "attempt", "agent", "group", "parent")
+_PLACES = r"(?:/(?:ep|run|round|task|seed|rollout|attempt)/[^/]+)*"
 _LIGHTNING = r"/proxy/rollout/[^/]+/attempt/[^/]+/mode/[^/]+/openai"
 _PATH = re.compile(rf"({_LIGHTNING}|{_PLACES})(/v1(?:/.*)?)", re.DOTALL)
-_KNOWN = frozenset(("ep", "run", "task", "rollout", "attempt", "mode"))
-_PATHS = "/v1/..., /ep/KEY/v1/..., /run/R/task/T/rollout/N/attempt/A/v1/..., each of the four once or left out"
+_KNOWN = frozenset(("ep", "run", "round", "task", "seed", "rollout", "attempt", "mode"))
+_PATHS = (
+    "/v1/..., /ep/KEY/v1/..., /run/R/round/C/task/T/seed/S/rollout/N/attempt/A/v1/..., each of the six once or left out"
+)
 _TRAVERSAL = re.compile(r"(^|/)\.{1,2}(/|$)")
 
 
@@ -59,30 +62,32 @@ def addressed(raw_path: str, headers: Mapping[str, str]) -> tuple[Address, str]:
     said = {name: _name(value, f"X-Trajlake-{name.title()}") for name, value in _named_headers(headers)}
     said |= _of_path(prefix)
     group = said.get("group")
-    is_round = group is not None and group.isdecimal()
-    if group is not None and not is_round:
+    if group is not None and group.isdecimal():
+        said.setdefault("round", group)
+    elif group is not None:
         if "task" in said:
             raise UsageError(f"X-Trajlake-Group is {group!r}; beside a task it is the number of a collection round")
         said["task"] = group
     session = headers.get("X-Session-ID")
     if "task" not in said and session is not None:
         said["task"] = _name(session, "X-Session-ID")
-    address = _address(said, collection_round=_counted(group, "group") if group is not None and is_round else None)
+    address = _address(said)
     if (parent := said.get("parent")) is not None:
         named = _of_path(parent) if parent.startswith("/") else {"task": parent}
         if address.run is not None:
             named.setdefault("run", address.run)
-        above = _address(named, collection_round=address.collection_round)
-        address = msgspec.structs.replace(address, parent=above)
+        if address.collection_round is not None:
+            named.setdefault("round", str(address.collection_round))
+        address = msgspec.structs.replace(address, parent=_address(named))
     return address, path
 
 
-def _address(said: Mapping[str, str], *, collection_round: int | None) -> Address:
-    if "task" not in said and (stray := [name for name in ("rollout", "attempt") if name in said]):
+def _address(said: Mapping[str, str]) -> Address:
+    if "task" not in said and (stray := [name for name in ("seed", "rollout", "attempt") if name in said]):
         raise UsageError(
             f"the call names a {stray[0]} and no task; name the task too: /task/T/rollout/N/v1 as base URL"
         )
-    rollout, attempt = said.get("rollout"), said.get("attempt")
+    rollout = said.get("rollout")
     number = None if rollout is None else _number(rollout)
     if rollout is not None and number is None and _LIKE_A_NUMBER.fullmatch(rollout):
         raise UsageError(f"the rollout is {rollout!r}; valid: a number from 0 to {_INT32}, or a name with letters")
@@ -90,10 +95,11 @@ def _address(said: Mapping[str, str], *, collection_round: int | None) -> Addres
         run=said.get("run"),
         task=said.get("task"),
         rollout=sibling_number(rollout) if rollout is not None and number is None else number,
-        attempt=None if attempt is None else _counted(attempt, "attempt"),
+        attempt=_counted(said, "attempt"),
         agent=said.get("agent"),
         split=said.get("mode"),
-        collection_round=collection_round,
+        collection_round=_counted(said, "round"),
+        seed=_counted(said, "seed", _INT64),
     )
 
 
@@ -158,12 +164,14 @@ def _name(value: str, place: str) -> str:
     return value.strip()
 
 
-def _number(value: str) -> int | None:
-    is_short = len(value) <= 10 and value.isascii() and value.isdecimal()
-    return number if is_short and (number := int(value)) <= _INT32 else None
+def _number(value: str, most: int = _INT32) -> int | None:
+    is_short = len(value) <= len(str(most)) and value.isascii() and value.isdecimal()
+    return number if is_short and (number := int(value)) <= most else None
 
 
-def _counted(value: str, place: str) -> int:
-    if (number := _number(value)) is None:
-        raise UsageError(f"the {place} is {value!r}; valid: a number from 0 to {_INT32}")
+def _counted(said: Mapping[str, str], place: str, most: int = _INT32) -> int | None:
+    if (value := said.get(place)) is None:
+        return None
+    if (number := _number(value, most)) is None:
+        raise UsageError(f"the {place} is {value!r}; valid: a number from 0 to {most}")
     return number

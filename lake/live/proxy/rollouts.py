@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -11,8 +12,8 @@ from lake.errors import UsageError
 from lake.formats.chat.messages import Message
 from lake.live.calls.address import Address
 from lake.live.calls.prefixes import Heads
-from lake.live.frames import Span, Traced
-from lake.records import EpisodeRecord, ScoreRecord
+from lake.live.frames import End, Frame, Reward, Score, Span, Step, Traced
+from lake.records import EpisodeRecord, Index, ScoreRecord
 from lake.tables import STATUSES
 
 
@@ -34,8 +35,16 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     error: str | None = None
     ground_truth: Any = None
     final_observation: list[Message] | None = None
+    environment: str | None = None
+    split: str | None = None
+    expected_group_size: Index | None = None
     response_id: str | None = None
     """An answer of the episode, where no path and no header names it."""
+    closes: bool = False
+    """The rollout takes nothing more, from none of its agents: calls that are under way are broken off, the episodes
+    of its sub-agents end as well, and it is recorded even if no call of it came."""
+    initial_messages: list[Message] | None = None
+    """What such a rollout was to begin with."""
 
     def hidden(self, hide: Callable[[str], str]) -> "Ending":
         """It with what is said of errors and reasons, which quote exceptions, passed through `hide`."""
@@ -49,6 +58,16 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(
             self, scores=scores, **{name: text and hide(text) for name, text in said.items()}
         )
+
+    def frames(self, at: datetime) -> tuple[list[Frame], End]:
+        """What it says, as frames, and the last one."""
+        steps = enumerate(self.step_rewards)
+        found: list[Frame] = [Reward(value=value, step_index=index) for index, value in steps if value is not None]
+        if self.reward is not None:
+            found.append(Reward(value=self.reward))
+        found += [Score(score=score) for score in self.scores]
+        said = {name: getattr(self, name) for name in _OF_END}
+        return found, End(ended_at=at, **said)
 
     def check(self, steps: int) -> None:
         """Raise UsageError for what cannot be said of an episode of so many steps."""
@@ -65,6 +84,9 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise UsageError(f"`scores` names step {bad[0]}; the episode has {steps} steps, counted from 0")
 
 
+_OF_END = tuple(name for name in Ending.__struct_fields__ if name in End.__struct_fields__)
+
+
 class Rollout:
     """An open episode."""
 
@@ -72,6 +94,7 @@ class Rollout:
         self.key, self.address, self.record = key, address, record
         self.frames = 0
         self.steps = 0
+        self.completion_tokens = 0
         self.failed = 0
         """Calls."""
         self.spans: int | None = None
@@ -85,9 +108,10 @@ class Rollout:
         self.is_lost = False
         self.touched = time.monotonic()
 
-    def count_step(self) -> None:
+    def count_step(self, frame: Step) -> None:
         """A call was answered."""
         self.steps += 1
+        self.completion_tokens += frame.step.completion_tokens or 0
         self.problem = None
 
     def count_failed(self, span: Span) -> None:
@@ -100,11 +124,15 @@ class Rollout:
         scopes = [scope for resource in found.document.get("resourceSpans", ()) for scope in resource["scopeSpans"]]
         self.spans = (self.spans or 0) + sum(len(scope["spans"]) for scope in scopes)
 
-    def counted(self) -> dict[str, int]:
-        """What of it will be in the lake, as far as that is known: which spans are steps is found when it is read."""
-        steps = self.steps or int(self.failed > 0)  # of calls that were never answered, one step is recorded
+    def told(self) -> dict[str, Any]:
+        """Which it is, and what of it will be in the lake; which spans are steps is found when it is read."""
+        record = self.record
+        names = {"run_id": record.run_id, "task_id": record.task_id, "rollout_index": record.rollout_index}
+        calls = {"calls": self.steps + self.failed, "completion_tokens": self.completion_tokens}
         spans = {} if self.spans is None else {"spans": self.spans}
-        return spans if spans and not steps else {"steps": steps} | spans
+        # Of calls that were never answered, or never made, one step is recorded.
+        steps = {} if spans and not calls["calls"] else {"steps": max(self.steps, 1)} | calls
+        return names | steps | spans
 
     @property
     def first_prompt(self) -> bytes | None:

@@ -20,10 +20,10 @@ from aiohttp import web
 
 import lake
 from lake.errors import TrajlakeError, UsageError
-from lake.live.delivery import Deliveries, Delivery
+from lake.live.delivery import CLOSING_SECONDS, Deliveries, Delivery
 from lake.live.frames import Frame, encode
 from lake.live.log import EpisodeLog
-from lake.live.places import check_place, root_of
+from lake.live.places import check_place, proxy_root
 from lake.live.proxy.app import Limits, Proxy
 from lake.live.proxy.book import Book
 from lake.live.proxy.connections import Gate
@@ -58,6 +58,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8484
     token: str | None = None
+    unfinished: str = "continue"
+    """What becomes of episodes that are open when the proxy dies or is stopped: calls go on with them, or (drop) they
+    are left out, to be played anew."""
     idle: float = 600.0
     """Seconds without a call after which an episode ends."""
     timeout: float = 600.0
@@ -97,28 +100,30 @@ def serve(options: Options, *, ready: Callable[[str], None], say: Callable[[str]
     """
     base_of(options.upstream)
     check_place(options.lake_uri)
-    # Of this port alone: what another proxy left open is its own to go on with.
-    own = f"proxy-{options.port}"
-    root = root_of(options.lake_uri, own) if options.spool is None else options.spool / own
+    root = proxy_root(options.lake_uri, options.port, options.spool)
     listener = _listening(options)
     spool = Spool.create(root, max_bytes=options.spool_bytes)
 
     def emit(key: bytes, number: int, frame: Frame, is_reserved: bool) -> None:
         spool.append(encode(key, number, frame), is_reserved=is_reserved)
 
-    book = Book(emit, run=options.run, ended=root / FILE)
-    resume(root, spool, book)
+    drops = options.unfinished == "drop"
+    # What is played anew is played under the same names, and must not be taken for what had ended.
+    book = Book(emit, run=options.run, ended=None if drops else root / FILE)
+    if not drops:
+        resume(root, spool, book)
     delivery = Delivery(
         lambda: lake.open(options.lake_uri, create=True),
         spool,
         root=root,
+        unfinished="drop" if drops else "record",
         batch_seconds=options.batch_seconds,
     )
     try:
         delivery.start()
-        asyncio.run(_run(options, listener, spool, book, ready, say))
+        asyncio.run(_run(options, listener, spool, delivery, book, ready, say))
     finally:
-        book.stop(datetime.now(UTC))
+        book.stop(datetime.now(UTC), drop=drops)
         book.ends.save()
         spool.sync(10.0)
         is_all = delivery.close()
@@ -160,6 +165,7 @@ async def _run(
     options: Options,
     listener: socket.socket,
     spool: Spool,
+    delivery: Delivery,
     book: Book,
     ready: Callable[[str], None],
     say: Callable[[str], None],
@@ -167,6 +173,10 @@ async def _run(
     def has_room(size: int) -> bool:
         # What a full disk does not take gathers in memory.
         return spool.size + size + _RESERVE <= options.spool_bytes and spool.held_bytes <= BUFFER_BYTES // 2
+
+    def flush() -> str | None:
+        is_all = spool.sync(SYNC_SECONDS) and delivery.flush(CLOSING_SECONDS)
+        return None if is_all else delivery.counts.problem or "it took too long"
 
     connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, keepalive_timeout=_IDLE_UPSTREAM_SECONDS)
     jar = aiohttp.DummyCookieJar()
@@ -185,6 +195,7 @@ async def _run(
             token=options.token,
             has_room=has_room,
             sync=lambda: spool.sync(SYNC_SECONDS, unless_refused=True),
+            flush=flush,
             refuses=options.refuses,
         )
         runner = web.AppRunner(proxy.application(), handler_cancellation=True, shutdown_timeout=_LEAVING_SECONDS)

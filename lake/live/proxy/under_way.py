@@ -1,31 +1,40 @@
 """The calls that are under way, by the rollout that they name."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lake.live.calls.address import Address
 from lake.live.proxy.rollouts import Rollout
 
+_Departure = tuple[float, Callable[[], object]]
+
 
 class UnderWay:
-    """When each of them departed."""
+    """When each of them departed, and how it is broken off."""
 
     def __init__(self) -> None:
-        self._departures: dict[Address, list[float]] = {}
+        self._departures: dict[Address, list[_Departure]] = {}
 
     @contextmanager
-    def call(self, address: Address) -> Iterator[None]:
-        """While a call is."""
-        departed = time.monotonic()
+    def call(self, address: Address, break_off: Callable[[], object]) -> Iterator[None]:
+        """While a call is; `break_off` ends it early."""
+        departure = time.monotonic(), break_off
         calls = self._departures.setdefault(address, [])
-        calls.append(departed)
+        calls.append(departure)
         try:
             yield
         finally:
-            calls.remove(departed)
+            calls.remove(departure)
             if not calls:
                 del self._departures[address]
+
+    def break_off(self, address: Address) -> None:
+        """End the calls of an address, and of its sub-agents."""
+        for known, calls in self._departures.items():
+            if known.is_part_of(address):
+                for _, break_off in calls:
+                    break_off()
 
     def of(self, address: Address) -> int:
         """How many calls of an address."""
@@ -39,4 +48,4 @@ class UnderWay:
             idle: seconds without a call after which an episode is.
         """
         departures = self._departures.get(rollout.address, ())
-        return any(rollout.address.is_named or departed < rollout.touched + idle for departed in departures)
+        return any(rollout.address.is_named or departed < rollout.touched + idle for departed, _ in departures)

@@ -1,0 +1,80 @@
+"""What an agent's function returned, or raised, as the end of its rollout."""
+
+import math
+import numbers
+from typing import Any
+
+import msgspec
+
+from lake.formats.base.secrets import redacted
+from pipelines.collect.agents import Result
+from pipelines.collect.players import Ending, Rollout
+
+_SHOWN = 2000
+"""Characters of an error."""
+_VALID = "valid: None, a list of messages, a number (its reward), or a Result"
+
+
+def result_of(value: Any) -> Result:
+    """What an agent returned, as a `Result`.
+
+    Raises:
+        ValueError: it is none of what an agent may return, or holds a number that is none.
+    """
+    if isinstance(value, Result):
+        result = value
+    elif value is None or (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
+        result = Result()
+    elif isinstance(value, numbers.Real):
+        result = Result(reward=float(value))
+    else:
+        raise ValueError(f"the agent returned {type(value).__name__}; {_VALID}")
+    for name, number in {"reward": result.reward, **result.scores}.items():
+        if not isinstance(number, numbers.Real | None) or (number is not None and not math.isfinite(number)):
+            raise ValueError(f"the agent returned {name} = {number!r}; valid: a finite number")
+    return result
+
+
+def failure_of(error: BaseException) -> Result:
+    """An exception of an agent; `stop_reason` is its type."""
+    return Result(status="failed", stop_reason=type(error).__name__)
+
+
+def error_text(error: BaseException, api_key: str) -> str:
+    """An exception's text without keys, shortened."""
+    text = redacted(f"{type(error).__name__}: {error}".replace(api_key, "[redacted]"))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def end_body(result: Result, rollout: Rollout, environment: str | None, error: str | None) -> bytes:
+    """The body of the proxy's `/end`.
+
+    Raises:
+        TypeError: the ground truth has no form in JSON.
+    """
+    task = rollout.task
+    said = {
+        "closes": True,
+        "reward": None if result.reward is None else float(result.reward),
+        "scores": [{"scorer": name, "value": float(value)} for name, value in result.scores.items()],
+        "status": result.status,
+        "stop_reason": result.stop_reason,
+        "error": error,
+        "ground_truth": task.ground_truth if result.ground_truth is None else result.ground_truth,
+        "environment": environment,
+        "expected_group_size": rollout.expected_group_size,
+        "initial_messages": task.messages or None,
+    }
+    return msgspec.json.encode(said)
+
+
+def ending_of(result: Result, error: str | None, told: dict[str, Any]) -> Ending:
+    """What the manager hears, with what the proxy told of the episode."""
+    return Ending(
+        status=result.status,
+        stop_reason=result.stop_reason,
+        error=error,
+        env_return=result.reward,
+        num_steps=told.get("steps", 0),
+        completion_tokens=told.get("completion_tokens"),
+    )
