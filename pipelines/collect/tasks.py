@@ -64,7 +64,7 @@ def read_tasks(path: str | Path) -> TaskSet:
         tasks.append(task)
     if not tasks:
         why = f": {rejected[0]}" if rejected else ", and has no rows"
-        raise FormatError(f"{path} holds no task{why}; a row is {{\"prompt\": ..., \"ground_truth\": ...}}")
+        raise FormatError(f'{path} holds no task{why}; a row is {{"prompt": ..., "ground_truth": ...}}')
     content = msgspec.json.encode(tasks, order="sorted")
     return TaskSet(tasks, ids.bytes_hash(content), rejected)
 

@@ -18,9 +18,10 @@ from urllib.parse import quote
 
 from lake.errors import MissingExtraError, UsageError
 from lake.formats.base.fields import prompt_task
+from lake.live.sink import told
 from pipelines.collect.agents import Agent, Client, Result
 from pipelines.collect.agents.endpoint import Endpoint, deliver_left
-from pipelines.collect.agents.results import end_body, ending_of, error_text, failure_of, result_of
+from pipelines.collect.agents.results import end_body, ending_of, failure_of, result_of
 from pipelines.collect.agents.threads import in_thread
 from pipelines.collect.engines import EngineError
 from pipelines.collect.players import Ending, Rollout, RolloutLog
@@ -70,10 +71,8 @@ class AgentPlayer:
         logprobs_mode: str | None = None,
     ) -> None:
         if find_spec("aiohttp") is None:
-            raise MissingExtraError(
-                'agents are recorded by a proxy, which needs aiohttp: pip install "trajlake[record]"'
-            )
-        self._agent, self._engines = agent, list(engines)
+            raise MissingExtraError('agents are recorded by a proxy: pip install "trajlake[record]"')
+        self._agent, self._engines = agent, list(dict.fromkeys(engines))
         self._lake_uri, self._spool, self._environment = lake_uri, spool, environment
         self._model, self._api_key, self._sampling = model, api_key, dict(sampling or {})
         self._call_seconds, self._logprobs_mode = call_seconds, logprobs_mode
@@ -81,7 +80,7 @@ class AgentPlayer:
         self._starting = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
         self._endings: set[asyncio.Task[Ending]] = set()
-        """Of rollouts that were cancelled."""
+        """That are under way."""
         self._counts = dict.fromkeys(("rollouts", "calls", "tokens", "without_calls"), 0)
         self._has_settled = False
 
@@ -141,7 +140,7 @@ class AgentPlayer:
             api_key=self._api_key,
             sampling=self._sampling | {"seed": rollout.seed},
         )
-        error = None
+        error: BaseException | None = None
         try:
             result = result_of(await self._run(rollout, client))
             body = end_body(result, rollout, self._environment, None)
@@ -152,11 +151,11 @@ class AgentPlayer:
             error = cancelled  # the agent's own
         except (Exception, SystemExit, KeyboardInterrupt) as raised:
             error = raised
-        if error is not None:
-            result, text = failure_of(error), error_text(error, self._api_key)
-            body = end_body(result, rollout, self._environment, text)
-            return await self._end(rollout, endpoint, base, result, body, text)
-        return await self._end(rollout, endpoint, base, result, body)
+        if error is None:
+            return await self._ended(rollout, endpoint, base, result, body)
+        result, text = failure_of(error), told(error)
+        body = end_body(result, rollout, self._environment, text)
+        return await self._ended(rollout, endpoint, base, result, body, text)
 
     async def _run(self, rollout: Rollout, client: Client) -> Any:
         agent = self._agent
@@ -166,25 +165,28 @@ class AgentPlayer:
         return await value if inspect.isawaitable(value) else value
 
     async def _abort(self, rollout: Rollout, endpoint: Endpoint, base: str, reason: str) -> None:
-        """End a rollout that was cancelled, whatever else is cancelled meanwhile."""
         result = Result(status="aborted", stop_reason=reason)
         body = end_body(result, rollout, self._environment, None)
-        ending = asyncio.create_task(self._end(rollout, endpoint, base, result, body))
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
         try:
-            await asyncio.shield(ending)
+            await self._ended(rollout, endpoint, base, result, body)
         except EngineError as error:
             _log.warning("a rollout that was cancelled is not recorded: %s", error)
+
+    async def _ended(self, *said: Any) -> Ending:
+        """See `_end`, which goes on if the rollout is cancelled meanwhile."""
+        ending = asyncio.create_task(self._end(*said))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        return await asyncio.shield(ending)
 
     async def _end(
         self, rollout: Rollout, endpoint: Endpoint, base: str, result: Result, body: bytes, error: str | None = None
     ) -> Ending:
-        told = await self._post(endpoint, f"{base}/end", body)
-        calls = told.get("calls", 0)
+        reply = await self._post(endpoint, f"{base}/end", body)
+        calls = reply.get("calls", 0)
         self._counts["rollouts"] += 1
         self._counts["calls"] += calls
-        self._counts["tokens"] += told.get("completion_tokens", 0)
+        self._counts["tokens"] += reply.get("completion_tokens", 0)
         if not calls:
             self._counts["without_calls"] += 1
             if self._counts["without_calls"] == 1 and result.status == "completed":
@@ -194,7 +196,7 @@ class AgentPlayer:
                     rollout.rollout_index,
                     rollout.task.name,
                 )
-        return ending_of(result, error, told)
+        return ending_of(result, error, reply)
 
     # ------------------------------------------------------------ proxies
 
@@ -220,9 +222,7 @@ class AgentPlayer:
         """The model to ask for. Raises EngineError: none is served."""
         if self._model is None:
             try:
-                async with self._http().get(
-                    f"{endpoint.base()}/v1/models", headers={"Authorization": f"Bearer {self._api_key}"}
-                ) as answer:
+                async with self._http().get(f"{endpoint.base()}/v1/models") as answer:
                     self._model = str((await answer.json(content_type=None))["data"][0]["id"])
             except (OSError, ValueError, LookupError, TypeError) as error:
                 msg = f"{endpoint.name} does not say which model it serves ({type(error).__name__}); name it"
@@ -245,9 +245,7 @@ class AgentPlayer:
             except (aiohttp.ClientError, OSError) as error:
                 text, is_final = f"{type(error).__name__}: {error}", not endpoint.is_alive
             if is_final or time.monotonic() > deadline:
-                raise EngineError(
-                    f"the recording proxy before {endpoint.name} did not take the end of a rollout: {text}"
-                )
+                raise EngineError(f"the recording proxy before {endpoint.name} did not take an end: {text}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -256,7 +254,12 @@ class AgentPlayer:
 
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+            # The key goes along with ends as well: the proxy takes it out of what exceptions quote.
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers={"Authorization": f"Bearer {self._api_key}"},
+            )
         return self._session
 
 
@@ -280,7 +283,7 @@ def _segment(place: str, name: str) -> str:
     if not is_whole or name in (".", ".."):
         shown = name if len(name) <= _NAME_LIMIT else f"{name[:_NAME_LIMIT]}..."
         raise UsageError(
-            f"the {place} {shown!r} cannot be part of an agent's address; valid: 1 to {_NAME_LIMIT} printable characters "
-            "without blanks around them, other than . and .."
+            f"the {place} {shown!r} cannot be part of an agent's address; valid: 1 to {_NAME_LIMIT} printable "
+            "characters without blanks around them, other than . and .."
         )
     return quote(name, safe="")

@@ -6,12 +6,9 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.secrets import redacted
 from pipelines.collect.agents import Result
 from pipelines.collect.players import Ending, Rollout
 
-_SHOWN = 2000
-"""Characters of an error."""
 _VALID = "valid: None, a list of messages, a number (its reward), or a Result"
 
 
@@ -38,12 +35,6 @@ def result_of(value: Any) -> Result:
 def failure_of(error: BaseException) -> Result:
     """An exception of an agent; `stop_reason` is its type."""
     return Result(status="failed", stop_reason=type(error).__name__)
-
-
-def error_text(error: BaseException, api_key: str) -> str:
-    """An exception's text without keys, shortened."""
-    text = redacted(f"{type(error).__name__}: {error}".replace(api_key, "[redacted]"))
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def end_body(result: Result, rollout: Rollout, environment: str | None, error: str | None) -> bytes:

@@ -178,7 +178,9 @@ def starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, int]:
     documents = ("initial_messages", "tools")
     found = rows_of(snapshot, "episodes", part, ("seed", *documents), documents)
     return {
-        Group(number, seed): hash_of(msgspec.json.decode(messages), None if tools is None else msgspec.json.decode(tools))
+        Group(number, seed): hash_of(
+            msgspec.json.decode(messages), None if tools is None else msgspec.json.decode(tools)
+        )
         for seed, messages, tools in found.select("seed", *documents).iter_rows()
     }
 
