@@ -20,12 +20,15 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """processed or raw: whether log-probabilities are taken after the temperature."""
     sampling: dict[str, float | int] = {}
     """Fields of `TokensRecord` -> how it samples where a request does not say."""
+    dtype: str | None = None
+    """Number type that it computes in."""
 
 
 class _Model(msgspec.Struct):
     logprobs_mode: str | None = None
     generation_config: str | None = None
     override_generation_config: dict[str, Any] = {}
+    dtype: str | None = None
 
 
 class _Config(msgspec.Struct):
@@ -45,7 +48,8 @@ def engine_of(info: Any) -> Engine:
     given = {key: value for key, value in model.override_generation_config.items() if isinstance(value, int | float)}
     defaults = _NEUTRAL if model.generation_config == "vllm" else {}
     sampling = defaults | {key: given[key] for key in _NEUTRAL if key in given}
-    return Engine(logprobs_mode=_MODES.get(model.logprobs_mode or ""), sampling=sampling)
+    dtype = model.dtype.removeprefix("torch.") if model.dtype else None
+    return Engine(logprobs_mode=_MODES.get(model.logprobs_mode or ""), sampling=sampling, dtype=dtype)
 
 
 def owner_of(models: Any) -> str | None:

@@ -45,25 +45,25 @@ class Outages:
         return problem
 
 
-def unreached(error: Exception, base: str) -> str | None:
-    """Why nobody was reached; None if somebody was."""
+def unreached(error: Exception, base: str, option: str = "--upstream") -> str | None:
+    """Why nobody was reached; None if somebody was. `option` is where the address was given."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(error.certificate_error, "verify_message", "it says nothing")
-        return f"the certificate of {base} is not trusted ({reason}); is --upstream right?"
+        return f"the certificate of {base} is not trusted ({reason}); is {option} right?"
     if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return _without_tls(getattr(error.os_error, "reason", None) or "no reason was given", base)
+        return _without_tls(getattr(error.os_error, "reason", None) or "no reason was given", base, option)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return f"the host of {base} is unknown; is --upstream right?"
+        return f"the host of {base} is unknown; is {option} right?"
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         why = _reason(error.os_error) if isinstance(error, aiohttp.ClientConnectorError) else "no connection in time"
-        return f"nothing answers at {base} ({why}); is the engine running, and is --upstream right?"
+        return f"nothing answers at {base} ({why}); is the engine running, and is {option} right?"
     return None
 
 
-def _without_tls(reason: str, base: str) -> str:
+def _without_tls(reason: str, base: str, option: str) -> str:
     if reason in _PLAIN:
-        return f"{base} speaks no TLS; use http:// in --upstream"
-    return f"TLS with {base} failed ({reason.replace('_', ' ').lower()}); is --upstream right?"
+        return f"{base} speaks no TLS; use http:// in {option}"
+    return f"TLS with {base} failed ({reason.replace('_', ' ').lower()}); is {option} right?"
 
 
 def _broken_off(error: Exception) -> str:

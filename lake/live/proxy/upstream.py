@@ -156,8 +156,12 @@ class Upstream:
             return False, None
 
 
-def base_of(url: str) -> tuple[str, dict[str, str]]:
+def base_of(url: str, option: str = "--upstream") -> tuple[str, dict[str, str]]:
     """A base URL without /v1, which paths bring along, and the header that its user and password make.
+
+    Args:
+        url: as it was given.
+        option: where it was given.
 
     Raises:
         UsageError: it is none.
@@ -165,21 +169,21 @@ def base_of(url: str) -> tuple[str, dict[str, str]]:
     try:
         parsed = URL(url)
     except ValueError as error:
-        raise _no_base(url, f": {error}") from error
+        raise _no_base(url, option, f": {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query_string or parsed.fragment:
-        raise _no_base(url)
+        raise _no_base(url, option)
     path = parsed.path.rstrip("/")
     if (end := next((f"/{name}" for name in _ENDPOINTS if path.endswith(f"/{name}")), None)) is not None:
         base = parsed.with_path(path.removesuffix(end) or "/v1").with_user(None)
-        raise _no_base(url, ", an endpoint and no base URL", str(base))
+        raise _no_base(url, option, ", an endpoint and no base URL", str(base))
     headers = {}
     if parsed.user is not None:
         headers["Authorization"] = aiohttp.encode_basic_auth(parsed.user, parsed.password or "")
     return str(parsed.with_user(None)).rstrip("/").removesuffix("/v1").rstrip("/"), headers
 
 
-def _no_base(url: str, why: str = "", valid: str = "http://127.0.0.1:8000/v1, for example") -> UsageError:
-    return UsageError(redacted(f"--upstream is {url!r}{why}; valid: {valid}"))
+def _no_base(url: str, option: str, why: str = "", valid: str = "http://127.0.0.1:8000/v1, for example") -> UsageError:
+    return UsageError(redacted(f"{option} is {url!r}{why}; valid: {valid}"))
 
 
 def passed_on(headers: Iterable[tuple[str, str]], *, without: frozenset[str] = frozenset()) -> CIMultiDict[str]:

@@ -133,6 +133,10 @@ class Engine(Protocol):
         """Whether it answers."""
         ...
 
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
 
 class EngineError(TrajlakeError, RuntimeError):
     """An engine did not do what it was asked for. Says which one, what it answered, and what to do."""
@@ -152,6 +156,22 @@ class EngineBusyError(EngineError):
 
 class EngineGoneError(EngineError):
     """It cannot be reached, or broke off: it died, or is being restarted."""
+
+
+class EngineFailedError(EngineError):
+    """It says that it failed (500, 502, 504)."""
+
+
+class EngineRefusedError(EngineError):
+    """It refuses what it was asked for, and would again.
+
+    Attributes:
+        status: of HTTP.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EngineAnswerError(EngineError):
