@@ -282,7 +282,8 @@ def _sampling(request: Request, card: EngineCard, url: str) -> dict[str, Any]:
     if room < 1:
         raise ContextFullError(f"the prompt has {length} tokens, and {url} takes {card.max_tokens} with the answer")
     named = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k, "min_p": given.min_p}
-    more = {"stop": list(given.stop)} if given.stop else {}
+    more: dict[str, Any] = {"stop": list(given.stop)} if given.stop else {}
+    more |= {"stop_token_ids": list(request.stop_ids)} if request.stop_ids else {}
     return named | more | {"max_tokens": room, "n": request.samples, "seed": request.seed}
 
 
