@@ -1,16 +1,16 @@
-"""A small conforming vLLM on 127.0.0.1: token ids in, token ids out, weights that can be loaded, and every fault.
+"""A small conforming vLLM, or SGLang, on 127.0.0.1: tokens in and out, weights that can be loaded, every fault.
 
 What it answers depends on the prompt, the seed and the number of the sample alone, so that a run that was interrupted
 can be compared with one that was not; a call without a seed is answered by chance. Log-probabilities also depend on the
 weights: two engines agree on them exactly if they have loaded the same folder.
 
-    with token_engine() as engine:                      # vLLM's routes; token_engine(SGLang()) those of SGLang
+    with token_engine() as engine:                  # vLLM's routes; TokenEngine(speaks="sglang") those of SGLang
         engine.fail(Fault(status=429, retry_after="0.1"), Fault(cut=True))   # what the next two calls meet
         ...
         engine.stop(); engine.start()                   # on the same port, without the weights that were loaded
         assert engine.calls[0].prompt_ids == [5, 6, 7]
 
-The stand-in for SGLang is `testkit.sglang_engine`.
+SGLang itself cannot run here; this stands in for it.
 """
 
 import asyncio
@@ -106,6 +106,7 @@ class TokenEngine:
 
     Args:
         answer: what it says; `any_answer` of small ids unless given.
+        speaks: vllm or sglang.
         seconds: that a call takes before its first token.
         seconds_per_token: that every token takes.
         scale_out: whether it has `/inference/v1/generate`.
@@ -117,12 +118,14 @@ class TokenEngine:
         self,
         answer: Answer = any_answer,
         *,
+        speaks: str = "vllm",
         seconds: float = 0.0,
         seconds_per_token: float = 0.0,
         scale_out: bool = True,
         dev_mode: bool = True,
         max_model_len: int = 4096,
     ) -> None:
+        self.speaks = speaks
         self.answer, self.seconds, self.seconds_per_token = answer, seconds, seconds_per_token
         self.scale_out, self.dev_mode, self.max_model_len = scale_out, dev_mode, max_model_len
         self.port = 0
@@ -238,10 +241,10 @@ class TokenEngine:
 
     def app(self) -> web.Application:
         """The routes."""
-        from testkit.vllm_routes import add_routes
+        from testkit import sglang_routes, vllm_routes
 
         app = web.Application(client_max_size=1 << 30, middlewares=[self._guard])
-        add_routes(self, app)
+        (vllm_routes if self.speaks == "vllm" else sglang_routes).add_routes(self, app)
         return app
 
     @web.middleware

@@ -36,6 +36,7 @@ OPTION = "--engine"
 """Where commands take the address of an engine."""
 _MOST_BYTES = 1 << 28
 _MOST_SHOWN = 300
+_MESSAGES = ("message", "error_message", "detail")
 _CONNECT_SECONDS = 30.0
 
 
@@ -180,5 +181,5 @@ def _said(data: bytes) -> str:
     if isinstance(said, dict):
         inner = said.get("error")
         found = inner.get("message") if isinstance(inner, dict) else inner
-        text = found or said.get("message") or said.get("detail") or text
+        text = found or next((said[name] for name in _MESSAGES if said.get(name)), text)
     return shown(text) or "nothing"

@@ -30,7 +30,8 @@ from pipelines.collect.engines import (
     Request,
 )
 from pipelines.collect.engines.answers import Span, counted, finite, generation, read
-from pipelines.collect.engines.http import Http, shown
+from pipelines.collect.engines.http import Http
+from pipelines.collect.engines.models import Models, room_of, served
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -62,7 +63,7 @@ class VllmEngine:
         """See `Engine.describe`; asked once, and again after it was gone."""
         if self._card is None:
             version = read(await self._http.get("/version"), _Version, f"{self.url}/version").version
-            model = _served(read(await self._http.get("/v1/models"), _Models, f"{self.url}/v1/models"), self._model)
+            model = served(read(await self._http.get("/v1/models"), Models, f"{self.url}/v1/models"), self._model)
             said = engine_of(await self._optional("/server_info?config_format=json"))
             self._card = EngineCard(
                 engine=f"vllm {version}",
@@ -219,17 +220,6 @@ class _WeightInfo(msgspec.Struct):
     weight_version: str
 
 
-class _Model(msgspec.Struct):
-    id: str
-    root: str | None = None
-    parent: str | None = None
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 class _LogProb(msgspec.Struct):
     logprob: float | None
     token_id: int | None = None
@@ -266,25 +256,13 @@ class _Completions(msgspec.Struct):
     choices: list[_Completion]
 
 
-def _served(models: _Models, name: str | None) -> _Model:
-    own = [model for model in models.data if (model.id == name if name is not None else model.parent is None)]
-    if len(own) != 1:
-        names = ", ".join(shown(model.id) for model in models.data) or "none"
-        wanted = "one model that is no adapter" if name is None else f"the model {name!r}"
-        raise EngineError(f"the engine is asked for {wanted}; it serves {names}. Name one of them as the model")
-    return own[0]
-
-
 def _sampling(request: Request, card: EngineCard, url: str) -> dict[str, Any]:
     """Sampling parameters, all of them, so that none is left to the engine's defaults."""
-    given, length = request.sampling, len(request.prompt_ids)
-    room = given.max_tokens if card.max_tokens is None else min(given.max_tokens, card.max_tokens - length)
-    if room < 1:
-        raise ContextFullError(f"the prompt has {length} tokens, and {url} takes {card.max_tokens} with the answer")
+    given = request.sampling
     named = {"temperature": given.temperature, "top_p": given.top_p, "top_k": given.top_k, "min_p": given.min_p}
     more: dict[str, Any] = {"stop": list(given.stop)} if given.stop else {}
     more |= {"stop_token_ids": list(request.stop_ids)} if request.stop_ids else {}
-    return named | more | {"max_tokens": room, "n": request.samples, "seed": request.seed}
+    return named | more | {"max_tokens": room_of(request, card, url), "n": request.samples, "seed": request.seed}
 
 
 def _sampled(sample: _Sample, source: str) -> list[float | None]:
