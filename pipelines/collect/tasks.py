@@ -5,7 +5,7 @@ offset, and how many tasks a round takes. A round does not reach beyond its epoc
 no round holds a task twice.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,7 @@ def read_tasks(path: str | Path) -> TaskSet:
     row_of: dict[int, int] = {}
     for number, row in _rows(Path(path)):
         try:
-            task = _task(number, row)
-            if task.seed in row_of:
-                raise ShapeError(f"`seed` {task.seed} stands in row {row_of[task.seed]} too; every task has its own")
+            task = _task(number, row, row_of)
         except (ShapeError, msgspec.MsgspecError) as error:
             rejected.append(f"{path}: row {number}: {printable(str(error))}")
             continue
@@ -86,8 +84,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         raise FormatError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _task(number: int, row: Any) -> Task:
-    """One row. Raises ShapeError, MsgspecError."""
+def _task(number: int, row: Any, row_of: Mapping[int, int]) -> Task:
+    """One row; `row_of` tells whose seeds are taken. Raises ShapeError, MsgspecError."""
     given = msgspec.json.decode(row) if isinstance(row, bytes) else row
     if not isinstance(given, dict):
         raise ShapeError(f"a task is an object, and this is {type(given).__name__}")
@@ -103,10 +101,13 @@ def _task(number: int, row: Any) -> Task:
         raise ShapeError("it has no `prompt`, no `messages`, no `name` and no `seed`; give one of them")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ShapeError(f"`seed` is {seed!r}; valid: a whole number from 0 to 2^63 - 1")
+    own = number if seed is None else seed
+    if own in row_of:
+        raise ShapeError(f"`seed` {own} is that of row {row_of[own]} too; every task has its own (the row's number)")
     if name is not None and not (isinstance(name, str | int) and str(name).strip()):
         raise ShapeError(f"`name` is {name!r}; valid: a text that is not blank")
     return Task(
-        seed=number if seed is None else seed,
+        seed=own,
         name=None if name is None else str(name),
         messages=[checked(message, f"messages[{index}]") for index, message in enumerate(messages or ())],
         ground_truth=found.get("ground_truth"),

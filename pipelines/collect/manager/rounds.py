@@ -24,6 +24,12 @@ KIND = "collect"
 STARTS_DIFFER = "starts_differ"
 """`stop_reason` of rollouts whose group began in different messages; trying again would not mend it."""
 
+REPLAY_DIFFERS = "replay_differs"
+"""`stop_reason` of rollouts that were interrupted and could not go on; they are played anew, as another attempt."""
+
+STOPPED = "stopped"
+"""`stop_reason` of an agent's rollouts that were running when the collection was stopped: an agent cannot go on."""
+
 
 class Group(NamedTuple):
     """The siblings of a task in a round."""
@@ -38,7 +44,8 @@ class Slot(NamedTuple):
     """One rollout of a group, whatever its attempt."""
 
     group: Group
-    index: int
+    rollout: int
+    """Number among the siblings."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +82,6 @@ class Planned(msgspec.Struct, frozen=True):
     plan: Plan
     job_id: int | None
     """Of an earlier process that did not finish it."""
-    attempts: int = 0
-    """How many processes began it before."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +120,7 @@ def next_round(lake: Lake, tasks: TaskSet, wanted: Wanted) -> Planned:
             "or another --run"
         )
     if not done:
-        return Planned(plan, job_id, attempts=1)
+        return Planned(plan, job_id)
     cursor = after(tasks, Cursor(plan.epoch, plan.offset), plan.tasks)
     return Planned(_plan(plan.round + 1, cursor, tasks, wanted), None)
 
@@ -151,6 +156,8 @@ class Played(msgspec.Struct, frozen=True):
 
     def is_over(self, retries: int) -> bool:
         """Whether nothing more is tried."""
+        if self.stop_reason in (REPLAY_DIFFERS, STOPPED):
+            return False
         return self.status != "failed" or self.stop_reason == STARTS_DIFFER or self.attempt >= retries
 
 

@@ -23,9 +23,12 @@ from lake.live.delivery import Deliveries, Delivery
 from lake.live.frames import Begin, End, Frame, Lost, Step, encode, new_key
 from lake.live.log import EpisodeLog
 from lake.live.places import root_of
+from lake.live.sink import told
 from lake.live.spool import Spool
 from lake.records import EpisodeRecord, StepRecord
+from pipelines.collect.episode_records import Sums
 from pipelines.collect.manager.rounds import Group, Slot
+from pipelines.collect.players import Ending
 
 MAX_BYTES = 2 << 30
 """Of a spool; above it no further rollouts begin until the lake has taken some."""
@@ -72,8 +75,12 @@ class Store:
     ) -> None:
         self.root = root_of(lake.uri, f"collect-{part}")
         self.record_only = record_only
+        self.steps = 0
+        """Decisions that were taken in this process."""
         self.dropped = 0
         """Episodes that `record_only` did not want."""
+        self.is_leaving = False
+        """Nobody waits for a disk that refuses: what is in memory is written when the store is closed, or lost."""
         self.opened: list[Opened] = []
         """What dead processes left open, in the order in which it began."""
         self._lock = _locked(self.root, part)
@@ -128,13 +135,13 @@ class Store:
         while self._spool.is_busy:
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def calm(self) -> None:
-        """Wait while the lake takes less than is played."""
-        while self._spool.is_busy or self._spool.size > MAX_BYTES:
-            await asyncio.sleep(_LOOK_SECONDS)
+    @property
+    def is_calm(self) -> bool:
+        """Whether the disk and the lake take what is played."""
+        return not self._spool.is_busy and self._spool.size <= MAX_BYTES
 
     async def synced(self) -> None:
-        """Wait until what was appended is on the disk; those who wait at the same time share one sync."""
+        """Wait until what was appended is on the disk, or nobody waits any more; waits of one time share a sync."""
         if self._syncing is None:
             self._syncing = asyncio.create_task(self._sync())
         await asyncio.shield(self._syncing)
@@ -143,8 +150,15 @@ class Store:
         async with self._turn:
             # Whoever comes from now on needs the next one: this one may be under way.
             self._syncing = None
-            while not await asyncio.to_thread(self._spool.sync, 1.0):
+            while not await asyncio.to_thread(self._spool.sync, 1.0) and not self.is_leaving:
                 pass
+
+    def wants(self, record: EpisodeRecord) -> bool:
+        """Whether an episode is recorded. Raises UsageError: whoever decides that failed."""
+        try:
+            return self.record_only is None or bool(self.record_only(record))
+        except Exception as error:
+            raise UsageError(f"--record-only cannot say whether an episode is recorded: {told(error)}") from error
 
     def forget(self, opened: Opened, reason: str) -> None:
         """Leave out an open episode that is of no use any more."""
@@ -212,14 +226,21 @@ class Recording:
         self._key = new_key() if opened is None else opened.key
         self.steps: list[StepRecord] = [] if opened is None else opened.steps
         """Those that were there already."""
-        self.count = len(self.steps)
-        """Steps so far."""
+        self.sums = Sums()
+        """Of the steps so far."""
         self.record: EpisodeRecord | None = None
         """As it began; None until then."""
+        for step in self.steps:
+            self.sums.add(step)
         self._is_begun = opened is not None
         """Whether its first frame is in the spool."""
         self._frames: list[Frame] = []
         """Kept only where somebody is going to be asked whether the episode is recorded."""
+
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        return self.sums.num_steps
 
     def begin(self, record: EpisodeRecord) -> None:
         """See `RolloutLog.begin`."""
@@ -234,6 +255,7 @@ class Recording:
     async def step(self, record: StepRecord) -> None:
         """See `RolloutLog.step`."""
         self._put(record)
+        self._store.steps += 1
         await self._store.room()
 
     def _put(self, step: StepRecord) -> None:
@@ -244,15 +266,24 @@ class Recording:
             self._append(0, Begin(episode=self.record))
             self._is_begun = True
         self._append(self.count + 1, Step(index=self.count, step=step))
-        self.count += 1
+        self.sums.add(step)
 
-    async def end(self, end: End, otherwise: EpisodeRecord) -> bool:
+    async def end(self, ending: Ending, otherwise: EpisodeRecord) -> bool:
         """End the episode durably; whether it is recorded.
 
         Args:
-            end: how.
+            ending: how.
             otherwise: the episode, if it failed before it began.
         """
+        end = End(
+            status=ending.status,
+            terminated=ending.terminated,
+            stop_reason=ending.stop_reason,
+            error=ending.error,
+            env_return=ending.env_return,
+            completion_tokens=ending.completion_tokens,
+            final_observation=ending.final_observation,
+        )
         if not self.count:
             # The lake keeps no episode without a step; this one says that there was no decision.
             self.record = self.record or otherwise
@@ -260,7 +291,7 @@ class Recording:
         if self._store.record_only is not None:
             self._frames.append(end)
             # The assembled record shares its parts with the frames, which are in the spool by now.
-            if not self._store.record_only(assemble(self._frames)):
+            if not self._store.wants(assemble(self._frames)):
                 self._store.dropped += 1
                 self.leave_out("--record-only")
                 return False

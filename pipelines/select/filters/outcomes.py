@@ -42,7 +42,7 @@ class MinReward(Filter):
 
 
 class TopQ(Filter):
-    """Keeps the `count` best episodes of a task, or the best `fraction` of them (rounded up, so never none).
+    """Keeps the `count` best episodes of a task or group, or the best `fraction` of them (rounded up, so never none).
 
     Best means the highest score; equal scores are ordered by a number drawn from (seed, episode_id). A fraction is one
     of what the filters before it left: applied again it takes a share of that share. A count is not affected by that.
@@ -55,6 +55,8 @@ class TopQ(Filter):
     """Share of a task's scored episodes that stays."""
     count: int | None = Field(None, ge=1)
     """Number of a task's episodes that stays."""
+    within: Literal["task", "group"] = "task"
+    """Whose best: of all rollouts of a task, or of the siblings of one group."""
     seed: int = 0
     """Orders episodes of equal score."""
     unknown: Unknown = "drop"
@@ -71,14 +73,15 @@ class TopQ(Filter):
         """All but the best."""
         scored = episodes.filter(pl.col("score").is_not_null())
         lots = draw_lots(scored["episode_id"], "top_q", self.seed)
-        ranked = scored.with_columns(lots, size=pl.len().over("task_id")).with_columns(
-            place=pl.struct(-pl.col("score"), "lot", "episode_id").rank("ordinal").over("task_id")
+        scope = f"{self.within}_id"
+        ranked = scored.with_columns(lots, size=pl.len().over(scope)).with_columns(
+            place=pl.struct(-pl.col("score"), "lot", "episode_id").rank("ordinal").over(scope)
         )
         # The share of 10 at 0.3 is 3, not 4: the product may lie above by a rounding error.
         share = pl.lit(self.count) if self.fraction is None else (pl.col("size") * self.fraction - 1e-9).ceil()
         quota = pl.max_horizontal(pl.lit(1), share.cast(pl.Int64))
         reason = pl.format(
-            "place {} of {} in its task with score {}, beyond {}", pl.col("place"), pl.col("size"),
+            "place {} of {} in its {} with score {}, beyond {}", pl.col("place"), pl.col("size"), pl.lit(self.within),
             shown(pl.col("score")), quota,
         )  # fmt: skip
         low = dropped(ranked, (pl.col("place") > quota, reason))

@@ -1,0 +1,219 @@
+"""Collecting a run: rounds, one `collect` job each, until as many as are wanted are done.
+
+What has ended is in the lake before it is asked what is missing, so that the same command, after a kill, plays what is
+missing and nothing else.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from lake.errors import TrajlakeError
+from lake.lake import Lake
+from lake.live.delivery import Deliveries
+from lake.records import EpisodeRecord
+from lake.write.jobs import Job
+from pipelines.collect.manager.figures import Figures, Meter
+from pipelines.collect.manager.rounds import KIND, Plan, Planned, Wanted, next_round, played, starts
+from pipelines.collect.manager.scheduler import Limits, Scheduler
+from pipelines.collect.manager.store import Store
+from pipelines.collect.players import Player, StartError
+from pipelines.collect.tasks import TaskSet
+from pipelines.select import Selection, Status, TopQ, run_select
+
+Say = Callable[[str], None]
+_INTERRUPTED = "Ctrl-C"
+
+
+class StoppedError(TrajlakeError, RuntimeError):
+    """Somebody stopped it, or its engines are gone; the same command goes on."""
+
+
+class Outcome(msgspec.Struct):
+    """What a process collected."""
+
+    figures: Figures
+    delivered: Deliveries
+    rounds: int = 0
+    """Done by this process."""
+    dropped: int = 0
+    """Episodes that --record-only did not want."""
+
+
+class Collection(msgspec.Struct, frozen=True, kw_only=True):
+    """What is collected, and how."""
+
+    wanted: Wanted
+    limits: Limits
+    rounds: int
+    """That the run has in the end."""
+    settings: dict[str, Any] = {}
+    """Of the player: for the jobs' parameters."""
+    progress_seconds: float = 1.0
+
+
+PlayRound = Callable[[Plan], Awaitable[Figures]]
+
+
+def collect(
+    lake: Lake,
+    player: Player,
+    tasks: TaskSet,
+    what: Collection,
+    *,
+    say: Say,
+    progress: Say,
+    record_only: Callable[[EpisodeRecord], bool] | None = None,
+) -> Outcome:
+    """Collect in this process, until the run has as many rounds as are wanted.
+
+    Args:
+        lake: where to.
+        player: who plays; it is closed at the end.
+        tasks: where rollouts begin.
+        what: how many, and how.
+        say: called with a line for each round.
+        progress: called with how far it is, every so often.
+        record_only: which finished episodes are recorded; all of them unless given.
+
+    Raises:
+        UsageError: another process collects the run, or it was collected from other tasks.
+        StartError: siblings began differently.
+        StoppedError: Ctrl-C, or an engine that is gone; all that has ended is recorded.
+    """
+    outcome = Outcome(Figures(), Deliveries())
+    with Store(lake, what.wanted.run, record_only=record_only) as store:
+        outcome.delivered = store.counts
+        try:
+            asyncio.run(_collect(lake, player, tasks, what, store, outcome, say, progress))
+        finally:
+            outcome.dropped = store.dropped
+    return outcome
+
+
+async def _collect(
+    lake: Lake,
+    player: Player,
+    tasks: TaskSet,
+    what: Collection,
+    store: Store,
+    outcome: Outcome,
+    say: Say,
+    progress: Say,
+) -> None:
+    run = what.wanted.run
+    of = {task.seed: task for task in tasks.tasks}
+    try:
+        await player.settle()
+        async with Scheduler(run, what.wanted.seed, of, player, store, what.limits) as scheduler:
+            _stop_with(scheduler, say)
+            telling = asyncio.create_task(_tell(scheduler, player, store, what.progress_seconds, progress))
+            try:
+                await _rounds(lake, player, tasks, what, store, outcome, say, scheduler)
+            finally:
+                telling.cancel()
+                left = scheduler.in_flight
+        if left:
+            say(f"{left} rollouts are carried over: they go on with the next round")
+    finally:
+        await player.close()
+
+
+async def _rounds(
+    lake: Lake,
+    player: Player,
+    tasks: TaskSet,
+    what: Collection,
+    store: Store,
+    outcome: Outcome,
+    say: Say,
+    scheduler: Scheduler,
+) -> None:
+    """Round after round."""
+    run = what.wanted.run
+    carried = sorted({one.slot.group.number for one in store.opened})
+    while (planned := next_round(lake, tasks, what.wanted)).plan.round < what.rounds:
+        plan = planned.plan
+        say(plan.title if planned.job_id is None else f"{plan.title}, which is not done")
+        with begun_job(lake, planned, run, what) as job:
+            snapshot = lake.snapshot()
+            found = played(snapshot, run, [*carried, plan.round])
+            figures = await scheduler.play(plan, plan.drawn(tasks), found, starts(snapshot, run, plan.round))
+            await asyncio.to_thread(store.flush)
+            await player.settle()
+            outcome.figures.merge(figures)
+            if scheduler.stopped_by is not None:
+                raise _stopped(scheduler, figures)
+            write_figures(job, plan, figures, {**player.figures(), "carried": scheduler.in_flight})
+        outcome.rounds += 1
+        if what.limits.keep == "best":
+            say(keep_best(lake, run, plan))
+        if scheduler.broken:
+            raise StartError("; ".join(scheduler.broken))
+
+
+def begun_job(lake: Lake, planned: Planned, run: str, what: Collection) -> Job:
+    """The job of a round: another one, or the one that an earlier process did not end."""
+    parameters = {
+        "plan": msgspec.to_builtins(planned.plan),
+        "limits": msgspec.to_builtins(what.limits),
+        "player": what.settings,
+    }
+    return lake.job(kind=KIND, run_id=run, parameters=parameters, job_id=planned.job_id)
+
+
+def write_figures(job: Job, plan: Plan, figures: Figures, more: dict[str, float]) -> None:
+    """What a round came to: counts of its job, and metrics by the round's number."""
+    job.counts |= {"rows_in": figures.planned, "rows_out": figures.finished + figures.present} | {
+        name: value for name, value in msgspec.to_builtins(figures).items() if value is not None
+    }
+    metrics = figures.metrics(more)
+    rows = {"step": [plan.round] * len(metrics), "name": list(metrics), "value": list(metrics.values())}
+    frame = pl.DataFrame(rows, schema={"step": pl.Int64, "name": pl.String, "value": pl.Float64})
+    job.write("metrics", frame.with_columns(at=pl.lit(job.now())))
+
+
+def keep_best(lake: Lake, run: str, plan: Plan) -> str:
+    """Select the best siblings of all groups of a run so far; what was chosen, as a line."""
+    best = TopQ(count=plan.group_size, within="group")
+    chosen = Selection(name=f"best-{run}", filters=(Status(), best))
+    quoted = run.replace("'", "''")
+    report = run_select(lake, chosen, where=f"run_id = '{quoted}'")
+    return f"selection {chosen.name}: {report.kept} of {report.episodes} episodes are the best of their groups"
+
+
+def _stop_with(scheduler: Scheduler, say: Say) -> None:
+    """Ctrl-C: the first lets rollouts finish, the second leaves them open."""
+
+    def interrupted() -> None:
+        if scheduler.stopped_by is None:
+            say("stopping: rollouts that run may finish; Ctrl-C again leaves them for the next run")
+            scheduler.stop(_INTERRUPTED)
+        else:
+            scheduler.abort()
+
+    loop = asyncio.get_running_loop()
+    # Not in a thread of somebody's own program: signals are its own affair.
+    with suppress(ValueError, RuntimeError, NotImplementedError):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupted)
+
+
+def _stopped(scheduler: Scheduler, figures: Figures) -> StoppedError:
+    missing = figures.planned - figures.ended
+    reason = scheduler.stopped_by
+    how = "stopped" if reason == _INTERRUPTED else f"{reason} Start the engine again"
+    rest = f"{missing} of {figures.planned} rollouts of the round are missing" if missing else "the round is whole"
+    return StoppedError(f"{how}; all that has ended is recorded, {rest}: the same command goes on")
+
+
+async def _tell(scheduler: Scheduler, player: Player, store: Store, seconds: float, progress: Say) -> None:
+    meter = Meter()
+    while True:
+        await asyncio.sleep(seconds)
+        progress(meter.line(scheduler.figures, store.steps, scheduler.in_flight, player.figures(), store.problem))

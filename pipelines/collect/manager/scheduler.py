@@ -1,0 +1,339 @@
+"""The scheduler: many rollouts in flight, their attempts, their siblings, and how it stops.
+
+Each rollout is a task of one `asyncio.TaskGroup`. Nothing waits for the slowest: rollouts begin as others end, and
+those that are carried over run on while the next round begins.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Literal, Self
+
+import msgspec
+
+from lake.errors import TrajlakeError
+from lake.live.sink import told
+from lake.records import EpisodeRecord
+from pipelines.collect.engines import EngineError, EngineGoneError
+from pipelines.collect.environments import Outcome, Task
+from pipelines.collect.episode_records import begun, rollout_seed
+from pipelines.collect.manager.figures import Figures
+from pipelines.collect.manager.rounds import REPLAY_DIFFERS, STARTS_DIFFER, Group, Plan, Played, Slot, start_hash
+from pipelines.collect.manager.siblings import Keep, Siblings
+from pipelines.collect.manager.store import Opened, Recording, Store
+from pipelines.collect.players import Ending, Player, ReplayError, Rollout, StartError
+from pipelines.collect.policies import PolicyCard
+
+_LOOK_SECONDS = 0.05
+Why = Literal["surplus", "starts_differ", "stopped"]
+"""Why a running rollout is interrupted."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How rollouts are played."""
+
+    keep: Keep = "all"
+    carry_over: bool = False
+    parallel: int = 256
+    retries: int = 1
+    episode_seconds: float | None = None
+    grace: float = 60.0
+    """Seconds that rollouts may go on after the first Ctrl-C."""
+
+
+class _Todo(msgspec.Struct):
+    """A rollout to be played."""
+
+    slot: Slot
+    siblings: Siblings
+    attempt: int = 0
+    opened: Opened | None = None
+
+
+class Scheduler:
+    """Plays rounds with one player. A context: leaving it interrupts what still runs, which stays open.
+
+    Args:
+        run: the run's name.
+        seed: of the samples.
+        tasks: all that the run is about, by their seeds.
+        player: who plays; closing it is left to its owner.
+        store: where it is kept.
+        limits: how.
+    """
+
+    def __init__(
+        self, run: str, seed: int, tasks: Mapping[int, Task], player: Player, store: Store, limits: Limits
+    ) -> None:
+        self._run, self._seed, self._of = run, seed, tasks
+        self._player, self._store, self._limits = player, store, limits
+        self._permits = asyncio.Semaphore(limits.parallel)
+        self._tasks = asyncio.TaskGroup()
+        self._running: dict[Slot, asyncio.Task[None]] = {}
+        self._why: dict[Slot, Why] = {}
+        self._ending: set[Slot] = set()
+        """Rollouts that have ended and wait for the disk: nothing interrupts them."""
+        self._changed = asyncio.Event()
+        self.figures = Figures()
+        """Of the round that is played."""
+        self.stopped_by: str | Exception | None = None
+        """Why nothing new begins."""
+        self.broken: list[str] = []
+        """Groups that began differently."""
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+        try:
+            await self._tasks.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            # Of several faults that came at once the first is told; they are alike.
+            raise group.exceptions[0] from None
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that run."""
+        return len(self._running)
+
+    def stop(self, reason: str | Exception) -> None:
+        """Begin nothing new; let run what runs, for the grace period."""
+        if self.stopped_by is None:
+            self.stopped_by = reason
+            self._changed.set()
+            asyncio.get_running_loop().call_later(self._limits.grace, self.abort)
+
+    def abort(self) -> None:
+        """Interrupt what runs; it stays open, for the next process."""
+        self._store.is_leaving = True
+        for slot in self._running:
+            self._interrupt(slot, "stopped")
+
+    async def play(
+        self, plan: Plan, tasks: Iterable[Task], found: Mapping[Slot, Played], starts: Mapping[Group, int]
+    ) -> Figures:
+        """Play a round until nothing of it is missing, or somebody stops it.
+
+        Args:
+            plan: the round.
+            tasks: those of the round, in their order.
+            found: what the lake has, of this round and of those whose rollouts were carried over.
+            starts: how groups of the round began, where the lake knows.
+        """
+        groups = [self._siblings(plan, task, starts) for task in tasks]
+        self.figures = Figures(planned=sum(siblings.total for siblings in groups))
+        began = asyncio.get_running_loop().time()
+        opened = self._opened(found)
+        todo = [self._carried(one) for slot, one in opened.items() if slot.group.number != plan.round]
+        for siblings in groups:
+            todo += self._missing(plan, siblings, found, opened)
+        await self._begin(todo)
+        while not self._is_over(groups):
+            self._changed.clear()
+            await self._changed.wait()
+        self.figures.seconds = asyncio.get_running_loop().time() - began
+        return self.figures
+
+    def _is_over(self, groups: Iterable[Siblings]) -> bool:
+        if self.stopped_by is not None:
+            return not self._running
+        does_carry = self._limits.carry_over
+        return all(one.ended == one.total or (does_carry and one.is_full) for one in groups)
+
+    def _siblings(self, plan: Plan, task: Task, starts: Mapping[Group, int]) -> Siblings:
+        group = Group(plan.round, task.seed)
+        enough = plan.group_size if self._limits.keep == "first" else None
+        return Siblings(
+            group=group,
+            task=task,
+            total=plan.siblings,
+            expected=plan.siblings if self._limits.keep == "all" else plan.group_size,
+            enough=enough,
+            start=starts.get(group),
+        )
+
+    def _opened(self, found: Mapping[Slot, Played]) -> dict[Slot, Opened]:
+        """What earlier processes left open and is of use."""
+        useful: dict[Slot, Opened] = {}
+        for one in self._store.opened:
+            known = found.get(one.slot)
+            is_new = known is None or known.attempt < one.record.attempt
+            if is_new and one.slot not in useful and one.slot.group.seed in self._of:
+                useful[one.slot] = one
+            else:
+                self._store.forget(one, "recorded by now")
+        self._store.opened = []
+        return useful
+
+    def _carried(self, opened: Opened) -> _Todo:
+        """A rollout of an earlier round, which is not waited for."""
+        group = opened.slot.group
+        record = opened.record
+        siblings = Siblings(
+            group=group,
+            task=self._of[group.seed],
+            total=1,
+            expected=record.expected_group_size,
+            start=start_hash(record),
+        )
+        return _Todo(opened.slot, siblings, opened.record.attempt, opened)
+
+    def _missing(
+        self, plan: Plan, siblings: Siblings, found: Mapping[Slot, Played], opened: Mapping[Slot, Opened]
+    ) -> list[_Todo]:
+        """The rollouts of a group that are not there; those that had begun come first."""
+        going: list[_Todo] = []
+        fresh: list[_Todo] = []
+        for number in range(plan.siblings):
+            slot = Slot(siblings.group, number)
+            known, left = found.get(slot), opened.get(slot)
+            if left is not None:
+                siblings.start = start_hash(left.record) if siblings.start is None else siblings.start
+                going.append(_Todo(slot, siblings, left.record.attempt, left))
+            elif known is None:
+                fresh.append(_Todo(slot, siblings))
+            elif known.is_over(self._limits.retries):
+                siblings.count(known.status)
+                self.figures.present += 1
+            else:
+                fresh.append(_Todo(slot, siblings, known.attempt + 1))
+        return going + fresh
+
+    async def _begin(self, todo: Iterable[_Todo]) -> None:
+        """Begin rollouts as there is room for them."""
+        for one in todo:
+            await self._permits.acquire()
+            while self.stopped_by is None and not self._store.is_calm:
+                await asyncio.sleep(_LOOK_SECONDS)
+            if self.stopped_by is not None:
+                self._permits.release()
+                return
+            if one.siblings.is_full and one.opened is None:
+                self._permits.release()
+                self._leave_out(one.siblings)
+                continue
+            self._running[one.slot] = self._tasks.create_task(self._play(one))
+
+    async def _play(self, todo: _Todo) -> None:
+        """One rollout, with its attempts."""
+        try:
+            while True:
+                ending = await self._attempt(todo)
+                if ending is None:
+                    return
+                is_last = not self._is_tried_again(todo, ending)
+                self.figures.add(ending, is_last=is_last)
+                if is_last:
+                    todo.siblings.count(ending.status)
+                    if todo.siblings.is_full and not self._limits.carry_over:
+                        self._interrupt_siblings(todo.slot, "surplus")
+                    return
+                self._ending.discard(todo.slot)
+                todo.attempt += 1
+                todo.opened = None
+        finally:
+            del self._running[todo.slot]
+            self._ending.discard(todo.slot)
+            self._why.pop(todo.slot, None)
+            self._permits.release()
+            self._changed.set()
+
+    def _is_tried_again(self, todo: _Todo, ending: Ending) -> bool:
+        if self.stopped_by is not None or todo.siblings.is_closed:
+            return False
+        return not Played(todo.attempt, ending.status, ending.stop_reason).is_over(self._limits.retries)
+
+    async def _attempt(self, todo: _Todo) -> Ending | None:
+        """Play and record one attempt; None if it is left out, or stays open."""
+        slot, siblings = todo.slot, todo.siblings
+        rollout = Rollout(
+            run_id=self._run,
+            task=siblings.task,
+            rollout_index=slot.rollout,
+            attempt=todo.attempt,
+            collection_round=slot.group.number,
+            expected_group_size=siblings.expected,
+            seed=rollout_seed(self._seed, slot.group.number, slot.group.seed, slot.rollout, todo.attempt),
+        )
+        recording = Recording(self._store, siblings.check, todo.opened)
+        self.figures.resumed += todo.opened is not None
+        ending = self._ended_already(siblings, recording)
+        try:
+            ending = ending or await self._played(rollout, recording, siblings)
+        except asyncio.CancelledError:
+            why = self._why.get(slot)
+            if why is None:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            if why == "stopped":
+                return None
+            if why == "surplus" and not recording.count and not self._player.is_recorder:
+                self._leave_out(siblings)
+                return None
+            ending = self._ended_already(siblings, recording)
+            assert ending is not None, why
+        self._ending.add(slot)
+        if not self._player.is_recorder:
+            await recording.end(ending, _never_begun(rollout))
+        return ending
+
+    def _ended_already(self, siblings: Siblings, recording: Recording) -> Ending | None:
+        """How a rollout ends for its siblings' sake; None if it may go on."""
+        if siblings.broken is not None:
+            return recording.sums.ending("failed", stop_reason=STARTS_DIFFER, error=siblings.broken)
+        if siblings.is_full and not self._limits.carry_over:
+            return recording.sums.ending("aborted", terminated=False, stop_reason="surplus")
+        return None
+
+    async def _played(self, rollout: Rollout, recording: Recording, siblings: Siblings) -> Ending:
+        """Play; whatever goes wrong is an ending, too."""
+        slot = Slot(siblings.group, rollout.rollout_index)
+        sums, limit = recording.sums, self._limits.episode_seconds
+        try:
+            async with asyncio.timeout(limit) as timer:
+                return await self._player.play(rollout, recording)
+        except StartError as error:
+            self.broken.append(str(error))
+            self._interrupt_siblings(slot, "starts_differ")
+            return sums.ending("failed", stop_reason=STARTS_DIFFER, error=str(error))
+        except ReplayError as error:
+            return sums.ending("aborted", terminated=False, stop_reason=REPLAY_DIFFERS, error=str(error))
+        except EngineGoneError as error:
+            self._why.setdefault(slot, "stopped")
+            self.stop(error)
+            self.abort()
+            raise asyncio.CancelledError from error
+        except EngineError as error:
+            return sums.ending("failed", stop_reason="engine_error", error=told(error))
+        except TrajlakeError:
+            raise  # of all rollouts: a package is not installed, the spool is closed
+        except Exception as error:
+            if isinstance(error, TimeoutError) and timer.expired():
+                return sums.ending("truncated", terminated=False, stop_reason="episode_timeout")
+            return sums.ending("failed", stop_reason="error", error=told(error))
+
+    def _leave_out(self, siblings: Siblings) -> None:
+        siblings.count(None)
+        self.figures.left_out += 1
+
+    def _interrupt_siblings(self, own: Slot, why: Why) -> None:
+        for slot in self._running:
+            if slot.group == own.group and slot != own:
+                self._interrupt(slot, why)
+
+    def _interrupt(self, slot: Slot, why: Why) -> None:
+        if slot not in self._why and slot not in self._ending:
+            self._why[slot] = why
+            self._running[slot].cancel(why)  # a player that records by itself says why
+
+
+def _never_begun(rollout: Rollout) -> EpisodeRecord:
+    """What is recorded of a rollout whose environment did not open."""
+    name = rollout.task.name or f"seed {rollout.task.seed}"
+    return begun(rollout, Outcome(messages=[], task_id=name), PolicyCard(name=""), environment="", split=None)
