@@ -156,6 +156,8 @@ def runtime_folders() -> tuple[str, ...]:
     """
     paths = sysconfig.get_paths()
     found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    # An environment may find the packages of another one, too: --system-site-packages, a .pth file.
+    found += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     found += [f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
     # Once per place: /lib is often a link to /usr/lib.
     kept = dict.fromkeys(os.path.realpath(path) for path in found if Path(path).exists())

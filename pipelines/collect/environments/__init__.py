@@ -9,7 +9,8 @@ Equal tasks open in equal messages, in every process: rollouts of one task are s
 The manager refuses a group whose members begin differently.
 
 To write one, `trajlake template environment FILE` makes a file to begin with; `--env FILE:make` plays it. Methods are
-coroutines. An environment that blocks is wrapped by `in_thread`, so that thousands of others go on meanwhile.
+coroutines; an environment whose methods are plain functions is played in a thread of its own (`threads.py`), so that
+thousands of others go on while it blocks. One that answers in microseconds may say `runs_inline = True`.
 """
 
 from dataclasses import dataclass, field
