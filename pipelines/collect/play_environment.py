@@ -9,7 +9,6 @@ each answer has to be the recorded one. One that answers otherwise cannot be con
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import TypeVar
@@ -17,12 +16,11 @@ from typing import TypeVar
 import msgspec
 
 from lake.errors import TrajlakeError
-from lake.formats.base.rows import ShapeError
-from lake.formats.chat.messages import checked
 from lake.live.sink import told
 from lake.records import StepRecord
 from pipelines.collect.engines import ContextFullError
 from pipelines.collect.environments import Environment, Outcome
+from pipelines.collect.environments.checked import wrong_outcome
 from pipelines.collect.episode_records import Sums, begun, decided
 from pipelines.collect.players import Ending, ReplayError, Rollout, RolloutLog
 from pipelines.collect.policies import Conversation, Decision, Message, Speaker
@@ -150,7 +148,7 @@ class EnvironmentPlayer:
                 message = f"{what} of the environment took longer than {self._step_seconds:g} s (--step-timeout)"
                 raise _EnvironmentError(message, "step_timeout") from error
             raise _EnvironmentError(f"{what}: {told(error)}") from error
-        if problem := _wrong(outcome):
+        if problem := wrong_outcome(outcome):
             raise _EnvironmentError(f"{what} of the environment answered {problem}")
         return outcome
 
@@ -176,21 +174,6 @@ def _taken(step: StepRecord) -> Decision:
         is_action_valid=step.is_action_valid,
         extra=step.extra,
     )
-
-
-def _wrong(outcome: object) -> str | None:
-    """What is wrong with an environment's answer; the lake would refuse the whole episode for it."""
-    if not isinstance(outcome, Outcome):
-        return f"{type(outcome).__name__}; valid: an Outcome"
-    try:
-        for index, message in enumerate(outcome.messages):
-            checked(message, f"messages[{index}]")
-    except (ShapeError, TypeError) as error:
-        return f"messages that are none: {error}"
-    reward = outcome.reward
-    if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
-        return f"the reward {reward!r}; valid: a finite number, or None"
-    return None
 
 
 async def _closed(environment: Environment) -> None:

@@ -173,9 +173,12 @@ def test_what_make_gives_is_looked_at_before_anything_is_played(
     ("given", "told"),
     [
         ("None", "step gave None; valid: Outcome(messages=[...]"),
-        ("('text', 1.0, False, {})", "step gave an object of type tuple; valid: Outcome"),
+        ("('text', 1.0, False, {})", "step gave an object of type tuple; valid: Outcome("),
         ("Outcome(messages='text')", "messages that are an object of type str"),
-        ("Outcome(messages=[{'content': 'x'}])", "the message {'content': 'x'}; valid"),
+        (
+            "Outcome(messages=[{'content': 'x'}])",
+            "`messages[0].role` is None; valid: system, user, assistant, tool; valid: a list of chat messages",
+        ),
         ("said('x', reward=float('nan'))", "the reward nan; valid: a finite number, or None"),
         ("said('x', reward='1')", "the reward '1'"),
         ("said('x', terminated=1)", "terminated 1; valid: True or False"),

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from lake.errors import TrajlakeError, UsageError
+from lake.formats.base.rows import ShapeError
+from lake.formats.chat.messages import checked
 from pipelines.collect.environments import Environment, Outcome, Task
 from pipelines.collect.environments.games import GameEnvironment
 from pipelines.collect.environments.threads import Inline, InThread, close
 from pipelines.collect.policies import Message
 from pipelines.collect.user_code import fault
-
-_ROLES = ("system", "developer", "user", "tool", "assistant")
 
 
 class EnvironmentFaultError(TrajlakeError, RuntimeError):
@@ -147,13 +147,16 @@ class _Checked:
             raise EnvironmentFaultError(f"{self._source}: {method} failed: {fault(error, self._file)}") from error
 
     def _outcome(self, method: str, given: Any) -> Outcome:
-        if wrong := _wrong(given, is_opening=method == "reset"):
+        if wrong := wrong_outcome(given, is_opening=method == "reset"):
             raise EnvironmentFaultError(f"{self._source}: {method} gave {wrong}")
         return cast("Outcome", given)
 
 
-def _wrong(given: Any, *, is_opening: bool) -> str | None:
-    """What is wrong with an outcome, and what is valid; None if nothing is."""
+def wrong_outcome(given: object, *, is_opening: bool = False) -> str | None:
+    """What is wrong with what an environment answered, and what is valid; None if nothing is.
+
+    The lake would refuse the whole episode for it.
+    """
     if not isinstance(given, Outcome):
         return f"{_a(given)}; valid: Outcome(messages=[...], reward=..., terminated=...)"
     if given.reward is not None and not (_is_number(given.reward) and math.isfinite(given.reward)):
@@ -167,14 +170,16 @@ def _wrong(given: Any, *, is_opening: bool) -> str | None:
 
 
 def _wrong_messages(messages: Any, *, is_opening: bool) -> str | None:
+    valid = 'valid: a list of chat messages, as [{"role": "user", "content": "..."}]'
     if not isinstance(messages, list):
-        return f"messages that are {_a(messages)}; valid: a list of chat messages"
+        return f"messages that are {_a(messages)}; {valid}"
     if is_opening and not messages:
         return "no messages; valid: at least one, since a policy has to be shown something"
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            valid = '{"role": "user", "content": "..."}'
-            return f"the message {message!r}; valid: {valid}, with a role of {', '.join(_ROLES)}"
+    for index, message in enumerate(messages):
+        try:
+            checked(message, f"messages[{index}]")
+        except (ShapeError, TypeError) as error:
+            return f"{error}; {valid}"
     return None
 
 
