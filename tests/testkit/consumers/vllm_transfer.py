@@ -1,0 +1,55 @@
+"""Pushes a small model by NCCL with vLLM's own trainer side, on a machine without GPUs.
+
+In place of NCCL's communicator stands one that notes what is broadcast. Prints that, and the model's parameters.
+"""
+
+import asyncio
+import json
+import sys
+
+packages, root, *urls = sys.argv[1:]
+sys.path[:0] = [root]
+sys.path.append(packages)
+
+import torch  # noqa: E402, TID253
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402, TID253
+from vllm.distributed.weight_transfer import nccl_engine  # noqa: E402, TID253
+
+from trainer.policy.model import Policy  # noqa: E402
+from trainer.sync.fleet import Fleet  # noqa: E402
+from trainer.sync.nccl import NcclSync  # noqa: E402
+
+
+class Communicator:
+    def __init__(self) -> None:
+        self.sent: list[tuple[list[int], str]] = []
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: object) -> None:
+        assert src == 0
+        self.sent.append((list(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+
+
+class Server:
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def version(self) -> None:
+        return None
+
+
+async def main() -> None:
+    communicator = Communicator()
+    nccl_engine.open_trainer_endpoint = lambda _: communicator
+    torch.cuda.current_stream = lambda: None
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=40, tie_word_embeddings=True, **shape))
+    sync = NcclSync(Fleet([Server(url) for url in urls]), Policy(model), "127.0.0.1", packed=False)
+    await sync.push(7)
+    push = await sync.wait()
+    assert push is not None
+    parameters = [[name, str(p.dtype).removeprefix("torch."), list(p.shape)] for name, p in model.named_parameters()]
+    errors = [delivery.error for delivery in push.failed]
+    print(json.dumps({"sent": communicator.sent, "parameters": parameters, "errors": errors}))
+
+
+asyncio.run(main())
