@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from testkit.token_engine import Sample, logprob
+from testkit.token_engine import WRONG, Sample, logprob
 
 if TYPE_CHECKING:
     from testkit.token_engine import TokenEngine
@@ -95,10 +95,10 @@ class _Routes:
                 max_tokens=given["max_new_tokens"],
                 temperature=given["temperature"],
             )
-            answers.append(self._answer(body, prompt_ids, call.samples[0], request["wrong"]))
-        if request["wrong"] == "shape":
+            answers.append(self._answer(body, prompt_ids, call.samples[0], request[WRONG]))
+        if request[WRONG] == "shape":
             return web.json_response({"answers": answers})
-        return web.json_response(answers[:-1] if request["wrong"] == "samples" else answers)
+        return web.json_response(answers[:-1] if request[WRONG] == "samples" else answers)
 
     def _answer(self, body: dict[str, Any], prompt_ids: list[int], sample: Sample, wrong: str | None) -> dict[str, Any]:
         listed = [[value, token, None] for value, token in zip(sample.logprobs, sample.ids, strict=True)]

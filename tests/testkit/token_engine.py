@@ -28,6 +28,8 @@ from aiohttp import web
 
 END = 2
 """Id of the token that ends an answer."""
+WRONG: web.RequestKey[str | None] = web.RequestKey("wrong", str | None)
+"""In which way the answer to a request is wrong."""
 Answer = Callable[[Sequence[int], int, int], list[int]]
 """Prompt, seed, most tokens -> ids of the answer, its end included unless it was cut off."""
 
@@ -142,6 +144,8 @@ class TokenEngine:
         """Method and path of every request, with its query."""
         self.running = self.most_running = 0
         """Calls that generate, now and at most at once."""
+        self.sampled = 0
+        """Tokens, of all calls."""
         self.left = 0
         """Clients that left before they were answered."""
         self.starts = 0
@@ -150,7 +154,8 @@ class TokenEngine:
         """What every call meets that meets nothing else."""
         self.is_sick = False
         """`/health` says no."""
-        self.pauses_fail = False
+        self.keeps_prefixes = False
+        """Its cache cannot be reset."""
         self._runner: web.AppRunner | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._goes_on = asyncio.Event()
@@ -221,6 +226,7 @@ class TokenEngine:
             if self._aborting != aborting:
                 sample.finish_reason = "abort"
                 break
+            self.sampled += 1
             sample.ids.append(token)
             known = [*prompt_ids, *sample.ids]
             sample.logprobs.append(logprob(known, len(known) - 1, self.weights, temperature))
@@ -253,7 +259,7 @@ class TokenEngine:
         self.asked.append(f"{request.method} {request.raw_path}")
         fault = self._fault_of(request.path)
         if fault is None or fault.wrong:
-            request["wrong"] = fault.wrong if fault else None
+            request[WRONG] = fault.wrong if fault else None
             return await handler(request)
         if fault.hang:
             try:

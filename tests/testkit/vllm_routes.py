@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from testkit.token_engine import Call, Sample, logprob
+from testkit.token_engine import WRONG, Call, Sample, logprob
 
 if TYPE_CHECKING:
     from testkit.token_engine import TokenEngine
@@ -77,7 +77,7 @@ class _Routes:
         return web.json_response({"results": [None]})
 
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:
-        return web.Response()
+        return web.json_response({"success": not self.engine.keeps_prefixes})
 
     async def update_weight_version(self, request: web.Request) -> web.Response:
         self.engine.version = (await request.json())["new_version"]
@@ -118,9 +118,9 @@ class _Routes:
                 "logprobs": {"content": content} if given.get("logprobs") is not None else None,
                 "weight_versions": [{"version": v, "start": a, "end": b} for v, a, b in sample.spans()] or None,
             }
-            _spoil(request["wrong"], choice, content)
+            _spoil(request[WRONG], choice, content)
             choices.append(choice)
-        return _answered(request["wrong"], {"request_id": "1", "output_mode": "tokens"}, choices, call)
+        return _answered(request[WRONG], {"request_id": "1", "output_mode": "tokens"}, choices, call)
 
     async def completions(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -142,9 +142,9 @@ class _Routes:
                 ]
             if not body.get("return_token_ids"):
                 choice["token_ids"] = choice["prompt_token_ids"] = None
-            _spoil(request["wrong"], choice, values)
+            _spoil(request[WRONG], choice, values)
             choices.append(choice)
-        return _answered(request["wrong"], {"id": "cmpl-1", "object": "text_completion"}, choices, call)
+        return _answered(request[WRONG], {"id": "cmpl-1", "object": "text_completion"}, choices, call)
 
     def _of_prompt(self, prompt_ids: list[int], place: int) -> dict[str, Any]:
         value = logprob(prompt_ids, place, self.engine.weights)
