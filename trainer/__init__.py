@@ -8,6 +8,7 @@ COMMANDS = {
     "train": ("trainer.commands_train:train", "Train a policy from the lake."),
     "init-model": ("trainer.commands:init_model", "Make a small random model for trying things."),
     "convert-model": ("trainer.commands:convert_model", "Write a GGUF model as a Hugging Face folder."),
+    "push": ("trainer.sync.command:push", "Load weights into running engines."),
     "demo": ("trainer.commands:demo", "Run the whole loop on a tiny policy."),
     "rescore": ("trainer.commands:rescore", "Score stored tokens with a checkpoint."),
     "eval": ("trainer.commands:evaluate_success", "Count successes, and compare two policies."),

@@ -6,7 +6,7 @@ thrown away, and it gets the current weights before it is called again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from pipelines.collect.engines import (
@@ -21,7 +21,7 @@ from pipelines.collect.engines.members import Member
 from pipelines.collect.engines.sharing import Shared, SharingConfig
 
 _WHY = "; it was restarted with others, or somebody loaded them"
-Refresh = Callable[[Engine], Awaitable[None]]
+Refresh = Callable[[Engine], Awaitable[object]]
 
 
 class Pool(Shared[Engine]):
@@ -30,8 +30,8 @@ class Pool(Shared[Engine]):
     Args:
         engines: that serve the same model.
         config: how they are shared.
-        wanted_version: the version of the weights that answers must at least have; None: any. Raise it after the
-            weights were pushed.
+        wanted_version: the version of the weights that answers must at least have. It rises by itself with the newest
+            one that an engine sampled under, as others push weights meanwhile (`trajlake push`); None: any, until then.
         refresh: gives an engine the weights that are wanted, before it is called again after a restart; unless given,
             those that `load_weights` loaded last.
     """
@@ -59,6 +59,7 @@ class Pool(Shared[Engine]):
                 said = {str(getattr(card, name)) for card in cards}
                 if len(said) > 1:
                     raise EngineError(f"the engines {self.url} differ in {name}: {', '.join(sorted(said))}")
+            self._adopt(await asyncio.gather(*(member.server.version() for member in self.members)))
             self._card = min(cards, key=lambda card: card.max_tokens or 1 << 62)
         return self._card
 
@@ -70,6 +71,7 @@ class Pool(Shared[Engine]):
             found = await engine.generate(request)
             if wanted is not None:
                 await self._check(engine, found, wanted, outs)
+            self._adopt(version for one in found for version, _, _ in one.versions)
             return found
 
         return await self.call(
@@ -138,6 +140,12 @@ class Pool(Shared[Engine]):
             has = await engine.version()
             if not _is_new(has, wanted) or self._outs(engine) != outs:
                 raise EngineGoneError(f"{engine.url} sampled under weights of unknown version, not {wanted}{_WHY}")
+
+    def _adopt(self, versions: Iterable[int | None]) -> None:
+        """Want no older weights from now on than some that were seen."""
+        newest = max((version for version in versions if version is not None), default=None)
+        if newest is not None and not _is_new(self.wanted_version, newest):
+            self.wanted_version = newest
 
     def _outs(self, engine: Engine) -> int:
         return next(member.outs for member in self.members if member.server is engine)

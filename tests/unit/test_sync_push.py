@@ -1,0 +1,132 @@
+"""`trajlake push` before running servers: what each engine came to, the version, the note in the lake, the exit status.
+
+vLLM's and SGLang's servers are small ones of our own, in their form (`testkit.token_engine`); SGLang cannot run here.
+Their log-probabilities are no model's, so the probe is tried where it must fail; `test_collect_vllm.py` pushes to a
+real vLLM.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lake
+from pipelines.collect.engines import Request, Sampling
+from pipelines.collect.engines.find import engine_at
+from pipelines.collect.engines.pool import Pool
+from pipelines.collect.engines.sharing import SharingConfig
+from testkit.command_line import Cli, runner
+from testkit.token_engine import Fault, TokenEngine, token_engine
+from testkit.training import config, random_backend, random_model, token_lake
+from trainer.online.demo import build_tokenizer
+from trainer.runs.checkpoint import State, save_checkpoint
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return runner(monkeypatch, capsys)
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def server(request: pytest.FixtureRequest) -> Iterator[TokenEngine]:
+    with token_engine(TokenEngine(speaks=request.param)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "m"
+    random_model().save_pretrained(folder)
+    build_tokenizer(["word"]).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_is_read_where_it_lies_under_the_next_version(cli: Cli, model: Path, server: TokenEngine) -> None:
+    first = cli("push", model, "--engine", server.url, "--no-probe")
+    assert (first.code, server.version, server.weights) == (0, "1", str(model))
+    assert first.out.startswith(f"{server.url}: version none -> 1 in ")
+    assert "version 1 -> 2 in" in cli("push", model, "--engine", server.url, "--no-probe").out
+    assert "version 2 -> 9 in" in cli("push", model, "--engine", server.url, "--no-probe", "--version", "9").out
+    assert not server.is_paused
+
+
+def test_one_that_fails_is_told_and_the_others_go_on(cli: Cli, model: Path, server: TokenEngine) -> None:
+    with token_engine() as other:
+        other.fail(Fault(status=500, path="/collective_rpc"))
+        told = cli("push", model, "--engine", other.url, "--engine", server.url, "--no-probe")
+    assert (told.code, server.version) == (1, "1")
+    failed, done = told.out.splitlines()
+    assert failed.startswith(f"{other.url}: version none, not 1: ")
+    assert done.startswith(f"{server.url}: version none -> 1 in ")
+
+
+def test_engines_that_compute_something_else_fail(cli: Cli, model: Path, server: TokenEngine, tmp_path: Path) -> None:
+    """The differences are in the lake, beside the version; the probe scores its newest tokens."""
+    lk = token_lake(tmp_path / "lake")
+    told = cli("push", model, "--engine", server.url, "--lake", lk.uri, "--version", "4")
+    assert told.code == 1
+    assert "version none, not 4" in told.out
+    assert "nats at most" in told.out
+    rows = lake.open(lk.uri).sql("SELECT step, name, value FROM run_metrics WHERE name LIKE 'sync/%' ORDER BY name")
+    found = {name: (step, value) for step, name, value in rows.iter_rows()}
+    assert found.keys() == {"sync/failed", "sync/logprob_diff_max", "sync/logprob_diff_mean", "sync/seconds"}
+    assert {step for step, _ in found.values()} == {4}
+    assert found["sync/failed"][1] == 1
+    assert found["sync/logprob_diff_max"][1] > 0.1
+    # A limit as wide as that lets it pass.
+    assert cli("push", model, "--engine", server.url, "--limit", "100").code == 0
+
+
+def test_a_checkpoint_is_written_as_a_model_under_its_number_of_updates(
+    cli: Cli, model: Path, server: TokenEngine, tmp_path: Path
+) -> None:
+    place = tmp_path / "run" / "checkpoints" / "step-00000012-attempt-0"
+    settings = config(model=str(model)).model_dump(mode="json")
+    state = State(optimizer_step=12, epoch=0, plan_hash="0123456789abc", snapshot={}, config=settings)
+    save_checkpoint(place, random_backend(), state)
+    assert cli("push", place, "--engine", server.url, "--no-probe").code == 0
+    assert (server.version, server.weights) == ("12", str(tmp_path / "run" / "pushed" / "v12"))
+    assert (tmp_path / "run" / "pushed" / "v12" / "tokenizer.json").is_file()
+
+
+def test_adapters_are_loaded_by_name_and_version(cli: Cli, server: TokenEngine, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    told = cli("push", tmp_path, "--engine", server.url, "--adapter", "pi", "--version", "3")
+    assert told.code == 0, told.err
+    assert server.adapters == {"pi-v3": str(tmp_path)}
+
+
+def test_what_cannot_be_pushed_is_told_in_a_line(cli: Cli, model: Path, tmp_path: Path) -> None:
+    with token_engine() as server:
+        url = server.url
+        assert "there is no" in cli("push", tmp_path / "nothing", "--engine", url).fault
+        assert "holds no adapters" in cli("push", model, "--engine", url, "--adapter", "pi", "--no-probe").fault
+    assert "nothing answers" in cli("push", model, "--engine", url).fault
+
+
+def test_a_collector_does_not_use_a_restarted_engine_before_it_has_the_weights(
+    cli: Cli, model: Path, server: TokenEngine
+) -> None:
+    """Two processes: one samples, another one pushes; nobody tells the first one which version is wanted."""
+    request = Request(prompt_ids=[3, 4, 5], sampling=Sampling(max_tokens=8), seed=1)
+    cli("push", model, "--engine", server.url, "--no-probe", "--version", "5")
+
+    async def run() -> None:
+        sharing = SharingConfig(first_pause=0.01, longest_pause=0.02)
+        async with Pool([engine_at(server.url)], sharing) as pool:
+            (before,) = await pool.generate(request)
+            assert {version for version, _, _ in before.versions} == {5}
+            server.restart()
+            waiting = asyncio.create_task(pool.generate(request))
+            async with asyncio.timeout(120):
+                while not (problem := pool.members[0].problem) or "push them" not in problem:
+                    await asyncio.sleep(0.01)
+            assert not waiting.done()
+            pushed = await asyncio.to_thread(cli, "push", model, "--engine", server.url, "--no-probe", "--version", "6")
+            assert pushed.code == 0
+            async with asyncio.timeout(120):
+                (after,) = await waiting
+            assert {version for version, _, _ in after.versions} == {6}
+
+    asyncio.run(run())
