@@ -66,6 +66,7 @@ def decided(before: Outcome, decision: Decision, after: Outcome, card: PolicyCar
     step.policy_version = card.version if decision.policy_version is None else decision.policy_version
     step.finish_reason = decision.finish_reason
     step.tokens = decision.tokens
+    step.prompt_tokens, step.completion_tokens = decision.prompt_tokens, decision.completion_tokens
     step.extra = (decision.extra or {}) | (after.extra or {}) or None
     return step
 
@@ -78,15 +79,16 @@ class Sums:
     env_return: float | None = None
     """None if nothing was rewarded."""
     completion_tokens: int | None = None
-    """None if no step has its exact tokens."""
+    """None if nobody counted those of any step."""
 
     def add(self, step: StepRecord) -> None:
         """Count a step."""
         self.num_steps += 1
         if step.reward is not None:
             self.env_return = (self.env_return or 0.0) + step.reward
-        if step.tokens is not None:
-            self.completion_tokens = (self.completion_tokens or 0) + len(step.tokens.action_ids)
+        counted = step.completion_tokens if step.tokens is None else len(step.tokens.action_ids)
+        if counted is not None:
+            self.completion_tokens = (self.completion_tokens or 0) + counted
 
     def ending(self, status: str, **fields: Any) -> Ending:
         """A rollout that ended with these steps; `fields` are those of `Ending`."""

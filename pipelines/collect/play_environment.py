@@ -172,6 +172,8 @@ def _taken(step: StepRecord) -> Decision:
         model=step.model,
         policy_version=step.policy_version,
         is_action_valid=step.is_action_valid,
+        prompt_tokens=step.prompt_tokens,
+        completion_tokens=step.completion_tokens,
         extra=step.extra,
     )
 

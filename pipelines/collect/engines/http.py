@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from lake.errors import MissingExtraError, UsageError
-from lake.formats.base.secrets import redacted
+from lake.formats.base.secrets import REDACTED, redacted
 from lake.read.text_table import cell
 from pipelines.collect.engines import (
     EngineAnswerError,
@@ -56,7 +56,7 @@ class Http:
         self.base, headers = base_of(url, OPTION)
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
-        self._headers = headers
+        self._headers, self._key = headers, key
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
@@ -131,7 +131,10 @@ class Http:
         return f"{self.base}{path} broke off before its answer was whole; see the log of the engine"
 
     def _refusal(self, status: int, headers: Any, call: str, data: bytes) -> EngineError:
-        message = f"{call} at {self.base} answers {status}: {_said(data)}"
+        said = _said(data)
+        if self._key is not None:
+            said = said.replace(self._key, REDACTED)  # some endpoints quote the key that they refuse
+        message = f"{call} at {self.base} answers {status}: {said}"
         if status in (429, 503):
             return EngineBusyError(message, seconds_of(headers.get("Retry-After")))
         if status >= 500:

@@ -53,6 +53,10 @@ class Decision:
     """Version of the weights that sampled its first token, where that is not the card's."""
     is_action_valid: bool | None = None
     """False: it holds a tool call that cannot be read. What it is worth otherwise is the environment's to say."""
+    prompt_tokens: int | None = None
+    """Of the whole prompt, as the endpoint counts them, where it does not tell the tokens."""
+    completion_tokens: int | None = None
+    """Of the answer, likewise."""
     extra: dict[str, Any] | None = None
     """What else is worth keeping: `steps.extra`."""
 
