@@ -6,7 +6,8 @@ just be dropped: what is highlighted is put in brackets, and coloured letters ar
 
 import re
 
-_ESCAPE = re.compile(r"\x1b(?:\[([0-9;:?]*)([@-~])|[^\[])")
+_ESCAPE = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+"""Of ECMA-48: a control sequence with its parameters and its final letter, a title, or one of the short ones."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
@@ -37,7 +38,12 @@ def plain(drawing: str) -> str:
 
 
 def _after(codes: set[int], sequence: str) -> set[int]:
-    """The graphic codes in force after one more sequence; 0, which an empty one means, ends all."""
-    for code in re.split("[;:]", sequence):
-        codes = codes | {int(code)} if code.isdigit() and int(code) else set()
+    """The graphic codes in force after one more sequence.
+
+    0, which an empty one means, ends all; 39 and 49 end the colours of letters and of what is behind them.
+    """
+    for text in re.split("[;:]", sequence):
+        code = int(text) if text.isdigit() else 0
+        ended = {0: range(108), 39: range(30, 38), 49: range(40, 108)}.get(code, range(0))
+        codes = (codes | {code}) - set(ended)
     return codes

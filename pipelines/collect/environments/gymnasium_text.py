@@ -111,16 +111,17 @@ class GymnasiumText:
         self._prompt = settings.prompt or f"You play {what}. {self._actions.request}"
         self._taken = 0
         self._view = ""
+        self._admissible: tuple[str, ...] = ()
 
     def reset(self, task: Task) -> Outcome:
         """Begin with the task's seed."""
         self._taken = 0
         observation, info = self._environment.reset(seed=task.seed)
-        self._look(observation)
+        self._look(observation, info)
         return Outcome(
             messages=[{"role": "user", "content": f"{self._prompt}\n\n{self._view}"}],
             task_id=f"{self.name}/{task.seed}",
-            admissible=self._actions.admissible(info),
+            admissible=self._admissible,
         )
 
     def step(self, action: Message) -> Outcome:
@@ -131,10 +132,14 @@ class GymnasiumText:
         if chosen is None:
             refused = f"That is not an action. {self._actions.request}\n\n{self._view}"
             return Outcome(
-                messages=[{"role": "user", "content": refused}], is_action_valid=False, is_error=True, truncated=is_late
+                messages=[{"role": "user", "content": refused}],
+                truncated=is_late,
+                is_action_valid=False,
+                is_error=True,
+                admissible=self._admissible,
             )
         observation, reward, terminated, truncated, info = self._environment.step(chosen)
-        self._look(observation)
+        self._look(observation, info)
         is_over = bool(terminated)
         return Outcome(
             messages=[{"role": "user", "content": self._view}],
@@ -142,7 +147,7 @@ class GymnasiumText:
             terminated=is_over,
             truncated=not is_over and (bool(truncated) or is_late),
             is_action_valid=True,
-            admissible=self._actions.admissible(info),
+            admissible=self._admissible,
             extra={"observation": _json(observation)},
         )
 
@@ -150,7 +155,8 @@ class GymnasiumText:
         """Close the environment."""
         self._environment.close()
 
-    def _look(self, observation: Any) -> None:
+    def _look(self, observation: Any, info: Mapping[str, Any]) -> None:
+        self._admissible = self._actions.admissible(info)
         if self._environment.render_mode == "ansi":
             self._view = plain(str(self._environment.render()))
         else:
