@@ -118,11 +118,11 @@ class OpenEnv:
             try:
                 result = await self._client.step(given)
             except RuntimeError as error:  # what the client makes of any error that the server tells
+                self._require_session()
                 if "VALIDATION_ERROR" not in str(error):
                     raise
                 given, fault = None, "it does not fit the schema of an action"
-        if self._client._ws is not self._connection:
-            raise ConnectionError("the connection to the server was lost, and with it the session")
+            self._require_session()
         if given is None:
             refused = f"That is not an action: {fault}."
             return Outcome(
@@ -140,6 +140,10 @@ class OpenEnv:
     async def close(self) -> None:
         """End the session."""
         await self._client.close()
+
+    def _require_session(self) -> None:
+        if self._client._ws is not self._connection:
+            raise ConnectionError("the connection to the server was lost, and with it the session")
 
     def _read(self, answer: str) -> dict[str, Any] | None:
         if self._field is not None:
