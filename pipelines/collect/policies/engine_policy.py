@@ -19,7 +19,6 @@ from lake import ids
 from lake.errors import DataRefusedError
 from lake.records import TokensRecord
 from pipelines.collect.engines import (
-    ContextFullError,
     EngineCard,
     EngineGoneError,
     Generation,
@@ -90,7 +89,6 @@ class EnginePolicy:
         self.drift = DriftCounts()
         ends = {self.renderer.end_id, *stop_ids}
         self.end_ids = frozenset(ends if tokenizer.eos_token_id is None else {*ends, int(tokenizer.eos_token_id)})
-        self._described: EngineCard | None = None
 
     @property
     def card(self) -> PolicyCard:
@@ -111,12 +109,6 @@ class EnginePolicy:
     def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> "EngineConversation":
         """See `Speaker.open`. Raises UsageError: there are tools, and nothing says how the model calls them."""
         return EngineConversation(self, seed, key, tools)
-
-    async def described(self) -> EngineCard:
-        """What the engine is, asked once."""
-        if self._described is None:
-            self._described = await self.engine.describe()
-        return self._described
 
     async def close(self) -> None:
         """Nothing of its own is open."""
@@ -159,10 +151,9 @@ class EngineConversation:
             ContextFullError: the prompt leaves no room for an answer.
             DataRefusedError: the chat template cannot write the messages.
         """
-        card = await self._policy.described()
         prompt = self._prompt(messages)
-        sampled = await self._sample(prompt, self._room(prompt, card))
-        decision = self._decision(prompt, sampled, card)
+        sampled = await self._sample(prompt)
+        decision = self._decision(prompt, sampled, await self._policy.engine.describe())
         self._go_on(messages, prompt, decision, sampled.ids)
         return decision
 
@@ -207,29 +198,16 @@ class EngineConversation:
         is_less = is_left_out(self._text + renderer.decode(added), text)
         return between("unrendered" if is_less else "rewritten", seen, whole)
 
-    def _room(self, prompt: _Prompt, card: EngineCard) -> int:
-        """Tokens that the answer may have. Raises ContextFullError."""
-        wanted = self._policy.options.sampling.max_tokens
-        if card.max_tokens is None:
-            return wanted
-        room = card.max_tokens - len(prompt.ids)
-        if room < 1:
-            msg = (
-                f"{self._key}: the prompt of turn {self._turns} has {len(prompt.ids)} tokens, and {card.engine} takes "
-                f"{card.max_tokens} with the answer; start it with a larger --max-len, or end episodes earlier"
-            )
-            raise ContextFullError(msg)
-        return min(wanted, room)
-
-    async def _sample(self, prompt: _Prompt, room: int) -> Generation:
+    async def _sample(self, prompt: _Prompt) -> Generation:
         """One answer. What the engine broke off (a pause, other weights) goes on from there."""
         options = self._policy.options
+        most = options.sampling.max_tokens
         whole = Generation(ids=[], logprobs=[], finish_reason="abort")
         fruitless = 0
         while whole.finish_reason == "abort":
             request = Request(
                 prompt_ids=[*prompt.ids, *whole.ids],
-                sampling=options.sampling.model_copy(update={"max_tokens": room - len(whole.ids)}),
+                sampling=options.sampling.model_copy(update={"max_tokens": most - len(whole.ids)}),
                 seed=ids.key_hash("decision", self._seed, self._turns, len(whole.ids)),
                 stop_ids=sorted(self._policy.end_ids),
                 schema=options.schema,
@@ -240,13 +218,11 @@ class EngineConversation:
             is_abort = part.finish_reason == "abort"
             fruitless = fruitless + 1 if is_abort and not part.ids else 0
             if fruitless == _FRUITLESS:
-                raise EngineGoneError(
-                    f"{self._key}: the engine broke {_FRUITLESS} answers off before their first token"
-                )
+                raise EngineGoneError(f"{self._key}: {_FRUITLESS} answers in a row broke off before their first token")
             if is_abort and options.schema is not None:
                 continue  # a grammar cannot go on in the middle
             whole = _joined(whole, part)
-            if is_abort and len(whole.ids) >= room:
+            if is_abort and len(whole.ids) >= most:
                 whole = replace(whole, finish_reason="length")
         return whole
 
