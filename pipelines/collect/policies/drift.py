@@ -28,7 +28,8 @@ class Drift:
     first: int
     """Index of the first token that differs, in the sequence that the engine saw."""
     tokens: int
-    """How many of the engine's tokens stand between the first and the last difference; 0: the template only adds."""
+    """How many of the engine's tokens stand between the first and the last difference; 0: the template only adds. All
+    from the first one on, where the template does not let new messages be told from those before them."""
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class DriftCounts:
     """How much drift there was, over all conversations."""
 
     decisions: int = 0
+    drifted: int = 0
+    """Decisions with any."""
     found: Counter[Kind] = field(default_factory=Counter)
     """Decisions by kind."""
     tokens: Counter[Kind] = field(default_factory=Counter)
@@ -44,13 +47,14 @@ class DriftCounts:
     def add(self, drifts: Sequence[Drift]) -> None:
         """Count a decision."""
         self.decisions += 1
+        self.drifted += bool(drifts)
         for drift in drifts:
             self.found[drift.kind] += 1
             self.tokens[drift.kind] += drift.tokens
 
     def record(self) -> dict[str, int]:
         """The counts by name; kinds that were not found are 0."""
-        counts = {"decisions": self.decisions, "drifted": self.found.total()}
+        counts = {"decisions": self.decisions, "drifted": self.drifted}
         for kind in KINDS:
             counts |= {kind: self.found[kind], f"{kind}_tokens": self.tokens[kind]}
         return counts

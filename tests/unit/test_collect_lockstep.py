@@ -1,0 +1,138 @@
+"""Batched policies as speakers: every conversation is what it would be alone, and none waits for one that has left."""
+
+import asyncio
+from contextlib import closing
+
+import pytest
+
+from lake.errors import UsageError
+from pipelines.collect.environments import Task
+from pipelines.collect.environments.games import GameEnvironment
+from pipelines.collect.environments.house import House, HouseConfig, HouseScript, vocabulary
+from pipelines.collect.players import ReplayError, Rollout
+from pipelines.collect.policies import Decision, PolicyCard
+from pipelines.collect.policies.lockstep import LockStepSpeaker
+from pipelines.collect.policies.transformers_policy import TransformersPolicy
+from pipelines.collect.rollouts import play
+from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
+
+
+def house(index: int) -> House:
+    return House(HouseConfig(horizon=4 + index % 3))
+
+
+async def episode(speaker: LockStepSpeaker, index: int) -> list[Decision]:
+    environment = GameEnvironment(house(index))
+    now = await environment.reset(Task(seed=index))
+    found = []
+    with closing(speaker.open(index, key=str(index))) as talk:
+        while not now.done:
+            found.append(await talk.decide(now.messages, admissible=now.admissible))
+            now = await environment.step(found[-1].message)
+    return found
+
+
+async def episodes(speaker: LockStepSpeaker, count: int) -> list[list[Decision]]:
+    return await asyncio.gather(*(episode(speaker, index) for index in range(count)))
+
+
+def in_lock_step(policy, count: int):
+    rollouts = [Rollout(run_id="r", task=Task(seed=index), rollout_index=0, seed=index) for index in range(count)]
+    return play([house(index) for index in range(count)], rollouts, policy)
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = build_tokenizer(vocabulary())
+    return TransformersPolicy(build_model(tokenizer, TinyPolicyConfig(), seed=0).eval(), tokenizer, name="t", version=3)
+
+
+def test_a_script_plays_as_it_plays_in_lock_step():
+    speaker = LockStepSpeaker(HouseScript(0.5))
+    said = [[decision.action for decision in each] for each in asyncio.run(episodes(speaker, 12))]
+    assert said == [[step.action for step in record.steps] for record in in_lock_step(HouseScript(0.5), 12)]
+    assert speaker.counts == {"decisions": sum(map(len, said))}
+
+
+def test_a_model_in_this_process_records_the_same_tokens(model):
+    speaker = LockStepSpeaker(model)
+    found = asyncio.run(episodes(speaker, 5))
+    for mine, record in zip(found, in_lock_step(model, 5), strict=True):
+        assert [d.tokens.action_ids for d in mine] == [s.tokens.action_ids for s in record.steps]
+        assert [d.tokens.context_ids for d in mine] == [s.tokens.context_ids for s in record.steps]
+    assert speaker.card == model.card
+
+
+class Counting:
+    """Says how many it decided for at once; a script that stands in for a model."""
+
+    card = PolicyCard(name="counting")
+
+    def start(self, seeds_E):
+        return self
+
+    def act(self, turns):
+        return [Decision(f"{len(turns)} {turn.is_first} {turn.admissible}") for turn in turns]
+
+
+def test_those_that_begin_together_are_decided_for_together_and_others_come_next():
+    speaker = LockStepSpeaker(Counting())
+
+    async def play_all():
+        first, second = speaker.open(0, key="0"), speaker.open(1, key="1")
+        opening = await asyncio.gather(first.decide([]), second.decide([], admissible=["look"]))
+        late = speaker.open(2, key="2")
+        waiting = asyncio.create_task(late.decide([]))
+        alone = asyncio.create_task(first.decide([]))
+        await asyncio.sleep(0)
+        assert not alone.done()  # the second has not asked
+        second.close()
+        said = [*opening, await alone]
+        assert not waiting.done()  # the first goes on
+        first.close()
+        return [*said, await waiting]
+
+    said = [decision.action for decision in asyncio.run(play_all())]
+    assert said == ["2 True ()", "2 True ('look',)", "1 False ()", "1 True ()"]
+
+
+def test_a_conversation_that_is_cancelled_holds_nobody_up():
+    speaker = LockStepSpeaker(Counting())
+
+    async def play_all():
+        first, second = speaker.open(0, key="0"), speaker.open(1, key="1")
+        asking = asyncio.create_task(first.decide([]))
+        await asyncio.sleep(0)
+        asking.cancel()
+        first.close()
+        return await second.decide([])
+
+    assert asyncio.run(play_all()).action == "1 True ()"
+
+
+def test_what_the_policy_raises_reaches_all_that_asked():
+    class Broken(Counting):
+        def act(self, turns):
+            raise ValueError("out of memory")
+
+    async def play_all():
+        talks = [speaker.open(index, key=str(index)) for index in range(3)]
+        found = await asyncio.gather(*(talk.decide([]) for talk in talks), return_exceptions=True)
+        await speaker.close()
+        return found
+
+    speaker = LockStepSpeaker(Broken())
+    assert [str(error) for error in asyncio.run(play_all())] == ["out of memory"] * 3
+
+
+def test_what_a_batched_policy_cannot_do_is_refused():
+    async def refused():
+        speaker = LockStepSpeaker(HouseScript())
+        with pytest.raises(UsageError, match="trajlake serve"):
+            speaker.open(0, key="k", tools=[{}])
+        talk = speaker.open(0, key="k")
+        talk.resume([])
+        with pytest.raises(ReplayError):
+            talk.resume([([], Decision("go"))])
+
+    asyncio.run(refused())
