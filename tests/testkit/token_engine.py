@@ -257,7 +257,7 @@ class TokenEngine:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Note the request, and let a fault happen that is meant for it."""
         self.asked.append(f"{request.method} {request.raw_path}")
-        fault = self._fault_of(request.path)
+        fault = self._fault_of(request)
         if fault is None or fault.wrong:
             request[WRONG] = fault.wrong if fault else None
             return await handler(request)
@@ -273,12 +273,12 @@ class TokenEngine:
         text = json.dumps(said) if fault.text is None else fault.text
         return web.Response(status=fault.status or 500, text=text, headers=headers, content_type="application/json")
 
-    def _fault_of(self, path: str) -> Fault | None:
+    def _fault_of(self, request: web.Request) -> Fault | None:
         for index, fault in enumerate(self.faults):
-            if _meets(fault, path):
+            if _meets(fault, request):
                 del self.faults[index]
                 return fault
-        return self.always if self.always is not None and _meets(self.always, path) else None
+        return self.always if self.always is not None and _meets(self.always, request) else None
 
     async def _start(self) -> None:
         self.weights, self.version, self.adapters = self.folder, "default", {}
@@ -299,8 +299,10 @@ class TokenEngine:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
 
-def _meets(fault: Fault, path: str) -> bool:
-    return fault.path in path if fault.path else path.endswith(("/generate", "/completions"))
+def _meets(fault: Fault, request: web.Request) -> bool:
+    if fault.path:
+        return fault.path in request.path
+    return request.method == "POST" and request.path.endswith(("/generate", "/completions"))
 
 
 async def _broken(request: web.Request, *, is_cut: bool) -> web.StreamResponse:

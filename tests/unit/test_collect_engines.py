@@ -304,13 +304,13 @@ def test_an_answer_that_contradicts_itself_is_refused(speaks: str, wrong: str) -
 
 def test_an_engine_that_hangs_is_given_up(server: TokenEngine) -> None:
     async def play(engine: Engine) -> None:
-        await engine.describe()
         server.always = Fault(hang=True)
-        with pytest.raises(EngineGoneError, match=r"did not answer within 0.4 s"):
-            await engine.generate(asking())
-        await until(lambda: server.left == 1)
+        while not server.left:  # on a slow machine it may be given up before it is asked
+            with pytest.raises(EngineGoneError, match=r"did not answer within 0.3 s"):
+                await engine.generate(asking())
+            await asyncio.sleep(0.05)
 
-    run(server, play, timeout=0.4)
+    run(server, play, timeout=0.3)
 
 
 def test_a_cancelled_call_leaves_the_engine(server: TokenEngine) -> None:

@@ -114,18 +114,24 @@ class Pool(Shared[Engine]):
                 raise EngineError(f"{server.url} has weights of version {has} after it was given version {wanted}")
 
     async def _each(self, do: Callable[[Engine], Awaitable[None]]) -> None:
-        """Do something with every engine that is not gone; one that goes meanwhile is asked after."""
+        """Do something with every engine that is not gone; each that fails is asked after until it is ready.
 
-        async def one(member: Member[Engine]) -> None:
+        Raises:
+            EngineError: one failed, and not because it is gone; the others are done.
+        """
+
+        async def one(member: Member[Engine]) -> EngineError | None:
             try:
                 await do(member.server)
-            except EngineGoneError as error:
+            except EngineError as error:
                 self.out(member, str(error))
+                return None if isinstance(error, EngineGoneError) else error
+            return None
 
         usable = [member for member in self.members if member.problem is None]
-        async with asyncio.TaskGroup() as group:
-            for member in usable:
-                group.create_task(one(member))
+        for failed in await asyncio.gather(*map(one, usable)):
+            if failed is not None:
+                raise failed
 
     async def _check(self, engine: Engine, found: Sequence[Generation], wanted: int, outs: int) -> None:
         """Raise EngineGoneError if an engine sampled under older weights: it is another one than before.

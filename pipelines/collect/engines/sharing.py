@@ -82,6 +82,7 @@ class Shared(Generic[Served]):
         self._requests = RateLimit(self.config.requests_per_second)
         self._tokens = RateLimit(self.config.tokens_per_second)
         self._changed = asyncio.Event()
+        self._is_closed = False
         self._random = random.Random()
 
     async def __aenter__(self) -> Self:
@@ -104,6 +105,7 @@ class Shared(Generic[Served]):
 
     async def close(self) -> None:
         """Stop asking after servers, and let go of connections."""
+        self._is_closed = True
         probes = [member.probe for member in self.members if member.probe is not None]
         for probe in probes:
             probe.cancel()
@@ -163,7 +165,7 @@ class Shared(Generic[Served]):
         """Give a server no calls until it is ready."""
         member.problem = problem
         member.outs += 1
-        if member.probe is None or member.probe.done():
+        if not self._is_closed and (member.probe is None or member.probe.done()):
             member.probe = asyncio.create_task(self._probe(member))
 
     async def _failed(self, member: Member[Served], error: EngineError, tried: int) -> float:
@@ -216,7 +218,8 @@ class Shared(Generic[Served]):
                     await self.ready(member.server)
                     member.problem = None
                 except TrajlakeError as error:
-                    member.problem = str(error)
+                    if not isinstance(error, EngineGoneError):  # what it was found out by says more
+                        member.problem = str(error)
                     await asyncio.sleep(self._pause(tried := tried + 1))
         finally:
             self._changed.set()

@@ -1,0 +1,410 @@
+"""Several engines behind one client: each call is answered as if nothing had gone wrong, or says what did.
+
+Numbered, so that each is a promise of its own:
+
+1. The calls of a rollout go to one engine; new rollouts go to the engine that has the fewest calls.
+2. An engine has no more calls at once than it may have, and gets none while it asks to be left alone.
+3. Faults are tried again, and the answers are those of an undisturbed run; what a further try would not mend is not.
+4. An engine that is gone gets no calls, and is used again when it is back.
+5. No answer is used that was sampled under older weights than are wanted; an engine that was restarted gets the current
+   ones first.
+6. A call that is cancelled leaves nothing behind.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake.errors import UsageError
+from pipelines.collect.engines import (
+    Engine,
+    EngineBusyError,
+    EngineError,
+    EngineFailedError,
+    EngineGoneError,
+    EngineRefusedError,
+    Generation,
+    Request,
+    Sampling,
+)
+from pipelines.collect.engines.pool import Pool
+from pipelines.collect.engines.rates import RateLimit
+from pipelines.collect.engines.sharing import SharingConfig
+from pipelines.collect.engines.vllm import VllmEngine
+from testkit.token_engine import Fault, TokenEngine, logprob, token_engine
+
+OLD, NEW = Path("/weights/1"), Path("/weights/2")
+QUICK = {"first_pause": 0.01, "longest_pause": 0.05, "patience": 120}
+
+
+@pytest.fixture
+def servers() -> Iterator[list[TokenEngine]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(token_engine()) for _ in range(2)]
+
+
+def pooled(
+    servers: list[TokenEngine], do: Callable[[Pool], Awaitable[Any]], *, refresh: Any = None, **options: Any
+) -> Any:
+    """What a coroutine gives that is handed a pool of clients."""
+
+    async def whole() -> Any:
+        engines = [VllmEngine(server.url, timeout=60) for server in servers]
+        async with Pool(engines, SharingConfig(**(QUICK | options)), refresh=refresh) as pool:
+            return await do(pool)
+
+    return asyncio.run(whole())
+
+
+def asking(number: int, key: str = "") -> Request:
+    return Request(prompt_ids=[5, 6, number + 3], sampling=Sampling(max_tokens=8), seed=number, key=key)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def is_usable(pool: Pool, number: int) -> bool:
+    return pool.counts().members[number].problem is None
+
+
+# ---------------------------------------------------------------- 1, 2: who is called
+
+
+def test_1_a_rollouts_calls_go_to_one_engine_and_rollouts_to_the_idlest(servers: list[TokenEngine]) -> None:
+    for server in servers:
+        server.seconds = 0.02
+
+    async def play(pool: Pool) -> None:
+        async def rollout(key: int) -> None:
+            for turn in range(3):
+                await pool.generate(asking(key * 10 + turn, key=f"r{key}"))
+
+        await asyncio.gather(*(rollout(key) for key in range(6)))
+
+    pooled(servers, play)
+    homes = [{call.seed // 10 for call in server.calls if call.seed is not None} for server in servers]
+    assert not homes[0] & homes[1]
+    assert [len(keys) for keys in homes] == [3, 3]
+
+
+def test_2_an_engine_has_no_more_calls_at_once_than_it_may(servers: list[TokenEngine]) -> None:
+    servers[0].seconds = 0.02
+
+    async def play(pool: Pool) -> float:
+        calls = asyncio.gather(*(pool.generate(asking(number)) for number in range(9)))
+        await until(lambda: servers[0].running == 3)
+        counts = pool.counts()
+        assert (counts.running, counts.waiting) == (3, 6)
+        await calls
+        counts = pool.counts()
+        assert (counts.calls, counts.running, counts.waiting, counts.retries) == (9, 0, 0, 0)
+        assert counts.tokens == sum(len(call.samples[0].ids) for call in servers[0].calls)
+        return counts.members[0].saturation
+
+    saturation = pooled(servers[:1], play, most_calls=3)
+    assert servers[0].most_running == 3
+    assert 0 < saturation <= 1
+
+
+def test_2_an_engine_that_asks_to_be_left_alone_is(servers: list[TokenEngine]) -> None:
+    servers[0].fail(Fault(status=429, retry_after="0.3"))
+
+    async def play(pool: Pool) -> float:
+        await pool.describe()
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(pool.generate(asking(number)) for number in range(3)))
+        return asyncio.get_running_loop().time() - began
+
+    # The first call is refused; of the others, which wait for the one place, none is sent meanwhile.
+    assert pooled(servers[:1], play, most_calls=1) >= 0.3
+    assert [path.rsplit("/", 1)[-1] for path in servers[0].asked].count("generate") == 1 + 1 + 3
+
+
+def test_2_a_pause_longer_than_patience_is_an_error(servers: list[TokenEngine]) -> None:
+    servers[0].always = Fault(status=429, retry_after="3600")
+    with pytest.raises(EngineBusyError, match="429"):
+        pooled(servers[:1], lambda pool: pool.generate(asking(1)))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20))
+def test_2_units_are_used_no_faster_than_the_limit(units: list[int]) -> None:
+    async def begins() -> list[float]:
+        limit = RateLimit(1000.0)
+        return [limit.charge(unit) for unit in units]
+
+    times = asyncio.run(begins())
+    for place in range(1, len(times)):
+        # Between two starts lies at least what was used by the first.
+        assert times[place] - times[place - 1] >= units[place - 1] / 1000 - 1e-9
+
+
+def test_2_requests_and_tokens_are_limited(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> float:
+        await pool.describe()
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(pool.generate(asking(number)) for number in range(5)))
+        return asyncio.get_running_loop().time() - began
+
+    assert pooled(servers[:1], play, requests_per_second=20) >= 4 / 20
+    assert pooled(servers[:1], play, tokens_per_second=100) >= 4 * 3 / 100
+
+
+# ---------------------------------------------------------------- 3: faults
+
+MENDED = [
+    Fault(status=429, retry_after="0.01"),
+    Fault(status=503),
+    Fault(status=500),
+    Fault(cut=True),
+    Fault(ends=True),
+    Fault(wrong="logprobs"),
+    Fault(wrong="ids"),
+    Fault(wrong="samples"),
+]
+
+
+def test_3_answers_amid_faults_are_those_of_an_undisturbed_run(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> list[Generation]:
+        found = await asyncio.gather(*(pool.generate(asking(number, key=str(number % 7))) for number in range(40)))
+        return [one for (one,) in found]
+
+    undisturbed = pooled(servers, play)
+    drawn = random.Random(0)
+    for server in servers:
+        server.fail(*(drawn.choice(MENDED) for _ in range(20)))
+    assert pooled(servers, play, tries=60) == undisturbed
+    assert not any(server.faults for server in servers)
+
+
+@pytest.mark.parametrize("status", [400, 401, 404])
+def test_3_what_a_further_try_would_not_mend_is_not_tried(servers: list[TokenEngine], status: int) -> None:
+    servers[0].always = Fault(status=status)
+    with pytest.raises(EngineRefusedError):
+        pooled(servers[:1], lambda pool: pool.generate(asking(1)))
+    assert sum(path.startswith("POST") for path in servers[0].asked) == 1
+
+
+def test_3_who_fails_every_time_is_given_up(servers: list[TokenEngine]) -> None:
+    servers[0].always = Fault(status=500)
+
+    async def play(pool: Pool) -> int:
+        with pytest.raises(EngineFailedError, match="refused with 500"):
+            await pool.generate(asking(1))
+        return pool.counts().retries
+
+    assert pooled(servers[:1], play, tries=3) == 3
+
+
+# ---------------------------------------------------------------- 4: gone and back
+
+
+def test_4_calls_go_elsewhere_while_an_engine_is_gone(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> None:
+        await pool.generate(asking(1, key="r"))
+        first = 0 if servers[0].calls else 1
+        servers[first].stop()
+        await pool.generate(asking(2, key="r"))
+        assert servers[1 - first].calls[-1].seed == 2
+        assert not is_usable(pool, first)
+        assert pool.counts().members[first].problem
+        servers[first].start()
+        await until(lambda: is_usable(pool, first))
+        servers[1 - first].seconds = 600
+        waits = asyncio.create_task(pool.generate(asking(3, key="r")))
+        await until(lambda: servers[1 - first].running == 1)
+        await pool.generate(asking(4, key="s"))
+        assert servers[first].calls[-1].seed == 4
+        waits.cancel()
+
+    pooled(servers, play)
+
+
+def test_4_calls_wait_for_the_only_engine(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> list[Generation]:
+        await pool.generate(asking(1))
+        servers[0].stop()
+        calls = [asyncio.create_task(pool.generate(asking(number))) for number in range(5)]
+        await until(lambda: not is_usable(pool, 0))
+        servers[0].start()
+        return [one for call in calls for one in await call]
+
+    found = pooled(servers[:1], play)
+    assert len(found) == 5
+
+
+def test_4_an_engine_whose_health_is_bad_is_left_out(servers: list[TokenEngine]) -> None:
+    """vLLM answers 500 to everybody once its core died: that costs one call its try, and not all of them."""
+
+    async def play(pool: Pool) -> None:
+        await pool.describe()
+        servers[0].is_sick, servers[0].always = True, Fault(status=500)
+        await asyncio.gather(*(pool.generate(asking(number)) for number in range(4)))
+        assert not is_usable(pool, 0)
+
+    pooled(servers, play)
+    assert len(servers[1].calls) == 4
+
+
+def test_4_patience_ends_with_what_is_wrong_with_each(servers: list[TokenEngine]) -> None:
+    for server in servers:
+        server.stop()
+    with pytest.raises(EngineGoneError, match=r"no engine could be called for 0.2 s: nothing answers at .*; nothing"):
+        pooled(servers, lambda pool: pool.generate(asking(1)), patience=0.2, tries=99)
+    for server in servers:
+        server.start()
+
+
+# ---------------------------------------------------------------- 5: weights
+
+
+def test_5_an_engine_that_was_restarted_gets_the_current_weights_first(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> list[Generation]:
+        await pool.load_weights(OLD, 1)
+        await pool.load_weights(NEW, 2)
+        assert await pool.version() == 2
+        servers[0].restart()  # between two calls: no connection breaks
+        return [one for number in range(6) for one in await pool.generate(asking(number, key=str(number)))]
+
+    found = pooled(servers[:1], play)
+    for number, one in enumerate(found):
+        assert one.versions == [(2, 0, len(one.ids) - 1)]
+        ids = [5, 6, number + 3, *one.ids]
+        assert one.logprobs == [logprob(ids, 3 + place, str(NEW)) for place in range(len(one.ids))]
+
+
+def test_5_so_does_one_that_does_not_tell_the_version_of_each_token() -> None:
+    server = TokenEngine(scale_out=False)
+    server.seconds = 0.05
+
+    async def play(pool: Pool) -> list[Generation]:
+        await pool.load_weights(NEW, 2)
+        server.restart()
+        calls = await asyncio.gather(*(pool.generate(asking(number)) for number in range(8)))
+        return [one for (one,) in calls]
+
+    with token_engine(server):
+        found = pooled([server], play)
+    assert {version for one in found for version, _, _ in one.versions} == {2}
+
+
+def test_5_whoever_pushes_is_asked_to_refresh_it(servers: list[TokenEngine]) -> None:
+    refreshed: list[str] = []
+
+    async def refresh(engine: Engine) -> None:
+        refreshed.append(engine.url)
+        await engine.load_weights(NEW, 2)
+
+    async def play(pool: Pool) -> list[Generation]:
+        for member in pool.members:
+            await member.server.load_weights(NEW, 2)
+        pool.wanted_version = 2
+        servers[0].restart()
+        return [one for number in range(4) for one in await pool.generate(asking(number))]
+
+    found = pooled(servers[:1], play, refresh=refresh)
+    assert refreshed == [servers[0].url]
+    assert {one.versions[0][0] for one in found} == {2}
+
+
+def test_5_stale_weights_that_nobody_mends_are_told(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> None:
+        await pool.members[0].server.load_weights(OLD, 1)
+        pool.wanted_version = 2
+        call = asyncio.create_task(pool.generate(asking(1)))
+        await until(lambda: "nobody said where those are" in (pool.counts().members[0].problem or ""))
+        call.cancel()
+
+    pooled(servers[:1], play)
+
+
+def test_5_an_engine_that_cannot_load_says_so_and_the_others_have(servers: list[TokenEngine]) -> None:
+    servers[0].fail(Fault(status=500, path="collective_rpc"))
+
+    async def play(pool: Pool) -> None:
+        with pytest.raises(EngineFailedError, match="collective_rpc"):
+            await pool.load_weights(NEW, 2)
+
+    pooled(servers, play)
+    assert (servers[1].weights, servers[1].version) == (str(NEW), "2")
+
+
+def test_5_a_fault_of_the_refreshing_code_is_not_swallowed(servers: list[TokenEngine]) -> None:
+    async def refresh(_: Engine) -> None:
+        raise ZeroDivisionError("of the user's own")
+
+    async def play(pool: Pool) -> None:
+        pool.wanted_version = 2
+        await pool.generate(asking(1))
+
+    with pytest.raises(ZeroDivisionError, match="of the user's own"):
+        pooled(servers[:1], play, refresh=refresh)
+
+
+# ---------------------------------------------------------------- 6: cancelling, and the rest
+
+
+@pytest.mark.parametrize("moment", ["answering", "waiting for a place", "pausing", "waiting for an engine"])
+def test_6_a_cancelled_call_leaves_nothing_behind(servers: list[TokenEngine], moment: str) -> None:
+    server = servers[0]
+
+    async def play(pool: Pool) -> None:
+        await pool.describe()
+        server.seconds = 600
+        reached: Callable[[], bool] = lambda: server.running == 1  # noqa: E731 - one of four conditions
+        others = []
+        if moment == "waiting for a place":
+            others = [asyncio.create_task(pool.generate(asking(2)))]
+            await until(reached)
+            reached = lambda: pool.counts().waiting == 1  # noqa: E731
+        elif moment == "pausing":
+            server.always = Fault(status=429, retry_after="100")
+            reached = lambda: pool.counts().retries == 1  # noqa: E731
+        elif moment == "waiting for an engine":
+            server.stop()
+            reached = lambda: not is_usable(pool, 0)  # noqa: E731
+        call = asyncio.create_task(pool.generate(asking(1)))
+        await until(reached)
+        for task in (call, *others):
+            task.cancel()
+        await asyncio.gather(call, *others, return_exceptions=True)
+        await until(lambda: server.running == 0)
+        assert (pool.counts().running, pool.counts().waiting) == (0, 0)
+
+    async def whole() -> set[str]:
+        engines = [VllmEngine(server.url)]
+        async with Pool(engines, SharingConfig(**QUICK, most_calls=1)) as pool:
+            await play(pool)
+        return {task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}}
+
+    assert asyncio.run(whole()) == set()
+    server.stop()
+    server.start()
+
+
+def test_engines_that_are_not_alike_are_no_pool(servers: list[TokenEngine]) -> None:
+    servers[1].dev_mode = False
+    servers[1].restart()
+    with pytest.raises(EngineError, match="differ in logprobs_mode: None, processed"):
+        pooled(servers, lambda pool: pool.describe())
+
+
+def test_a_pool_takes_what_its_shortest_engine_takes(servers: list[TokenEngine]) -> None:
+    servers[1].max_model_len = 99
+    assert pooled(servers, lambda pool: pool.describe()).max_tokens == 99
+
+
+def test_no_engine_and_one_engine_twice_are_refused() -> None:
+    with pytest.raises(UsageError, match="there is no engine"):
+        Pool([])
+    with pytest.raises(UsageError, match="named twice"):
+        Pool([VllmEngine("http://127.0.0.1:1"), VllmEngine("http://127.0.0.1:1/v1")])
