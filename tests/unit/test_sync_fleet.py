@@ -205,8 +205,12 @@ def test_a_watched_engine_gets_its_weights_again(models: list[Path]) -> None:
         async with asyncio.timeout(60):
             while not said:
                 await asyncio.sleep(0)
-        watching.cancel()
         assert await engine.version() == 3
+        # What somebody else pushes since is left alone.
+        await engine.load_weights(models[2], 4)
+        assert not await fleet.refresh(engine)
+        assert await engine.version() == 4
+        watching.cancel()
 
     asyncio.run(run())
     assert said == ["http://e: came back, version 3 again"]

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch  # noqa: TID253
+from safetensors.torch import load_file
 
 import lake
 from pipelines.collect.engines import Request, Sampling
@@ -18,9 +20,11 @@ from pipelines.collect.engines.pool import Pool
 from pipelines.collect.engines.sharing import SharingConfig
 from testkit.command_line import Cli, runner
 from testkit.token_engine import Fault, TokenEngine, token_engine
-from testkit.training import config, random_backend, random_model, token_lake
+from testkit.training import VOCABULARY, config, random_backend, random_model, token_lake
 from trainer.online.demo import build_tokenizer
+from trainer.policy.model import load_policy
 from trainer.runs.checkpoint import State, save_checkpoint
+from trainer.sync.probe import ProbeConfig, random_sequences, score
 
 
 @pytest.fixture
@@ -37,7 +41,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[TokenEngine]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "m"
-    random_model().save_pretrained(folder)
+    random_model(tie_word_embeddings=False).save_pretrained(folder)
     build_tokenizer(["word"]).save_pretrained(folder)
     return folder
 
@@ -49,6 +53,21 @@ def test_a_model_is_read_where_it_lies_under_the_next_version(cli: Cli, model: P
     assert "version 1 -> 2 in" in cli("push", model, "--engine", server.url, "--no-probe").out
     assert "version 2 -> 9 in" in cli("push", model, "--engine", server.url, "--no-probe", "--version", "9").out
     assert not server.is_paused
+
+
+def test_a_model_whose_head_is_tied_is_written_with_its_head(cli: Cli, server: TokenEngine, tmp_path: Path) -> None:
+    """vLLM on a CPU keeps the old head otherwise; the log-probabilities are the same."""
+    folder, written = tmp_path / "m", tmp_path / "pushed" / "v1"
+    random_model().save_pretrained(folder)
+    build_tokenizer(["word"]).save_pretrained(folder)
+    assert cli("push", folder, "--engine", server.url, "--no-probe").code == 0
+    assert server.weights == str(written)
+    head = load_file(written / "tied.safetensors")
+    assert head.keys() == {"lm_head.weight"}
+    assert torch.equal(head["lm_head.weight"], load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+    ids = random_sequences(VOCABULARY, ProbeConfig(sequences=1))
+    ours, theirs = (score(load_policy(place), ids).logprobs[0] for place in (folder, written))
+    assert (ours == theirs).all()
 
 
 def test_one_that_fails_is_told_and_the_others_go_on(cli: Cli, model: Path, server: TokenEngine) -> None:
@@ -79,15 +98,19 @@ def test_engines_that_compute_something_else_fail(cli: Cli, model: Path, server:
 
 
 def test_a_checkpoint_is_written_as_a_model_under_its_number_of_updates(
-    cli: Cli, model: Path, server: TokenEngine, tmp_path: Path
+    cli: Cli, server: TokenEngine, tmp_path: Path
 ) -> None:
+    tied = tmp_path / "m"
+    random_model().save_pretrained(tied)
+    build_tokenizer(["word"]).save_pretrained(tied)
     place = tmp_path / "run" / "checkpoints" / "step-00000012-attempt-0"
-    settings = config(model=str(model)).model_dump(mode="json")
+    settings = config(model=str(tied)).model_dump(mode="json")
     state = State(optimizer_step=12, epoch=0, plan_hash="0123456789abc", snapshot={}, config=settings)
     save_checkpoint(place, random_backend(), state)
     assert cli("push", place, "--engine", server.url, "--no-probe").code == 0
     assert (server.version, server.weights) == ("12", str(tmp_path / "run" / "pushed" / "v12"))
-    assert (tmp_path / "run" / "pushed" / "v12" / "tokenizer.json").is_file()
+    written = {path.name for path in (tmp_path / "run" / "pushed" / "v12").iterdir()}
+    assert {"model.safetensors", "tied.safetensors", "tokenizer.json"} <= written
 
 
 def test_adapters_are_loaded_by_name_and_version(cli: Cli, server: TokenEngine, tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 Nothing is downloaded, and no code of a model's own is run: `trainer.policy.model_folder` refuses it first.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from struct import error as StructError  # noqa: N812 - a class, whatever its name
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch  # noqa: TID253 - loaded by commands only when they train
 from huggingface_hub.errors import StrictDataclassError
 
 from lake.errors import UsageError
 from trainer.atomic import atomic_folder
-from trainer.policy.model_folder import check_model_folder, check_no_code
+from trainer.policy.model_folder import INDEX, check_model_folder, check_no_code, stored_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 """Whatever a folder asks for, nothing is fetched and no code in it is run."""
+_TIED = "tied.safetensors"
+"""Weights that `add_tied` writes."""
 _UNREADABLE = (
     OSError,
     ArithmeticError,
@@ -107,13 +111,36 @@ def convert_model(source: Path, folder: Path) -> int:
     return write_model(source, folder)
 
 
-def write_model(source: Path, folder: Path) -> int:
-    """Write a model as a Hugging Face folder, in place of what is there; see `convert_model`."""
+def write_model(source: Path, folder: Path, *, tied: bool = False) -> int:
+    """Write a model as a Hugging Face folder, in place of what is there; see `convert_model` and `add_tied`."""
     model = load_model(source)
     with atomic_folder(folder) as partial:
         model.save_pretrained(partial)
         load_tokenizer(source).save_pretrained(partial)
+        if tied:
+            add_tied(partial, model.state_dict())
     return int(model.num_parameters())
+
+
+def add_tied(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write what a model's files lack of its weights, by every name: those that are tied to others, as a head may be.
+
+    transformers leaves them out and finds them by itself. vLLM does so when it starts; when it loads other weights on a
+    CPU, it keeps the old head, which it has in a form of its own, unless it reads the new one by name (seen with 0.32).
+    """
+    from safetensors.torch import save_file
+
+    if missing := sorted(weights.keys() - stored_names(folder)):
+        save_file({name: weights[name].contiguous().clone() for name in missing}, folder / _TIED)
+    if missing and (path := folder / INDEX).exists():
+        index = msgspec.json.decode(path.read_bytes())
+        index["weight_map"] |= dict.fromkeys(missing, _TIED)
+        path.write_bytes(msgspec.json.encode(index))
+
+
+def lacks_tied(folder: Path) -> bool:
+    """Whether the files of a model folder lack weights that are tied to others."""
+    return not empty_model(folder).state_dict().keys() <= stored_names(folder)
 
 
 def checked_place(path: Path) -> tuple[Path, dict[str, str]]:

@@ -56,17 +56,28 @@ def context_length(folder: Path) -> int | None:
 
 def stored_parameters(folder: Path) -> int | None:
     """Number of parameters of a model, by the headers of its safetensors; None where these do not say."""
-    found = 0
+    tensors = _stored(folder)
+    return None if tensors is None else sum(prod(tensor.get("shape", ())) for tensor in tensors.values()) or None
+
+
+def stored_names(folder: Path) -> set[str]:
+    """Names of the weights in a folder's safetensors; empty where these cannot be read."""
+    return set(_stored(folder) or ())
+
+
+def _stored(folder: Path) -> dict[str, dict[str, Any]] | None:
+    """What the headers of safetensors say of each tensor; None if one is no header."""
+    found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = file.read(min(size, _LARGEST_HEADER))
         try:
-            tensors = msgspec.json.decode(header, type=dict[str, dict[str, Any]])
+            found |= msgspec.json.decode(header, type=dict[str, dict[str, Any]])
         except msgspec.DecodeError:
             return None
-        found += sum(prod(tensor.get("shape", ())) for name, tensor in tensors.items() if name != "__metadata__")
-    return found or None
+    found.pop("__metadata__", None)
+    return found
 
 
 def check_no_code(folder: Path) -> None:

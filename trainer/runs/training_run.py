@@ -28,7 +28,7 @@ from trainer.monitor.validation import Measurement, best, negative_log_likelihoo
 from trainer.monitor.watch import Alarms, Watch, data_alarms
 from trainer.policy.lora import merged, save_adapters
 from trainer.policy.model import Policy
-from trainer.policy.model_files import load_tokenizer
+from trainer.policy.model_files import add_tied, load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.loop import StepReport, batches_frame, run_steps
 from trainer.runs.metrics import metrics_frame
@@ -36,15 +36,21 @@ from trainer.runs.progress import counted
 from trainer.runs.runs import SPEED, RunFolder, RunJob, RunRecord, prune, retained
 
 
-def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path) -> None:
-    """Write the model and its tokenizer, in place of what is there; across ranks all call it, and rank 0 writes."""
+def export_model(backend: PolicyBackend, config: TrainConfig, folder: Path, *, tied: bool = False) -> None:
+    """Write the model and its tokenizer, in place of what is there; across ranks all call it, and rank 0 writes.
+
+    `tied` also writes tied weights by every name: see `add_tied`.
+    """
     weights = backend.get_all_weights()
     adapters = {} if config.lora is None else backend.get_weights()
     if backend.rank == 0:
         model = backend.policy.model
         everything = {name: weights[first] for name, first in backend.policy.tied_names().items()}
         with atomic_folder(folder) as partial:
-            model.save_pretrained(partial, state_dict=merged(everything, model) if adapters else everything)
+            written = merged(everything, model) if adapters else everything
+            model.save_pretrained(partial, state_dict=dict(written))  # it takes tied names out of what it is given
+            if tied:
+                add_tied(partial, written)
             load_tokenizer(config.model).save_pretrained(partial)
             if config.lora is not None:
                 save_adapters(partial / "adapter", adapters, config.lora, base=config.model)

@@ -48,7 +48,8 @@ def push(
     """Load weights into running engines, all at once, while they generate.
 
     MODEL is a model's folder, a run's or a checkpoint's, a .gguf file, or with --lake RUN[@STEP]. A model's folder is
-    read where it lies; anything else is written as one first. Engines find it at the same path as this machine.
+    read where it lies, unless its head is tied to its embedding; anything else is written as one first. Engines find it
+    at the same path as this machine.
 
     The version is the number of updates that made the weights where that is known, else one more than any engine has.
     A line per engine says what came of it. The exit status is 1 if one did not take the weights, or disagrees with the

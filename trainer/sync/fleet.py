@@ -113,11 +113,15 @@ class Fleet:
             return replace(result, seconds=time.monotonic() - began, parity=found, error=str(error))
 
     async def _has_current(self, engine: Engine) -> bool:
-        """Whether it took the current weights over and has them still. Which adapters it has no engine says."""
+        """Whether it took the current weights over and has them still, or others that somebody pushed since.
+
+        Which adapters it has no engine says.
+        """
         assert self.current is not None
         if engine.url not in self._holders or self.current.adapter is not None:
             return False
-        return await engine.version() == self.current.version
+        version = await engine.version()
+        return version is not None and version >= self.current.version
 
     async def _give(self, engine: Engine, load: Load) -> tuple[Parity | None, float]:
         """Bring the current weights to an engine and measure it; parity, and seconds of loading."""

@@ -11,7 +11,7 @@ from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.evaluation.checkpoints import Place, config_of, open_policy
 from trainer.policy.model import Policy
-from trainer.policy.model_files import write_model
+from trainer.policy.model_files import lacks_tied, write_model
 from trainer.runs.training_run import export_model
 from trainer.sync.lora import adapter_writer
 from trainer.sync.probe import ProbeConfig, Reference, newest_sequences, random_sequences, score
@@ -34,10 +34,10 @@ class Source:
             UsageError: adapters are wanted, and the model has none.
         """
         path = self.place.path
-        if self.place.is_checkpoint or (path.suffix == ".gguf" and not self.adapters_only):
+        if self.place.is_checkpoint:
             return None
         if not self.adapters_only:
-            return path
+            return None if path.suffix == ".gguf" or lacks_tied(path) else path
         found = [folder for folder in (path, path / "adapter") if (folder / _ADAPTER).is_file()]
         if not found:
             raise UsageError(f"{path} holds no adapters ({_ADAPTER}); push it without --adapter")
@@ -47,9 +47,11 @@ class Source:
     def write(self) -> Callable[[Path], object]:
         """Writes what `folder` lacks into a folder of a given name."""
         if not self.place.is_checkpoint:
-            return partial(write_model, self.place.path)
+            return partial(write_model, self.place.path, tied=True)
         config, backend = config_of(self.place), SingleDevice(self.policy, OptimizerConfig())
-        return adapter_writer(backend, config) if self.adapters_only else partial(export_model, backend, config)
+        return (
+            adapter_writer(backend, config) if self.adapters_only else partial(export_model, backend, config, tied=True)
+        )
 
     @property
     def pushed(self) -> Path:
