@@ -9,7 +9,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.ids import key_hash
 from lake.records import EpisodeRecord, StepRecord, check
 from pipelines.collect.engines import ContextFullError, EngineGoneError, Sampling
-from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions, stop_ids_of
+from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
 from testkit.chat_models import LOOK, TEMPLATES, ToyEngine, generated, saying, tokenizer_of
 
 END = "<|im_end|>"
@@ -19,10 +19,8 @@ def user(text: str) -> list[dict]:
     return [{"role": "user", "content": text}]
 
 
-def conversation(engine: ToyEngine, manner: str = "chatml", *, seed=7, tools=None, stop_ids=(), **options):
-    policy = EnginePolicy(
-        engine, tokenizer_of(manner), name="tiny", options=SpeakerOptions(**options), stop_ids=stop_ids
-    )
+def conversation(engine: ToyEngine, manner: str = "chatml", *, seed=7, tools=None, **options):
+    policy = EnginePolicy(engine, tokenizer_of(manner), name="tiny", options=SpeakerOptions(**options))
     return policy, policy.open(seed, key="run/0", tools=tools)
 
 
@@ -103,10 +101,8 @@ def test_an_answer_that_was_cut_off_is_ended_in_the_next_context():
 def test_an_answer_ends_by_the_marker_of_the_template_and_not_by_the_end_token_alone():
     tokenizer = tokenizer_of("other end")
     engine = ToyEngine(saying(tokenizer, "go", "look", end="<|turn|>"))
-    first, second = decide(conversation(engine, "other end", stop_ids=(5,))[1], user("a"), user("b"))
-    assert engine.seen[0][0].stop_ids == sorted(
-        [5, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|turn|>")]
-    )
+    first, second = decide(conversation(engine, "other end")[1], user("a"), user("b"))
+    assert engine.seen[0][0].stop_ids == [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|turn|>")]
     assert first.action == "go"
     assert first.extra is second.extra is None
     assert text_of("other end", second.tokens.context_ids).startswith("\n<|im_start|>user\nb")
@@ -310,8 +306,12 @@ def test_episodes_are_taken_by_a_lake(manner):
     assert check(EpisodeRecord(task_id="t", steps=steps)) is None
 
 
-def test_ends_of_a_model_are_those_of_its_generation_config(tmp_path):
-    assert stop_ids_of(tmp_path) == []
-    for said, ids in (("7", [7]), ("[7, 9]", [7, 9]), ("null", [])):
-        (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {said}}}')
-        assert stop_ids_of(tmp_path) == ids
+@pytest.mark.parametrize(("said", "ends"), [("7", [7]), ("[7, 9]", [7, 9]), ("null", [])])
+def test_an_answer_also_ends_by_what_the_models_generation_config_names(tmp_path, monkeypatch, said, ends):
+    tokenizer = tokenizer_of("chatml")
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {said}, "top_p": 0.8}}')
+    monkeypatch.setattr(tokenizer, "name_or_path", str(tmp_path))
+    engine = ToyEngine(lambda _: generated([*tokenizer.encode("go"), *ends[-1:]], "stop"))
+    [decision] = decide(conversation(engine)[1], user("a"))
+    assert engine.seen[0][0].stop_ids == [tokenizer.eos_token_id, *ends]
+    assert decision.action == "go"

@@ -67,10 +67,10 @@ class EnginePolicy:
 
     Args:
         engine: samples; closing it is left to whoever made it.
-        tokenizer: of the model that the engine serves, with its chat template.
+        tokenizer: of the model that the engine serves, with its chat template. What ends an answer is the template's
+            marker, the tokenizer's end token, and what the generation_config.json in its folder names.
         name: of the policy, stored with every episode.
         options: sampling and reading.
-        stop_ids: further tokens that end an answer, beside the chat template's marker and the tokenizer's end token.
     """
 
     def __init__(
@@ -80,15 +80,14 @@ class EnginePolicy:
         *,
         name: str,
         options: SpeakerOptions | None = None,
-        stop_ids: Sequence[int] = (),
     ) -> None:
         self.engine = engine
         self.name = name
         self.options = options or SpeakerOptions()
         self.renderer = ContextRenderer(tokenizer)
         self.drift = DriftCounts()
-        ends = {self.renderer.end_id, *stop_ids}
-        self.end_ids = frozenset(ends if tokenizer.eos_token_id is None else {*ends, int(tokenizer.eos_token_id)})
+        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.end_ids = frozenset({self.renderer.end_id, *own, *_ends_named_in(str(tokenizer.name_or_path))})
 
     @property
     def card(self) -> PolicyCard:
@@ -324,8 +323,8 @@ def _joined(whole: Generation, part: Generation) -> Generation:
     )
 
 
-def stop_ids_of(folder: Path) -> list[int]:
+def _ends_named_in(folder: str) -> list[int]:
     """Tokens that end an answer by a model's generation_config.json, which engines are told not to read."""
-    file = folder / "generation_config.json"
-    ends = json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+    file = Path(folder, "generation_config.json")
+    ends = json.loads(file.read_text("utf-8")).get("eos_token_id") if folder and file.is_file() else None
     return [int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None]
