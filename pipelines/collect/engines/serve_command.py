@@ -1,6 +1,7 @@
 """Command `serve`."""
 
 import asyncio
+import shlex
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -53,12 +54,13 @@ def serve(*, model: Path, **given: Any) -> None:
 async def _serve(model: Path, options: "ServeOptions") -> None:
     from pipelines.collect.engines.serve import served
 
+    folder = shlex.quote(cell(str(model)))
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     assert main is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, main.cancel)
     with suppress(asyncio.CancelledError):
         async with served(model, options, say=lambda text: click.echo(text, err=True)) as engine:
-            click.echo(f"serving {cell(str(model))} at {engine.url}; Ctrl-C ends it")
-            click.echo(f"trajlake collect --engine {engine.url} --lake L --env ...")
+            click.echo(f"serving {folder} at {engine.url}; Ctrl-C ends it")
+            click.echo(f"trajlake collect --engine {engine.url} --model {folder} --env ... --lake L")
             raise await engine.death()
