@@ -100,10 +100,13 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
         "--generation-config": "vllm",
         "--dtype": "float32",
         "--max-model-len": "1024",
+        "--max-num-batched-tokens": "4096",
         "--max-num-seqs": "16",
     }
     assert options.items() >= wanted.items()
-    assert {"--enable-scale-out", "--enforce-eager", "--enable-lora"} <= set(started["argv"])
+    assert {"--enable-scale-out", "--enforce-eager", "--enable-lora", "--no-enable-chunked-prefill"} <= set(
+        started["argv"]
+    )
     switches = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
     assert started["environment"].items() >= switches.items()
     assert "VLLM_CPU_KVCACHE_SPACE" in started["environment"]

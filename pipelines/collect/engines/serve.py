@@ -148,10 +148,12 @@ def _command(
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"]
     words += ["--dtype", _dtype(config, is_cpu=is_cpu)]
     length = options.max_len
-    if length is None and is_cpu:
-        length = min(_CPU_LENGTH, int(config.get("max_position_embeddings") or _CPU_LENGTH))
+    if is_cpu:
+        length = length or min(_CPU_LENGTH, int(config.get("max_position_embeddings") or _CPU_LENGTH))
+        # A prompt that is read in parts and has a seed ends vLLM 0.32.0 on a CPU: "CPU Generator does not use offset".
+        words += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        words += ["--max-num-batched-tokens", str(max(_CPU_LENGTH, length))]
     words += [] if length is None else ["--max-model-len", str(length)]
-    words += ["--enforce-eager"] if is_cpu else []
     return [*words, "--enable-lora"] if options.lora else words
 
 
