@@ -83,6 +83,7 @@ def vllm_server(model: Path, *options: str) -> Iterator[Vllm]:
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--served-model-name", "policy", "--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "2048"]
     command += ["--max-num-seqs", "64", "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "4096"]  # else seeds end it on a CPU
     settings = {
         "VLLM_SERVER_DEV_MODE": "1",  # the version of the weights, and loading others
         "VLLM_CPU_KVCACHE_SPACE": "1",

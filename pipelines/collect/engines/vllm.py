@@ -7,7 +7,8 @@ and after, and unknown where it changed meanwhile.
 How it is to be started: `--logprobs-mode processed_logprobs`, so that log-probabilities are those of the distribution
 that was sampled from; `--generation-config vllm`, so that nothing of the sampling is hidden in the model's folder;
 `VLLM_SERVER_DEV_MODE=1` for versions and weights; for adapters `--enable-lora` and
-`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`. `trajlake serve` does that.
+`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True`; on a CPU `--no-enable-chunked-prefill`, because a prompt that has a seed and is
+read in parts ends the engine. `trajlake serve` does that.
 """
 
 import asyncio
