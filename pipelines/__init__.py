@@ -4,6 +4,7 @@ Imports the lake and no other layer; torch and transformers are imported inside 
 """
 
 COMMANDS = {
+    "collect": ("pipelines.collect.commands:collect", "Collect rollouts of an environment or an agent into a lake."),
     "serve": ("pipelines.collect.engines.serve_command:serve", "Serve a model by vLLM, for collecting."),
     "template": ("pipelines.collect.template_command:template", "Write an environment or an agent to begin with."),
     "score": ("pipelines.score.commands:score", "Score episodes with a reward function or a built-in scorer."),

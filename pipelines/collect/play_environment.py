@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from lake.errors import TrajlakeError
 from lake.live.sink import told
 from lake.records import StepRecord
 from pipelines.collect.engines import ContextFullError
+from pipelines.collect.engines.sharing import Shared
 from pipelines.collect.environments import Environment, Outcome
 from pipelines.collect.environments.checked import wrong_outcome
 from pipelines.collect.episode_records import Sums, begun, decided
@@ -27,7 +28,6 @@ from pipelines.collect.policies import Conversation, Decision, Message, Speaker
 
 _CLOSING_SECONDS = 10.0
 _log = logging.getLogger("trajlake")
-_Answer = TypeVar("_Answer")
 
 
 class EnvironmentPlayer:
@@ -36,6 +36,7 @@ class EnvironmentPlayer:
     Args:
         make: a fresh environment; every rollout gets one.
         speaker: who decides.
+        engines: the servers behind it, if they are closed with this.
         step_seconds: a reset or a step of the environment that takes longer is a failure; None: no limit.
         call_seconds: so is a decision.
         max_steps: decisions after which a rollout is truncated; None leaves it to the environment.
@@ -48,23 +49,31 @@ class EnvironmentPlayer:
         make: Callable[[], Environment],
         speaker: Speaker,
         *,
+        engines: Shared[Any] | None = None,
         step_seconds: float | None = None,
         call_seconds: float | None = None,
         max_steps: int | None = None,
     ) -> None:
-        self._make, self._speaker = make, speaker
+        self._make, self._speaker, self._engines = make, speaker, engines
         self._step_seconds, self._call_seconds, self._max_steps = step_seconds, call_seconds, max_steps
 
     async def settle(self) -> None:
         """The manager records its rollouts."""
 
     def figures(self) -> dict[str, float]:
-        """What the speaker counts."""
-        return dict(self._speaker.counts)
+        """What the speaker counts, and how its engines are doing."""
+        found: dict[str, float] = dict(self._speaker.counts)
+        if self._engines is not None:
+            counts = self._engines.counts()
+            found |= {"calls": counts.calls, "tokens": counts.tokens, "retries": counts.retries}
+            found |= {"in_flight": counts.running, "slots": sum(member.most for member in self._engines.members)}
+        return found
 
     async def close(self) -> None:
-        """Let go of the speaker's connections."""
+        """Let go of the speaker's connections, and of its engines."""
         await self._speaker.close()
+        if self._engines is not None:
+            await self._engines.close()
 
     async def play(self, rollout: Rollout, log: RolloutLog) -> Ending:
         """See `Player.play`. Raises ReplayError, StartError, EngineError."""

@@ -1,22 +1,28 @@
 """The rollout manager in this process: attempts, siblings, oversampling, what is carried over, how it stops."""
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lake
+from lake.errors import UsageError
 from lake.records import EpisodeRecord
 from pipelines.collect import tasks
+from pipelines.collect.engines import EngineBusyError, EngineGoneError
 from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.environments.games import GameEnvironment
 from pipelines.collect.environments.house import House, HouseScript
 from pipelines.collect.manager.rounds import Wanted
-from pipelines.collect.manager.run import Collection, collect
+from pipelines.collect.manager.run import Collection, StoppedError, collect
 from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.manager.store import Store
 from pipelines.collect.play_environment import EnvironmentPlayer
+from pipelines.collect.players import StartError
 from pipelines.collect.policies import Decision, Message, PolicyCard
 from pipelines.collect.policies.lockstep import LockStepSpeaker
 from pipelines.collect.rollouts import GroupConfig, collect_groups
@@ -121,7 +127,9 @@ def run(
 
 
 def rows(folder: Path, columns: str = "seed, rollout_index, attempt, status, env_return, num_steps") -> list[Any]:
-    found = lake.open(folder / "lake").sql(f"SELECT {columns} FROM episodes ORDER BY collection_round, 1, 2, 3")
+    found = lake.open(folder / "lake").sql(
+        f"SELECT {columns} FROM episodes ORDER BY collection_round, seed, rollout_index"
+    )
     return found.rows()
 
 
@@ -140,3 +148,243 @@ def test_rollouts_of_a_game_are_the_episodes_that_lock_step_plays(tmp_path: Path
     assert done.figures.finished == 6
     columns = "episode_id, content_hash, source_id"
     assert rows(other, columns) == rows(tmp_path, columns)
+
+
+def test_rounds_follow_from_the_lake_and_each_task_is_played_once_an_epoch(tmp_path: Path) -> None:
+    done, said = run(tmp_path, rounds=3)
+    assert (done.rounds, done.figures.finished) == (3, 18)
+    assert [line for line in said if line.startswith("round")] == [
+        "round 0: tasks 0..1 of epoch 0",
+        "round 1: tasks 2..3 of epoch 0",
+        "round 2: tasks 0..1 of epoch 1",
+    ]
+    found = rows(tmp_path, "collection_round, seed, rollout_index")
+    assert sorted({seed for number, seed, _ in found if number < 2}) == [0, 1, 2, 3]
+    # The same command again: there is nothing to do.
+    again, _ = run(tmp_path, rounds=3)
+    assert (again.rounds, rows(tmp_path, "collection_round, seed, rollout_index")) == (0, found)
+    metrics = lake.open(tmp_path / "lake").sql("SELECT step, value FROM metrics WHERE name = 'finished' ORDER BY 1")
+    assert metrics.rows() == [(0, 6.0), (1, 6.0), (2, 6.0)]
+
+
+def test_other_tasks_are_refused_for_a_run_that_is_there(tmp_path: Path) -> None:
+    run(tmp_path)
+    with pytest.raises(UsageError, match="other tasks"):
+        run(tmp_path, count=5, rounds=2)
+
+
+class Fails:
+    """A fault that happens so often, per task."""
+
+    def __init__(self, place: str, times: int, error: Exception | None = None) -> None:
+        self.place, self.left, self.error = (
+            place,
+            times,
+            error or OSError("the tool server is away: key sk-" + "a" * 40),
+        )
+
+    def __call__(self, place: str, seed: int) -> None:
+        if place == self.place and self.left:
+            self.left -= 1
+            raise self.error
+
+
+@pytest.mark.parametrize("place", ["reset", "step"])
+def test_what_an_environment_raises_is_a_failed_attempt_and_is_tried_again(place: str, tmp_path: Path) -> None:
+    fault = Fails(place, 1)
+    done, _ = run(tmp_path, lambda: Countdown(fault), parallel=1, group_size=2)
+    assert (done.figures.finished, done.figures.failed, done.figures.retried) == (4, 0, 1)
+    found = rows(tmp_path, "attempt, status, num_steps")
+    # An environment that names its tasks had not done so when it failed to open: that attempt is of no group.
+    expected = [(0, "completed")] * 3 + [(1, "completed")] + [(0, "failed")] * (place == "reset")
+    assert sorted(row[:2] for row in found) == sorted(expected)
+    # The failed attempt is recorded, without the key.
+    with lake.open(tmp_path / "lake").snapshot().session(retracted_too=True) as session:
+        failed = session.query("SELECT error, attempt, stop_reason FROM episodes WHERE status = 'failed'").rows()
+    assert len(failed) == 1
+    assert "the tool server is away" in failed[0][0]
+    assert "sk-a" not in failed[0][0]
+    assert failed[0][1:] == (0, "environment_error")
+
+
+def test_a_failure_that_stays_is_recorded_and_its_siblings_go_on(tmp_path: Path) -> None:
+    class Bad(Countdown):
+        async def step(self, action: Message) -> Outcome:
+            if self._seed == 1:
+                raise ValueError("never works")
+            return await super().step(action)
+
+    done, _ = run(tmp_path, Bad, count=2, retries=2)
+    assert (done.figures.finished, done.figures.failed, done.figures.retried) == (3, 3, 6)
+    found = rows(tmp_path, "seed, attempt, status, error")
+    assert [row[1:3] for row in found if row[0] == 1] == [(2, "failed")] * 3
+    assert all(row[3] == "step 0: ValueError: never works" for row in found if row[0] == 1)
+    # Nothing is tried again by the next process.
+    assert run(tmp_path, Bad, count=2, retries=2)[0].rounds == 0
+
+
+async def _for_ever(number: int, turn: int) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("player", "limits", "expected"),
+    [
+        ({"call_seconds": 0.01}, {}, ("failed", "call_timeout")),
+        ({}, {"episode_seconds": 0.01}, ("truncated", "episode_timeout")),
+    ],
+)
+def test_calls_and_episodes_that_take_too_long(
+    player: dict[str, Any], limits: dict[str, Any], expected: tuple[str, str], tmp_path: Path
+) -> None:
+    run(tmp_path, speaker=Speaks(_for_ever), player=player, retries=0, **limits)
+    assert set(rows(tmp_path, "status, stop_reason")) == {expected}
+
+
+def test_steps_that_take_too_long_and_answers_that_are_none(tmp_path: Path) -> None:
+    class Odd(Countdown):
+        async def step(self, action: Message) -> Outcome:
+            if self._seed == 0:
+                await asyncio.Event().wait()
+            return Outcome(messages=[{"role": "user", "content": "x"}], reward=float("nan"))
+
+    run(tmp_path, Odd, count=2, player={"step_seconds": 0.01}, retries=0)
+    found = {row[0]: row[1:] for row in rows(tmp_path, "seed, status, stop_reason, error")}
+    assert found[0][:2] == ("failed", "step_timeout")
+    assert found[1][:2] == ("failed", "environment_error")
+    assert "the reward nan; valid: a finite number" in found[1][2]
+
+
+def test_an_engine_error_is_an_attempt(tmp_path: Path) -> None:
+    async def busy_once(number: int, turn: int) -> None:
+        if number == 1:
+            raise EngineBusyError("http://127.0.0.1:1 asks to wait")
+
+    done, _ = run(tmp_path, speaker=Speaks(busy_once))
+    assert (done.figures.finished, done.figures.retried) == (6, 1)
+
+
+def test_an_engine_that_is_gone_stops_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """What is open stays open, and is the same in the end as if nothing had happened."""
+
+    async def gone_later(number: int, turn: int) -> None:
+        if number == 5 and turn == 1:
+            raise EngineGoneError("http://127.0.0.1:1 is gone.")
+
+    with pytest.raises(StoppedError, match=r"http://127.0.0.1:1 is gone. Start the engine again; .* same command"):
+        run(tmp_path, speaker=Speaks(gone_later), count=2, group_size=8)
+    again, said = run(tmp_path, count=2, group_size=8)
+    assert "round 0: tasks 0..1 of epoch 0, which is not done" in said
+    assert again.figures.resumed >= 1
+    run(tmp_path / "other", count=2, group_size=8)
+    columns = "episode_id, content_hash"
+    assert rows(tmp_path, columns) == rows(tmp_path / "other", columns)
+    assert len(rows(tmp_path, columns)) == 16
+
+
+def test_an_environment_that_answers_otherwise_is_not_continued(tmp_path: Path) -> None:
+    """The interrupted rollout is recorded as aborted, and played anew as its next attempt."""
+
+    async def gone_later(number: int, turn: int) -> None:
+        if turn == 1:
+            raise EngineGoneError("gone")
+
+    with pytest.raises(StoppedError):
+        run(tmp_path, speaker=Speaks(gone_later), count=2, group_size=1)
+
+    class Changed(Countdown):
+        async def step(self, action: Message) -> Outcome:
+            return replace(await super().step(action), reward=0.25)
+
+    done, _ = run(tmp_path, Changed, count=2, group_size=1, retries=0)
+    assert (done.figures.resumed, done.figures.retried) == (1, 1)
+    with lake.open(tmp_path / "lake").snapshot().session(retracted_too=True) as session:
+        found = session.query("SELECT attempt, status, stop_reason, error FROM episodes WHERE seed = 1 ORDER BY 1")
+    aborted, again = found.rows()
+    assert aborted[:3] == (0, "aborted", "replay_differs")
+    assert aborted[3].startswith("step 0 was played again and its `reward` is another: 0.0 was recorded, and now it is")
+    assert again[:2] == (1, "completed")
+
+
+def test_siblings_that_begin_differently_are_refused(tmp_path: Path) -> None:
+    numbers = iter(range(1000))
+
+    class Drifting(Countdown):
+        async def reset(self, task: Task) -> Outcome:
+            outcome = await super().reset(task)
+            if task.seed == 1:
+                outcome = Outcome(messages=[{"role": "user", "content": str(next(numbers))}], task_id="drifts")
+            return outcome
+
+    with pytest.raises(StartError, match=r"task 'drifts' \(seed 1\) began differently in rollout"):
+        run(tmp_path, Drifting, count=2, retries=3)
+    found = rows(tmp_path, "seed, status, stop_reason")
+    assert [row[1] for row in found if row[0] == 0] == ["completed"] * 3
+    assert "starts_differ" in {row[2] for row in found if row[0] == 1}
+    assert "completed" not in [row[1] for row in found if row[0] == 1][1:]
+
+
+def test_the_first_that_finish_are_kept_and_the_others_are_aborted(tmp_path: Path) -> None:
+    async def some_wait(number: int, turn: int) -> None:
+        if number % 5 in (3, 4) and turn:
+            await asyncio.Event().wait()
+
+    class Three(Countdown):
+        async def reset(self, task: Task) -> Outcome:
+            outcome = await super().reset(task)
+            self._left = 3
+            return outcome
+
+    done, _ = run(tmp_path, Three, Speaks(some_wait), group_size=3, oversample=2, keep="first")
+    assert (done.figures.finished, done.figures.aborted) == (6, 4)
+    found = rows(tmp_path, "status, stop_reason, num_steps, expected_group_size")
+    assert sorted(set(found)) == [("aborted", "surplus", 1, 3), ("completed", "environment", 3, 3)]
+    assert len(found) == 10
+
+
+def test_those_that_are_carried_over_go_on_in_the_next_round_and_keep_their_own(tmp_path: Path) -> None:
+    gate = asyncio.Event()
+
+    async def until_next_round(number: int, turn: int) -> None:
+        if number == 4:
+            await gate.wait()
+        if number > 8:
+            gate.set()
+
+    done, said = run(
+        tmp_path, speaker=Speaks(until_next_round), rounds=2, group_size=3, oversample=1, keep="first", carry_over=True
+    )
+    found = rows(tmp_path, "collection_round, status")
+    assert {status for _, status in found} == {"completed"}
+    assert len([1 for number, _ in found if number == 0]) > 6
+    assert done.rounds == 2
+    assert all("carried" not in line or "go on with the next round" in line for line in said)
+
+
+def test_the_best_of_each_group_are_a_selection_and_nothing_is_deleted(tmp_path: Path) -> None:
+    class Lottery(Countdown):
+        async def step(self, action: Message) -> Outcome:
+            return Outcome(messages=[], reward=float(str(action["content"])), terminated=True)
+
+    _, said = run(tmp_path, Lottery, group_size=2, oversample=2, keep="best")
+    assert "selection best-r: 4 of 8 episodes are the best of their groups" in said
+    lk = lake.open(tmp_path / "lake")
+    kept = lk.sql(
+        "SELECT e.group_id, min(env_return) FILTER (WHERE kept) > max(env_return) FILTER (WHERE NOT kept) AS are_best, "
+        "count(*) FILTER (WHERE kept) AS n FROM selections JOIN episodes AS e USING (episode_id) GROUP BY 1"
+    )
+    assert kept.select("are_best", "n").rows() == [(True, 2)] * 2
+
+
+def test_only_where_asked_something_is_not_recorded(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, record_only=lambda record: record.rollout_index > 0)
+    assert done.dropped == 2
+    assert {row[0] for row in rows(tmp_path, "rollout_index")} == {1, 2}
+
+
+def test_two_processes_cannot_collect_one_run(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    with Store(lk, "r"), pytest.raises(UsageError, match=r"run 'r' is being collected into this lake by process \d+"):
+        Store(lk, "r")
+    with Store(lk, "r"):
+        pass

@@ -71,8 +71,8 @@ class Scheduler:
         self._tasks = asyncio.TaskGroup()
         self._running: dict[Slot, asyncio.Task[None]] = {}
         self._why: dict[Slot, Why] = {}
-        self._ending: set[Slot] = set()
-        """Rollouts that have ended and wait for the disk: nothing interrupts them."""
+        self._playing: set[Slot] = set()
+        """Rollouts that can be interrupted: begun, and not ended and waiting for the disk."""
         self._changed = asyncio.Event()
         self.figures = Figures()
         """Of the round that is played."""
@@ -232,12 +232,11 @@ class Scheduler:
                     if todo.siblings.is_full and not self._limits.carry_over:
                         self._interrupt_siblings(todo.slot, "surplus")
                     return
-                self._ending.discard(todo.slot)
                 todo.attempt += 1
                 todo.opened = None
         finally:
             del self._running[todo.slot]
-            self._ending.discard(todo.slot)
+            self._playing.discard(todo.slot)
             self._why.pop(todo.slot, None)
             self._permits.release()
             self._changed.set()
@@ -250,6 +249,8 @@ class Scheduler:
     async def _attempt(self, todo: _Todo) -> Ending | None:
         """Play and record one attempt; None if it is left out, or stays open."""
         slot, siblings = todo.slot, todo.siblings
+        if self._why.get(slot) == "stopped":
+            return None
         rollout = Rollout(
             run_id=self._run,
             task=siblings.task,
@@ -262,6 +263,7 @@ class Scheduler:
         recording = Recording(self._store, siblings.check, todo.opened)
         self.figures.resumed += todo.opened is not None
         ending = self._ended_already(siblings, recording)
+        self._playing.add(slot)
         try:
             ending = ending or await self._played(rollout, recording, siblings)
         except asyncio.CancelledError:
@@ -278,7 +280,7 @@ class Scheduler:
                 return None
             ending = self._ended_already(siblings, recording)
             assert ending is not None, why
-        self._ending.add(slot)
+        self._playing.discard(slot)
         if not self._player.is_recorder:
             await recording.end(ending, _never_begun(rollout))
         return ending
@@ -328,9 +330,10 @@ class Scheduler:
                 self._interrupt(slot, why)
 
     def _interrupt(self, slot: Slot, why: Why) -> None:
-        if slot not in self._why and slot not in self._ending:
+        if slot not in self._why:
             self._why[slot] = why
-            self._running[slot].cancel(why)  # a player that records by itself says why
+            if slot in self._playing:
+                self._running[slot].cancel(why)  # a player that records by itself says why
 
 
 def _never_begun(rollout: Rollout) -> EpisodeRecord:

@@ -1,0 +1,149 @@
+"""A round over several machines: its groups are split among Ray tasks, each a manager of its own.
+
+A share has a spool of its own where it runs and delivers to the same lake. A share whose machine dies is played again
+by another one: what had been delivered is there, and the rest is played.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+import lake
+from lake.errors import WorkerLostError
+from lake.lake import Lake
+from lake.live.delivery import Deliveries
+from pipelines.collect.environments import Task
+from pipelines.collect.manager.figures import Figures
+from pipelines.collect.manager.rounds import Plan, next_round, played, starts
+from pipelines.collect.manager.run import Collection, Outcome, Say, begun_job, keep_best, write_figures
+from pipelines.collect.manager.scheduler import Scheduler
+from pipelines.collect.manager.store import Store
+from pipelines.collect.players import StartError
+from pipelines.collect.tasks import TaskSet
+from pipelines.collect.wiring import PlayerOptions, player_of, recorded_only
+from pipelines.executor import RayExecutor
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What one Ray task plays."""
+
+    number: int
+    lake_uri: str
+    plan: Plan
+    tasks: Sequence[Task]
+    what: Collection
+    options: PlayerOptions
+    record_only: str | None
+
+
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a share."""
+
+    figures: Figures
+    delivered: Deliveries
+    dropped: int
+    broken: list[str]
+    counts: dict[str, float]
+    """The player's."""
+
+
+def collect_with_ray(
+    lk: Lake,
+    options: PlayerOptions,
+    tasks: TaskSet,
+    what: Collection,
+    record_only: str | None,
+    workers: int | None,
+    *,
+    say: Say,
+) -> Outcome:
+    """As `run.collect`, with the groups of each round split among Ray tasks.
+
+    Args:
+        lk: where to; every machine has to reach it.
+        options: who plays; every task makes a player of its own.
+        tasks: where rollouts begin.
+        what: how many, and how.
+        record_only: FILE:function or module:function, which every machine has.
+        workers: Ray tasks; one per CPU of the cluster unless given.
+        say: called with a line for each round.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        UsageError: as `run.collect`.
+        StartError: siblings began differently.
+        WorkerLostError: tasks died again and again.
+    """
+    executor = RayExecutor(workers)
+    outcome = Outcome(Figures(), Deliveries())
+    run = what.wanted.run
+    while (planned := next_round(lk, tasks, what.wanted)).plan.round < what.rounds:
+        plan = planned.plan
+        say(f"{plan.title}, by {executor.workers} workers")
+        with begun_job(lk, planned, run, what) as job:
+            began = time.monotonic()
+            drawn = plan.drawn(tasks)
+            shares = [
+                Share(
+                    number=number,
+                    lake_uri=lk.uri,
+                    plan=plan,
+                    tasks=drawn[number :: executor.workers],
+                    what=what,
+                    options=options,
+                    record_only=record_only,
+                )
+                for number in range(min(executor.workers, len(drawn)))
+            ]
+            figures, counts, broken = Figures(), dict[str, float](), list[str]()
+            for shared in executor.map(play_share, shares):
+                figures.merge(shared.figures)
+                outcome.dropped += shared.dropped
+                outcome.delivered.rejected += shared.delivered.rejected
+                broken += shared.broken
+                for name, value in shared.counts.items():
+                    counts[name] = counts.get(name, 0.0) + value
+            figures.seconds = time.monotonic() - began  # they ran at once
+            outcome.figures.merge(figures)
+            write_figures(job, plan, figures, counts)
+        outcome.rounds += 1
+        if what.limits.keep == "best":
+            say(keep_best(lk, run, plan))
+        if broken:
+            raise StartError("; ".join(broken))
+    return outcome
+
+
+def play_share(share: Share) -> Shared:
+    """What one Ray task does; it may be done again by another one."""
+    return asyncio.run(_play(share))
+
+
+async def _play(share: Share) -> Shared:
+    run, plan = share.what.wanted.run, share.plan
+    lk = lake.open(share.lake_uri)
+    part = f"{run}-{share.number}"
+    with Store(lk, part, record_only=recorded_only(share.record_only)) as store:
+        player = player_of(share.options, share.lake_uri, part)
+        try:
+            await player.settle()
+            of = {task.seed: task for task in share.tasks}
+            async with Scheduler(run, plan.seed, of, player, store, share.what.limits) as scheduler:
+                snapshot = lk.snapshot()
+                found, known = played(snapshot, run, [plan.round]), starts(snapshot, run, plan.round)
+                figures = await scheduler.play(plan, share.tasks, found, known)
+                await asyncio.to_thread(store.flush)
+                await player.settle()
+                if scheduler.stopped_by is not None:
+                    raise WorkerLostError(f"{scheduler.stopped_by}; the same command goes on with what is missing")
+                return Shared(
+                    figures=figures,
+                    delivered=store.counts,
+                    dropped=store.dropped,
+                    broken=scheduler.broken,
+                    counts=player.figures(),
+                )
+        finally:
+            await player.close()

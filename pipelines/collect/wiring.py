@@ -1,0 +1,196 @@
+"""From options to a player: which environment or agent, which engines, which model.
+
+Options are plain values, so that they stand in a job's parameters and travel to other processes; keys of engines do
+not: they come from the environment variable TRAJLAKE_ENGINE_KEY.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from lake.errors import UsageError
+from lake.live.places import root_of
+from lake.records import EpisodeRecord
+from pipelines.collect import user_code
+from pipelines.collect.engines import Sampling
+from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy
+from pipelines.collect.engines.find import KEY, api_of, engine_at
+from pipelines.collect.engines.pool import Pool
+from pipelines.collect.engines.sharing import Shared, SharingConfig
+from pipelines.collect.environments import Environment
+from pipelines.collect.play_environment import EnvironmentPlayer
+from pipelines.collect.players import Player
+from pipelines.collect.policies import Speaker
+from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
+from pipelines.collect.policies.lockstep import LockStepSpeaker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PROMPTS = "prompts"
+"""The environment of tasks that are nothing but a prompt."""
+_AGENT_CALL_SECONDS = 600.0
+"""How long an engine may be silent before an agent, unless something else is said."""
+
+
+class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
+    """Who plays, and with what."""
+
+    env: str | None = None
+    """An environment, as `environments.loading` reads it."""
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    """Its arguments."""
+    agent: str | None = None
+    """An agent instead."""
+    engines: tuple[str, ...] = ()
+    """Base URLs; none: the model plays in this process."""
+    api: Literal["auto", "vllm", "sglang", "chat"] = "auto"
+    """What they are; auto asks them."""
+    model: str | None = None
+    """Folder of the model, whose tokenizer the engines' is; of an endpoint for chats and for agents, its name."""
+    tokenizer: str | None = None
+    """Folder of the tokenizer, where that is not the model's."""
+    policy: str | None = None
+    """`episodes.policy`; the model's name unless given."""
+    sampling: Sampling = Sampling()
+    """How actions are sampled."""
+    parallel_calls: int = Field(default=256, ge=1)
+    """Calls that one engine gets at once."""
+    step_seconds: float | None = None
+    """See `EnvironmentPlayer`."""
+    call_seconds: float | None = None
+    """See `EnvironmentPlayer`."""
+    max_steps: int | None = None
+    """See `EnvironmentPlayer`."""
+
+
+def player_of(options: PlayerOptions, lake_uri: str, run: str) -> Player:
+    """Whoever plays as the options say.
+
+    Args:
+        options: see there.
+        lake_uri: agents are recorded into it by a proxy.
+        run: name of the run.
+
+    Raises:
+        UsageError: options that do not go together, or name nothing that is there.
+        MissingExtraError: a package is not installed.
+    """
+    if (options.env is None) == (options.agent is None):
+        raise UsageError("give --env or --agent, one of them: an environment to play, or an agent")
+    if options.agent is not None:
+        return _agent_player(options, lake_uri, run)
+    speaker, engines = _speaker(options)
+    return EnvironmentPlayer(
+        _environment(options),
+        speaker,
+        engines=engines,
+        step_seconds=options.step_seconds,
+        call_seconds=options.call_seconds,
+        max_steps=options.max_steps,
+    )
+
+
+def recorded_only(target: str | None) -> Callable[[EpisodeRecord], bool] | None:
+    """The function that --record-only names. Raises UsageError: there is none."""
+    if target is None:
+        return None
+    found: Any = user_code.load(target, "--record-only").value
+    if not callable(found):
+        raise UsageError(f"--record-only {target} is no function; valid: function(record) -> bool")
+    wants: Callable[[EpisodeRecord], bool] = found
+    return wants
+
+
+def _environment(options: PlayerOptions) -> Callable[[], Environment]:
+    from pipelines.collect.environments.loading import load_environment
+    from pipelines.collect.environments.prompts import Prompt
+
+    assert options.env is not None
+    return Prompt if options.env == PROMPTS else load_environment(options.env, options.env_args)
+
+
+def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
+    from pipelines.collect.agents.loading import load_agent
+    from pipelines.collect.agents.play_agent import AgentPlayer
+
+    assert options.agent is not None
+    if not options.engines:
+        raise UsageError("--agent needs --engine URL: an agent talks to a model behind an address; `trajlake serve -h`")
+    sampling = options.sampling.model_dump(include=options.sampling.model_fields_set)
+    return AgentPlayer(
+        load_agent(options.agent),
+        options.engines,
+        lake_uri=lake_uri,
+        spool=root_of(lake_uri, f"collect-{run}-agents"),
+        environment=options.agent,
+        model=options.model,
+        api_key=os.environ.get(KEY, "none"),
+        sampling=sampling,
+        call_seconds=_AGENT_CALL_SECONDS if options.call_seconds is None else options.call_seconds,
+    )
+
+
+def _speaker(options: PlayerOptions) -> tuple[Speaker, Shared[Any] | None]:
+    """Who decides, and the engines that it has to itself."""
+    if not options.engines:
+        return _in_process(options), None
+    apis = {url: api_of(url) if options.api == "auto" else options.api for url in options.engines}
+    if len(set(apis.values())) > 1:
+        found = ", ".join(f"{url} {api}" for url, api in apis.items())
+        raise UsageError(f"the engines are of several kinds: {found}; collect from one kind at a time")
+    config = SharingConfig(most_calls=options.parallel_calls)
+    if "chat" in apis.values():
+        return _chat(options, config)
+    source = options.tokenizer or options.model
+    if source is None:
+        raise UsageError(
+            "--engine needs the tokenizer of its model: --model FOLDER or --tokenizer FOLDER; or --api chat, which "
+            "records text only"
+        )
+    pool = Pool([engine_at(url, api) for url, api in apis.items()], config)
+    name = options.policy or Path(options.model or source).name
+    return EnginePolicy(pool, _tokenizer(source), name=name, options=SpeakerOptions(sampling=options.sampling)), pool
+
+
+def _chat(options: PlayerOptions, config: SharingConfig) -> tuple[Speaker, Shared[ChatEndpoint]]:
+    if options.model is None:
+        raise UsageError("--api chat needs --model NAME: the name that the endpoint knows the model by")
+    endpoints = Shared([ChatEndpoint(url, key=os.environ.get(KEY)) for url in options.engines], config)
+    chat = ChatOptions(model=options.model, sampling=options.sampling)
+    return ChatPolicy(endpoints, chat, name=options.policy), endpoints
+
+
+def _in_process(options: PlayerOptions) -> Speaker:
+    from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
+
+    if options.model is None:
+        raise UsageError("give --engine URL, or --model FOLDER to play it in this process")
+    given = options.sampling
+    if given.top_p != 1 or given.top_k or given.min_p or given.stop or not given.temperature:
+        raise UsageError("a model in this process samples with --temperature alone; serve it: `trajlake serve -h`")
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = _tokenizer(options.tokenizer or options.model)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(options.model)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {options.model} cannot be loaded: {error}") from error
+    name = options.policy or Path(options.model).name
+    sampling = SamplingConfig(temperature=given.temperature, max_action_tokens=given.max_tokens)
+    return LockStepSpeaker(TransformersPolicy(model.eval(), tokenizer, name=name, version=0, sampling=sampling))
+
+
+def _tokenizer(folder: str) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} holds no tokenizer: {error}") from error
+    if tokenizer.chat_template is None:
+        raise UsageError(f"the tokenizer in {folder} has no chat template; --tokenizer FOLDER names one that has")
+    return tokenizer

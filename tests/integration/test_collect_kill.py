@@ -1,0 +1,123 @@
+"""Collecting processes that are killed or stopped: no rollout is lost, none is there twice, none is another.
+
+The engine answers by prompt and seed alone, so a run that was killed has to end with the rows of one that was not.
+"""
+
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import lake
+from testkit.chat_models import tokenizer_of
+from testkit.processes import COMMAND, environment
+from testkit.token_engine import TokenEngine, token_engine
+
+DEADLINE = 600
+OWN = ("write_id", "job_id", "series_id", "at")
+"""Columns that say who wrote a row, and when."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer_of("chatml").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def engine() -> Iterator[TokenEngine]:
+    with token_engine(TokenEngine(max_model_len=1 << 16)) as engine:
+        yield engine
+
+
+class Collecting:
+    """A process that collects into `folder / "lake"`."""
+
+    def __init__(self, folder: Path, tokenizer: Path, engine: TokenEngine, *options: str) -> None:
+        arguments = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "horizon=4", "--tokenizer"]
+        arguments += [str(tokenizer), "--engine", engine.url, "--api", "vllm", "--max-tokens", "4", *options]
+        self.process = subprocess.Popen(
+            [*COMMAND, "collect", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(TRAJLAKE_SPOOL=str(folder / "spool"), OMP_NUM_THREADS="1"),
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Its exit status, and what it said."""
+        out, err = self.process.communicate(timeout=DEADLINE)
+        return self.process.returncode, out, err
+
+
+def after_calls(engine: TokenEngine, count: int, process: subprocess.Popen[str]) -> None:
+    """Wait until the engine was called so often more, or the process has ended."""
+    goal, pause = len(engine.calls) + count, threading.Event()
+    while len(engine.calls) < goal and process.poll() is None:
+        pause.wait(0.002)
+
+
+def content(folder: Path) -> dict[str, pl.DataFrame]:
+    """All that a run's tables say, but who wrote it."""
+    lk = lake.open(folder / "lake")
+    tables = {}
+    for name in ("episodes", "steps", "tokens"):
+        frame = lk.scan(name).collect()
+        keys = [key for key in ("episode_id", "step_index") if key in frame.columns]
+        tables[name] = frame.drop(*OWN, strict=False).sort(keys)
+    return tables
+
+
+@pytest.mark.parametrize(
+    ("kills", "size"),
+    [(2, ("--groups", "12", "--group-size", "8")), pytest.param(20, ("--groups", "250"), marks=pytest.mark.slow)],
+)
+def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
+    kills: int, size: tuple[str, ...], tmp_path: Path, tokenizer: Path, engine: TokenEngine
+) -> None:
+    options = (*size, "--rounds", "1", "--parallel", "2000", "--parallel-calls", "2000")
+    assert Collecting(tmp_path / "undisturbed", tokenizer, engine, *options).finish()[0] == 0
+    expected = content(tmp_path / "undisturbed")
+    calls = len(engine.calls)
+    draw = random.Random(kills)
+    for _ in range(kills):
+        collecting = Collecting(tmp_path / "killed", tokenizer, engine, *options)
+        after_calls(engine, draw.randrange(1, max(2, calls // (kills + 1))), collecting.process)
+        collecting.process.kill()
+        collecting.finish()
+    status, out, err = Collecting(tmp_path / "killed", tokenizer, engine, *options).finish()
+    assert status == 0, err
+    found = content(tmp_path / "killed")
+    for name, frame in expected.items():
+        assert found[name].equals(frame), name
+    assert len(engine.calls) > calls
+    jobs = lake.open(tmp_path / "killed" / "lake").sql("SELECT status FROM job_runs WHERE kind = 'collect'")
+    assert jobs["status"].to_list() == ["succeeded"]
+    spools = [path.name for path in (tmp_path / "killed" / "spool").rglob("*") if path.is_dir() and "-" in path.name]
+    assert [name for name in spools if name.split("-")[0].isdecimal()] == [], out
+
+
+def test_ctrl_c_delivers_what_has_ended_and_the_same_command_goes_on(
+    tmp_path: Path, tokenizer: Path, engine: TokenEngine
+) -> None:
+    options = ("--groups", "8", "--group-size", "4", "--parallel", "4")
+    collecting = Collecting(tmp_path, tokenizer, engine, *options)
+    after_calls(engine, 12, collecting.process)
+    collecting.process.send_signal(signal.SIGINT)
+    status, _, err = collecting.finish()
+    assert status == 1
+    assert "stopping: rollouts that run may finish" in err
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    part = content(tmp_path)["episodes"].height
+    assert 0 < part < 32
+    status, out, _ = Collecting(tmp_path, tokenizer, engine, *options).finish()
+    assert status == 0
+    assert f"{part} there before" in out
+    assert content(tmp_path)["episodes"].height == 32

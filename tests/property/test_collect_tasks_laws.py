@@ -1,0 +1,82 @@
+"""Laws of the order of tasks: every epoch has each task once, and follows from (seed, epoch) alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake.errors import FormatError
+from pipelines.collect.tasks import Cursor, after, order, read_tasks, seeds, take
+
+COUNTS = st.integers(1, 200)
+SEEDS = st.integers(0, 2**40)
+
+
+@given(COUNTS, SEEDS, st.integers(0, 50))
+def test_an_epoch_is_each_task_once_in_an_order_of_its_own(count: int, seed: int, epoch: int) -> None:
+    found = order(count, seed, epoch)
+    assert sorted(found) == list(range(count))
+    assert found == order(count, seed, epoch)
+    if count > 20:
+        assert found != order(count, seed, epoch + 1)
+        assert found != order(count, seed + 1, epoch)
+
+
+@given(COUNTS, SEEDS, st.integers(1, 250), st.integers(1, 3))
+def test_rounds_visit_every_task_once_an_epoch_and_none_twice_in_a_round(
+    count: int, seed: int, a_round: int, epochs: int
+) -> None:
+    tasks, cursor = seeds(7, count), Cursor()
+    played: list[list[int]] = [[] for _ in range(epochs)]
+    while cursor.epoch < epochs:
+        taken = [task.seed for task in take(tasks, seed, cursor, a_round)]
+        assert 0 < len(set(taken)) == len(taken) <= a_round
+        played[cursor.epoch] += taken
+        cursor = after(tasks, cursor, len(taken))
+    assert [sorted(epoch) for epoch in played] == [list(range(7, 7 + count))] * epochs
+
+
+def test_rows_of_a_file_are_tasks_and_bad_ones_are_named(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "2 + 2?", "ground_truth": "4", "topic": "sums"},
+        {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "name": "named"},
+        {"seed": 17},
+        {"ground_truth": "nothing to show"},
+        {"prompt": "x", "messages": []},
+        {"messages": [{"content": "no role"}]},
+        {"prompt": "again", "seed": 17},
+        [1],
+    ]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join([*map(json.dumps, rows), "", "{no json"]))
+    found = read_tasks(file)
+    assert [(task.seed, task.name) for task in found.tasks] == [(0, None), (1, "named"), (17, None)]
+    assert found.tasks[0].messages == [{"role": "user", "content": "2 + 2?"}]
+    assert (found.tasks[0].ground_truth, found.tasks[0].data) == ("4", {"topic": "sums"})
+    assert [line.split(": ")[1] for line in found.rejected] == ["row 3", "row 4", "row 5", "row 6", "row 7", "row 9"]
+    assert "`seed` 17 is that of row 2 too" in found.rejected[3]
+    assert read_tasks(file).fingerprint == found.fingerprint
+
+
+def test_a_parquet_file_says_the_same(tmp_path: Path) -> None:
+    import polars as pl
+
+    rows = [{"prompt": "a", "ground_truth": "1"}, {"prompt": "b", "ground_truth": None}]
+    pl.DataFrame(rows).write_parquet(tmp_path / "tasks.parquet")
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = read_tasks(tmp_path / "tasks.parquet")
+    assert found == read_tasks(tmp_path / "tasks.jsonl")
+
+
+@pytest.mark.parametrize(("content", "said"), [("", "has no rows"), ("[]", "row 0: a task is an object")])
+def test_a_file_without_tasks_is_refused(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(content)
+    with pytest.raises(FormatError, match=said):
+        read_tasks(tmp_path / "tasks.jsonl")
+    with pytest.raises(FormatError, match="give a file of tasks"):
+        read_tasks(tmp_path / "missing.jsonl")
+    (tmp_path / "bad.parquet").write_bytes(b"no parquet")
+    with pytest.raises(FormatError, match="cannot be read as Parquet"):
+        read_tasks(tmp_path / "bad.parquet")
