@@ -41,8 +41,9 @@ _LOOK_SECONDS = 0.3
 _FIRST_CALL_SECONDS = 1800.0
 """The first log-probabilities are compiled, which takes a minute on a busy machine."""
 _LEAVING_SECONDS = 60.0
-_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b:? *\S")
-_GENERIC = ("Engine core initialization failed", "See root cause above", "EngineDeadError")
+_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b:? *\S|^(?:Value error|Assertion failed), ")
+_GENERIC = ("Engine core initialization failed", "See root cause above", "EngineDeadError", "validation error for")
+"""Lines that point at another one."""
 _http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
