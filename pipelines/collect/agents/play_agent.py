@@ -82,7 +82,6 @@ class AgentPlayer:
         self._endings: set[asyncio.Task[Ending]] = set()
         """That are under way."""
         self._counts = dict.fromkeys(("rollouts", "calls", "tokens", "without_calls"), 0)
-        self._has_settled = False
 
     @property
     def is_recorder(self) -> bool:
@@ -101,9 +100,8 @@ class AgentPlayer:
             LakeAccessError: the lake or the spool cannot be reached.
             EngineError: a proxy cannot deliver.
         """
-        if not self._has_settled:
+        if not self._endpoints:  # else the first of them has taken it over
             await asyncio.to_thread(deliver_left, self._lake_uri, self._spool)
-            self._has_settled = True
         for endpoint in self._endpoints:
             if endpoint.is_alive:
                 await self._post(endpoint, f"{endpoint.base()}/v1/flush", b"{}")
@@ -274,7 +272,8 @@ def _path(rollout: Rollout) -> str:
         "rollout": rollout.rollout_index,
         "attempt": rollout.attempt,
     }
-    return "".join(f"/{place}/{_segment(place, str(value))}" for place, value in named.items())
+    given = {place: str(value) for place, value in named.items() if value is not None}
+    return "".join(f"/{place}/{_segment(place, value)}" for place, value in given.items())
 
 
 def _segment(place: str, name: str) -> str:

@@ -1,0 +1,234 @@
+"""What becomes of a rollout by how its agent ends: returns of every kind, exceptions, cancelled, without a call."""
+
+import asyncio
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+import lake
+from lake.errors import UsageError
+from pipelines.collect.agents import Client, Result
+from pipelines.collect.engines import EngineError
+from pipelines.collect.environments import Task
+from testkit.agent_rollouts import NoLog, played, player, rollout
+from testkit.engine_server import Engine, engine_server
+
+KEY = "sk-do-not-store-1234567890"
+
+
+def call(client: Client, text: str = "hello", **more: Any) -> str:
+    with client.openai() as api:
+        said: Any = [{"role": "user", "content": text}]
+        made = api.chat.completions.create(model=client.model, messages=said, **(client.sampling | more))
+        return str(made.choices[0].message.content)
+
+
+def rows_in(folder: Path, columns: str) -> list[tuple[Any, ...]]:
+    return lake.open(str(folder / "lake")).sql(f"SELECT {columns} FROM episodes ORDER BY task_id, rollout_index").rows()
+
+
+def leave(_: Task, __: Client) -> Any:
+    raise SystemExit(3)
+
+
+def stop(_: Task, __: Client) -> Any:
+    raise StopIteration("done")
+
+
+def cancel(_: Task, __: Client) -> Any:
+    raise asyncio.CancelledError("by itself")
+
+
+_VALID = "valid: None, a list of messages, a number (its reward), or a Result"
+RETURNED = {
+    "none": (None, ("completed", None, None)),
+    "messages": ([{"role": "assistant", "content": "x"}], ("completed", None, None)),
+    "number": (0, ("completed", 0.0, None)),
+    "truth": (True, ("completed", 1.0, None)),
+    "result": (Result(reward=2, status="truncated", stop_reason="bored"), ("truncated", 2.0, None)),
+    "text": ("Rome", ("failed", None, f"ValueError: the agent returned str; {_VALID}")),
+    "nan": (float("nan"), ("failed", None, "ValueError: the agent returned reward = nan; valid: a finite number")),
+    "score": (
+        Result(scores={"a": float("inf")}),
+        ("failed", None, "ValueError: the agent returned a = inf; valid: a finite number"),
+    ),
+}
+RAISED = {
+    "exit": (leave, "SystemExit: 3"),
+    "stop": (stop, "StopIteration: done"),
+    "cancel": (cancel, "CancelledError: by itself"),
+}
+
+
+def test_what_an_agent_returns_or_raises_is_the_end_of_its_rollout(tmp_path: Path) -> None:
+    def sync(task: Task, client: Client) -> Any:
+        call(client)
+        return RAISED[str(task.name)][0](task, client) if task.name in RAISED else RETURNED[str(task.name)][0]
+
+    async def coroutine(task: Task, client: Client) -> Any:
+        return sync(task, client)
+
+    names = sorted([*RETURNED, *RAISED])
+    for agent in (sync, coroutine, functools.partial(coroutine), lambda *given: coroutine(*given)):  # noqa: PLW0108
+        with engine_server() as engine:
+            folder = tmp_path / str(id(agent))
+            endings = played(agent, [engine.url], folder, [rollout(name) for name in names])
+        told = [(ending.status, ending.env_return, ending.error) for ending in endings]
+        assert told == rows_in(folder, "status, env_return, error")
+        # Python itself makes another exception of a StopIteration that leaves a coroutine.
+        raised = RAISED if agent is sync else RAISED | {"stop": (stop, "RuntimeError: coroutine raised StopIteration")}
+        assert told == [RETURNED[name][1] if name in RETURNED else ("failed", None, raised[name][1]) for name in names]
+
+
+def test_scores_and_ground_truth_are_rows_and_a_key_is_nowhere(tmp_path: Path) -> None:
+    def agent(task: Task, client: Client) -> Result:
+        call(client)
+        if task.name == "bad":
+            raise ValueError(f"no access with {client.api_key}, Authorization: Bearer {client.api_key}" + "x" * 9000)
+        return Result(reward=0.5, scores={"judge": 0.25}, ground_truth={"answer": 42})
+
+    task = Task(name="bad", ground_truth="of the task")
+    with engine_server() as engine:
+        played(agent, [engine.url], tmp_path, [rollout(None, task=task), rollout("good")], api_key=KEY)
+    found = lake.open(str(tmp_path / "lake"))
+    assert found.sql("SELECT scorer, value FROM scores").rows() == [("judge", 0.25)]
+    (bad, good) = rows_in(tmp_path, "task_id, ground_truth, length(error), stop_reason")
+    assert (bad[0], bad[1], bad[3]) == ("bad", '"of the task"', "ValueError")
+    assert good[:3] == ("good", '{"answer":42}', None)
+    assert bad[2] <= 4000
+    assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+
+
+def test_a_rollout_without_a_call_stays_in_its_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def agent(task: Task, client: Client) -> float:
+        if client.sampling["seed"]:
+            call(client, temperature=1)
+        return 1.0
+
+    with engine_server() as engine:
+        rollouts = [rollout("door", index, seed=index, expected_group_size=2) for index in range(2)]
+        endings = played(agent, [engine.url], tmp_path, rollouts)
+    assert [(ending.num_steps, ending.env_return) for ending in endings] == [(1, 1.0), (1, 1.0)]
+    steps = (
+        lake.open(str(tmp_path / "lake"))
+        .sql(
+            "SELECT e.group_id, s.trainable, e.expected_group_size, e.initial_messages FROM steps s "
+            "JOIN episodes e USING (episode_id) ORDER BY e.rollout_index"
+        )
+        .rows()
+    )
+    assert len({step[0] for step in steps}) == 1
+    assert [step[1] for step in steps] == [False, True]
+    assert [step[2] for step in steps] == [2, 2]
+    assert "Find the key of door." in steps[0][3]
+    assert "made no call of the model in rollout 0 of task 'door'" in caplog.text
+
+
+def test_calls_without_a_temperature_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with engine_server() as engine:
+        engine.says_sampling = False
+        played(lambda task, client: call(client) and None, [engine.url], tmp_path, [rollout("door")])
+    assert "calls do not say their temperature" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "%2F%00?q#f", "günther 日本 &=;+", "v1", "end", "x" * 256])
+def test_names_stay_in_their_place(name: str, tmp_path: Path) -> None:
+    with engine_server() as engine:
+        (ending,) = played(lambda task, client: call(client) and 1, [engine.url], tmp_path, [rollout(name, 3)])
+        assert [row.body["messages"][0]["content"] for row in engine.calls] == ["hello"]
+    assert rows_in(tmp_path, "run_id, task_id, rollout_index, env_return") == [("r", name, 3, ending.env_return)]
+
+
+@pytest.mark.parametrize("name", [".", "..", " x", "a\nb", "x" * 257, "\ud800"])
+def test_a_name_that_no_address_can_hold_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be part of an agent's address"):
+        played(lambda task, client: None, ["http://127.0.0.1:1"], tmp_path, [rollout(name)])
+
+
+def test_one_task_in_two_rounds_and_of_two_seeds_is_four_groups_before_several_engines(tmp_path: Path) -> None:
+    rollouts = [
+        rollout("door", index, collection_round=place, task_seed=seed)
+        for place in range(2)
+        for seed in range(2)
+        for index in range(3)
+    ]
+
+    def agent(task: Task, client: Client) -> None:
+        for _ in range(3):
+            call(client, client.base_url)
+
+    with engine_server() as first, engine_server() as second:
+        played(agent, [first.url, second.url], tmp_path, rollouts)
+        seen = [{call.body["messages"][0]["content"] for call in engine.calls} for engine in (first, second)]
+        assert [len(engine.calls) for engine in (first, second)] == [18, 18]
+    assert [len(addresses) for addresses in seen] == [6, 6], "a rollout stays with its engine"
+    groups = rows_in(tmp_path, "group_id, collection_round, seed, env_return")
+    assert len(groups) == 12
+    assert len(set(groups)) == 4
+    assert {row[3] for row in groups} == {None}
+
+
+def test_a_rollout_that_was_cancelled_takes_nothing_more(tmp_path: Path) -> None:
+    """Its calls are broken off at the engine, and a thread that goes on is refused, under a sub-agent's name too."""
+    begun, cancelled, refused = threading.Event(), threading.Event(), []
+
+    def agent(task: Task, client: Client) -> float:
+        call(client)
+        begun.set()
+        with pytest.raises(openai.APIConnectionError):
+            call(Client(base_url=client.base_url, model="hang"))
+        cancelled.wait(120)
+        for headers in ({}, {"X-Trajlake-Agent": "critic"}):
+            with pytest.raises(openai.ConflictError) as caught:
+                call(client, extra_headers=headers)
+            refused.append(caught.value.status_code)
+        return 1.0
+
+    async def run(engine: Engine) -> None:
+        with_proxies = player(agent, [engine.url], tmp_path)
+        playing = asyncio.create_task(with_proxies.play(rollout("door"), NoLog()))
+        await asyncio.to_thread(begun.wait, 120)
+        while "hang" not in engine.asked:
+            await asyncio.sleep(0.01)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        cancelled.set()
+        while len(refused) < 2:
+            await asyncio.sleep(0.01)
+        await with_proxies.settle()
+        found = "status, stop_reason, env_return, num_steps, error"
+        assert rows_in(tmp_path, found) == [("aborted", "cancelled", None, 1, None)]
+        assert engine.left == 1
+        await with_proxies.close()
+
+    with engine_server() as engine:
+        asyncio.run(asyncio.wait_for(run(engine), 120))
+    assert len(rows_in(tmp_path, "episode_id")) == 1
+
+
+def test_a_proxy_that_dies_is_told_and_the_next_rollout_has_another(tmp_path: Path) -> None:
+    async def run(engine: Engine) -> None:
+        with_proxies = player(lambda task, client: call(client) and 1, [engine.url], tmp_path)
+        await with_proxies.play(rollout("first"), NoLog())
+        (endpoint,) = with_proxies._endpoints
+
+        def dying(task: Task, client: Client) -> None:
+            call(client)
+            endpoint._process.kill()
+            endpoint._process.wait()
+
+        with_proxies._agent = dying
+        with pytest.raises(EngineError, match="did not take an end"):
+            await with_proxies.play(rollout("second"), NoLog())
+        with_proxies._agent = lambda task, client: call(client) and 2
+        await with_proxies.play(rollout("second"), NoLog())
+        await with_proxies.close()
+
+    with engine_server() as engine:
+        asyncio.run(run(engine))
+    assert rows_in(tmp_path, "task_id, env_return, num_steps") == [("first", 1.0, 1), ("second", 2.0, 1)]

@@ -1,0 +1,96 @@
+"""Collecting with an agent, killed with -9 at moments drawn at random: nothing that had ended is lost or there twice.
+
+The endpoint is deterministic, so what a killed run that goes on has in the lake is what an undisturbed one has.
+"""
+
+import random
+import re
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import lake
+from testkit.engine_server import Engine, Sampled, engine_server
+from testkit.processes import environment
+
+COUNT = 32
+CONTENT = """
+    SELECT e.task_id, e.rollout_index, e.attempt, e.seed, e.env_return, e.status, e.relation, s.step_index, s.action,
+           t.context_ids, t.action_ids, t.prefix_step_index
+    FROM episodes e JOIN steps s USING (episode_id) JOIN tokens t USING (episode_id, step_index)
+    ORDER BY ALL
+"""
+
+
+class Deterministic(Engine):
+    """Answers by what it is asked alone."""
+
+    async def _begin(self, request: Any, prompt_ids: list[int], body: dict[str, Any]) -> Any:
+        number = zlib.crc32(repr((body["messages"], body["seed"])).encode())
+        sampled = Sampled(body, request.headers, prompt_ids, number)
+        self.calls.append(sampled)
+        return sampled
+
+
+def started(folder: Path, engine: Engine) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "testkit.agent_collector", str(folder), engine.url, str(COUNT)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
+
+
+def finished(folder: Path, engine: Engine) -> str:
+    process = started(folder, engine)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+def content(folder: Path) -> list[tuple[Any, ...]]:
+    return lake.open(str(folder / "lake")).sql(CONTENT).rows()
+
+
+def proxies(folder: Path) -> list[psutil.Process]:
+    """Those that record into a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if "record" in words and str(folder / "lake") in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def kill_after(folder: Path, engine: Engine, calls: int) -> None:
+    """Kill a run when the engine has had so many calls more, and wait until its proxy is gone."""
+    process, before = started(folder, engine), len(engine.calls)
+    while len(engine.calls) < before + calls and process.poll() is None:
+        time.sleep(0.001)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while proxies(folder):
+        assert time.monotonic() < deadline, "the proxy outlives its parent"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int, tmp_path: Path) -> None:
+    """What had ended is delivered before the lake is asked what is there, and is not played again."""
+    drawn = random.Random(kills)
+    with engine_server(Deterministic()) as engine:
+        finished(tmp_path / "undisturbed", engine)
+        assert len(engine.calls) == 3 * COUNT
+        for _ in range(kills - 1):
+            kill_after(tmp_path / "killed", engine, drawn.randrange(1, 3 * COUNT))
+        kill_after(tmp_path / "killed", engine, 3 * COUNT - 3)  # some rollouts have ended by then
+        before = len(engine.calls)
+        there = int(re.findall(r"settled (\d+)", finished(tmp_path / "killed", engine))[0])
+        assert len(engine.calls) - before == 3 * (COUNT - there)
+    assert there
+    assert content(tmp_path / "killed") == content(tmp_path / "undisturbed")
+    rejected = lake.open(str(tmp_path / "killed" / "lake")).sql("SELECT count(*) FROM rejects").rows()
+    assert rejected == [(0,)]

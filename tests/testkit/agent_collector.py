@@ -1,0 +1,51 @@
+"""A process that plays rollouts of an agent which are not yet in the lake, as a manager does; for tests that kill it.
+
+Arguments: a folder, the engine's URL, how many rollouts.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import lake
+from lake.errors import TrajlakeError
+from pipelines.collect.agents import Client
+from pipelines.collect.environments import Task
+from testkit.agent_rollouts import NoLog, player, rollout
+
+
+async def agent(task: Task, client: Client) -> float:
+    said = list(task.messages)
+    async with client.async_openai() as api:
+        for _ in range(3):
+            made = await api.chat.completions.create(model=client.model, messages=said, **client.sampling)
+            said += [
+                {"role": "assistant", "content": made.choices[0].message.content},
+                {"role": "user", "content": "?"},
+            ]
+    return float(len(said[-2]["content"]))
+
+
+def recorded(folder: Path) -> set[tuple[str, int]]:
+    """Rollouts that are in the lake."""
+    try:
+        return set(lake.open(str(folder / "lake")).sql("SELECT task_id, rollout_index FROM episodes").rows())
+    except TrajlakeError:
+        return set()
+
+
+async def collect(folder: Path, engine: str, count: int) -> None:
+    playing = player(agent, [engine], folder)
+    await playing.settle()
+    there = recorded(folder)
+    slots = [(f"task-{number // 4:03}", number % 4) for number in range(count)]
+    print("settled", len(there), flush=True)
+    left = [slot for slot in slots if slot not in there]
+    await asyncio.gather(*(playing.play(rollout(name, index, seed=index), NoLog()) for name, index in left))
+    await playing.settle()
+    await playing.close()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(collect(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
