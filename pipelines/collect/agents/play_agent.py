@@ -22,8 +22,8 @@ from lake.live.sink import told
 from pipelines.collect.agents import Agent, Client, Result
 from pipelines.collect.agents.endpoint import Endpoint, deliver_left
 from pipelines.collect.agents.results import end_body, ending_of, failure_of, result_of
-from pipelines.collect.agents.threads import in_thread
 from pipelines.collect.engines import EngineError
+from pipelines.collect.environments.threads import Worker
 from pipelines.collect.players import Ending, Rollout, RolloutLog
 
 if TYPE_CHECKING:
@@ -159,7 +159,11 @@ class AgentPlayer:
         agent = self._agent
         if inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(getattr(agent, "__call__", None)):  # noqa: B004
             return await agent(rollout.task, client)
-        value = await in_thread(agent, rollout.task, client)
+        thread = Worker()
+        try:
+            value = await thread.run(agent, rollout.task, client)
+        finally:
+            thread.end()
         return await value if inspect.isawaitable(value) else value
 
     async def _abort(self, rollout: Rollout, endpoint: Endpoint, base: str, reason: str) -> None:

@@ -76,7 +76,7 @@ class InThread:
         self.split = split
         self._make = make
         self._environment: SyncEnvironment | None = None
-        self._worker = _Worker()
+        self._worker = Worker()
 
     async def reset(self, task: Task) -> Outcome:
         """Make the environment, if that was not done yet, and begin the task."""
@@ -105,8 +105,8 @@ class InThread:
             close(self._environment)
 
 
-class _Worker:
-    """One thread, which runs calls in turn; it starts with the first one."""
+class Worker:
+    """One thread, which runs calls in turn; it starts with the first one, and an agent has one for itself as well."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
