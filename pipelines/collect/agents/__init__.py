@@ -62,6 +62,8 @@ class Result:
     status: str = "completed"
     """completed, truncated, aborted, failed."""
     stop_reason: str | None = None
+    error: str | None = None
+    """What went wrong."""
     messages: list[Message] | None = None
     """The conversation; for the agent's own use, since its calls are recorded."""
     ground_truth: Json = None

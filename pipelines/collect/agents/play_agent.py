@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 from lake.errors import MissingExtraError, UsageError
 from lake.formats.base.fields import prompt_task
-from lake.live.sink import told
 from pipelines.collect.agents import Agent, Client, Result
 from pipelines.collect.agents.endpoint import Endpoint, deliver_left
 from pipelines.collect.agents.results import end_body, ending_of, failure_of, result_of
@@ -128,6 +127,8 @@ class AgentPlayer:
         if self._session is not None:
             await self._session.close()
         await asyncio.gather(*(asyncio.to_thread(endpoint.close) for endpoint in self._endpoints))
+        if callable(close := getattr(self._agent, "close", None)):
+            await asyncio.to_thread(close)
 
     # ------------------------------------------------------------ one rollout
 
@@ -141,7 +142,7 @@ class AgentPlayer:
         error: BaseException | None = None
         try:
             result = result_of(await self._run(rollout, client))
-            body = end_body(result, rollout, self._environment, None)
+            body = end_body(result, rollout, self._environment)
         except asyncio.CancelledError as cancelled:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 await self._abort(rollout, endpoint, base, str(cancelled) or "cancelled")
@@ -151,9 +152,8 @@ class AgentPlayer:
             error = raised
         if error is None:
             return await self._ended(rollout, endpoint, base, result, body)
-        result, text = failure_of(error), told(error)
-        body = end_body(result, rollout, self._environment, text)
-        return await self._ended(rollout, endpoint, base, result, body, text)
+        result = failure_of(error)
+        return await self._ended(rollout, endpoint, base, result, end_body(result, rollout, self._environment))
 
     async def _run(self, rollout: Rollout, client: Client) -> Any:
         agent = self._agent
@@ -168,7 +168,7 @@ class AgentPlayer:
 
     async def _abort(self, rollout: Rollout, endpoint: Endpoint, base: str, reason: str) -> None:
         result = Result(status="aborted", stop_reason=reason)
-        body = end_body(result, rollout, self._environment, None)
+        body = end_body(result, rollout, self._environment)
         try:
             await self._ended(rollout, endpoint, base, result, body)
         except EngineError as error:
@@ -181,9 +181,7 @@ class AgentPlayer:
         ending.add_done_callback(self._endings.discard)
         return await asyncio.shield(ending)
 
-    async def _end(
-        self, rollout: Rollout, endpoint: Endpoint, base: str, result: Result, body: bytes, error: str | None = None
-    ) -> Ending:
+    async def _end(self, rollout: Rollout, endpoint: Endpoint, base: str, result: Result, body: bytes) -> Ending:
         reply = await self._post(endpoint, f"{base}/end", body)
         calls = reply.get("calls", 0)
         self._counts["rollouts"] += 1
@@ -198,7 +196,7 @@ class AgentPlayer:
                     rollout.rollout_index,
                     rollout.task.name,
                 )
-        return ending_of(result, error, reply)
+        return ending_of(result, reply)
 
     # ------------------------------------------------------------ proxies
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from lake.formats.base.secrets import redacted
+from lake.live.sink import told
 from pipelines.collect.agents import Result
 from pipelines.collect.players import Ending, Rollout
 
@@ -33,11 +35,11 @@ def result_of(value: Any) -> Result:
 
 
 def failure_of(error: BaseException) -> Result:
-    """An exception of an agent; `stop_reason` is its type."""
-    return Result(status="failed", stop_reason=type(error).__name__)
+    """An exception of an agent: its text without keys, shortened; `stop_reason` is its type."""
+    return Result(status="failed", stop_reason=type(error).__name__, error=told(error))
 
 
-def end_body(result: Result, rollout: Rollout, environment: str | None, error: str | None) -> bytes:
+def end_body(result: Result, rollout: Rollout, environment: str | None) -> bytes:
     """The body of the proxy's `/end`.
 
     Raises:
@@ -50,7 +52,7 @@ def end_body(result: Result, rollout: Rollout, environment: str | None, error: s
         "scores": [{"scorer": name, "value": float(value)} for name, value in result.scores.items()],
         "status": result.status,
         "stop_reason": result.stop_reason,
-        "error": error,
+        "error": result.error and redacted(result.error),
         "ground_truth": task.ground_truth if result.ground_truth is None else result.ground_truth,
         "environment": environment,
         "expected_group_size": rollout.expected_group_size,
@@ -59,13 +61,13 @@ def end_body(result: Result, rollout: Rollout, environment: str | None, error: s
     return msgspec.json.encode(said)
 
 
-def ending_of(result: Result, error: str | None, told: dict[str, Any]) -> Ending:
+def ending_of(result: Result, reply: dict[str, Any]) -> Ending:
     """What the manager hears, with what the proxy told of the episode."""
     return Ending(
         status=result.status,
         stop_reason=result.stop_reason,
-        error=error,
+        error=result.error,
         env_return=result.reward,
-        num_steps=told.get("steps", 0),
-        completion_tokens=told.get("completion_tokens"),
+        num_steps=reply.get("steps", 0),
+        completion_tokens=reply.get("completion_tokens"),
     )
