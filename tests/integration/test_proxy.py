@@ -102,6 +102,31 @@ def test_a_start_that_fails_leaves_what_a_killed_proxy_left_as_it_is(tmp_path: P
     assert found == [(2, 1.0, "completed")]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_proxy_left_open_can_be_dropped_and_played_anew(number: int, tmp_path: Path) -> None:
+    """Under the same names; what had ended is there, and delivered when that is asked for."""
+    names = ["/run/r/round/1/task/open/seed/7/rollout/0/v1", "/run/r/round/1/task/ended/seed/7/rollout/0/v1"]
+    hello = [{"role": "user", "content": "find the key"}]
+    drop = ("--unfinished", "drop")
+    with engine_server() as engine:
+        with proxy(engine, tmp_path, *drop) as at:
+            for name in names:
+                turn(at, f"{name}/chat/completions", hello, stream=False)
+            at.post(f"{names[1]}/end", {"reward": 1.0})
+            assert json.loads(at.post("/v1/flush", {})) == {"delivered": True}
+            assert [row[0] for row in lake.open(at.lake).sql("SELECT task_id FROM episodes").rows()] == ["ended"]
+            at.end(number)
+        with proxy(engine, tmp_path, *drop) as at:
+            messages = turn(at, f"{names[0]}/chat/completions", hello, stream=False)
+            turn(at, f"{names[0]}/chat/completions", messages, stream=False)
+            at.post(f"{names[0]}/end", {"reward": 2.0})
+            at.end()
+    found = lake.open(at.lake).sql(
+        "SELECT task_id, collection_round, seed, num_steps, env_return, relation FROM episodes ORDER BY task_id"
+    )
+    assert found.rows() == [("ended", 1, 7, 1, 1.0, None), ("open", 1, 7, 2, 2.0, None)]
+
+
 def test_after_ctrl_c_a_rollout_goes_on_as_a_continuation_and_one_that_was_ended_takes_nothing(tmp_path: Path) -> None:
     cut, ended = "/run/r/task/cut/rollout/3/v1", "/run/r/task/ended/rollout/3/v1"
     call = {"model": "policy", "messages": [{"role": "user", "content": "find the key"}]}

@@ -11,7 +11,7 @@ from lake.live.calls.address import Address
 from lake.live.frames import Traced
 from lake.live.proxy.ends import FILE, Ends
 from lake.live.proxy.rollouts import EndedError, Ending
-from lake.records import episode_id
+from lake.records import episode_id, identify
 from testkit.agent_calls import START, Recording, answer_of, chat
 
 THIRD = Address(run="r", task="door", rollout=3)
@@ -142,6 +142,53 @@ def test_an_end_of_spans_tells_how_many_came_across_a_kill() -> None:
     recording.book.receive(THIRD, logs, START, is_over=False)
     ended = recording.book.end(THIRD, Ending(), START)
     assert (ended["spans"], "steps" in ended) == (3, False)
+
+
+def test_an_end_that_closes_ends_the_sub_agents_too_and_nothing_comes_after_it() -> None:
+    recording = Recording()
+    critic = Address(run="r", task="door", rollout=3, agent="critic")
+    call(recording, THIRD)
+    call(recording, critic, 1)
+    ended = recording.book.end(THIRD, Ending(reward=1.0, closes=True, status="truncated"), START)
+    assert (ended["steps"], ended["calls"]) == (1, 1)
+    for address in (THIRD, critic, Address(run="r", task="door", rollout=3, agent="another")):
+        with pytest.raises(EndedError, match="has ended"):
+            recording.book.check(address)
+    recording.book.check(Address(run="r", task="door", rollout=4, agent="critic"))
+    assert [(record.agent_id, record.status, record.env_return) for record in recording.records()] == [
+        (None, "truncated", 1.0),
+        ("critic", "truncated", None),
+    ]
+
+
+def test_a_rollout_without_a_call_is_recorded_if_its_end_closes_it() -> None:
+    recording = Recording()
+    closing = Ending(
+        reward=0.5, closes=True, expected_group_size=4, environment="e", split="train", initial_messages=[USER]
+    )
+    ended = recording.book.end(THIRD, closing, START)
+    assert (ended["steps"], ended["calls"], ended["completion_tokens"]) == (1, 0, 0)
+    assert recording.book.end(THIRD, closing, START) == ended
+    with pytest.raises(EndedError):
+        recording.book.end(THIRD, Ending(closes=True), START)
+    (record,) = recording.records()
+    assert [(step.state, step.action, step.trainable) for step in record.steps] == [("open the door", "", False)]
+    assert (record.status, record.env_return, record.expected_group_size) == ("completed", 0.5, 4)
+    assert (record.environment, record.split) == ("e", "train")
+
+
+def test_one_task_of_two_rounds_or_seeds_is_as_many_groups() -> None:
+    recording = Recording()
+    addresses = [
+        Address(run="r", task="door", rollout=3, collection_round=place, seed=seed)
+        for place in range(2)
+        for seed in range(2)
+    ]
+    for number, address in enumerate(addresses):
+        call(recording, address, number)
+        recording.book.end(address, Ending(), START)
+    keys = {identify(record, "r").group_id for record in recording.records()}
+    assert len(keys) == 4
 
 
 # ------------------------------------------------------------ the file

@@ -27,6 +27,10 @@ def of(path: str, **headers: str) -> tuple[Address, str]:
         ("/run/R", Address(run="R")),
         ("/run/R/task/T/rollout/3", Address(run="R", task="T", rollout=3)),
         ("/run/R/task/T/rollout/0/attempt/2", Address(run="R", task="T", rollout=0, attempt=2)),
+        (
+            "/run/R/round/2/task/T/seed/9223372036854775807/rollout/3/attempt/1",
+            Address(run="R", collection_round=2, task="T", seed=2**63 - 1, rollout=3, attempt=1),
+        ),
         ("/task/T/rollout/a1", Address(task="T", rollout=sibling_number("a1"))),
         ("/proxy/rollout/ro-9/attempt/1/mode/train/openai", Address(task="ro-9", attempt=1, split="train")),
     ],
@@ -42,10 +46,15 @@ def test_headers_name_what_the_path_leaves_open() -> None:
     assert of(CHAT, X_Session_ID="s1", X_Trajlake_Task="T")[0] == Address(task="T")
     assert of(CHAT, X_Trajlake_Group="g")[0] == Address(task="g")
     assert of("/task/T" + CHAT, X_Trajlake_Group="4")[0] == Address(task="T", collection_round=4)
+    assert of("/task/T" + CHAT, X_Trajlake_Round="4", X_Trajlake_Seed="5")[0] == Address(
+        task="T", collection_round=4, seed=5
+    )
 
 
 def test_a_parent_is_in_the_same_run_unless_it_says_so() -> None:
     assert of("/run/R/task/T" + CHAT, X_Trajlake_Parent="boss")[0].parent == Address(run="R", task="boss")
+    inner = of("/round/3/task/T" + CHAT, X_Trajlake_Parent="boss")[0]
+    assert inner.parent == Address(collection_round=3, task="boss")
     parent = of(CHAT, X_Trajlake_Parent="/run/Q/task/T/rollout/1", X_Trajlake_Task="S")[0].parent
     assert parent == Address(run="Q", task="T", rollout=1)
 
@@ -58,6 +67,9 @@ def test_a_parent_is_in_the_same_run_unless_it_says_so() -> None:
         ("/ep/a/task/b" + CHAT, {}, "names no rollout"),
         ("/task/a/task/b" + CHAT, {}, "names no rollout"),
         ("/rollout/3" + CHAT, {}, "no task"),
+        ("/seed/3" + CHAT, {}, "no task"),
+        ("/task/T/seed/9223372036854775808" + CHAT, {}, "the seed is .* 0 to 9223372036854775807"),
+        ("/task/T/round/-1" + CHAT, {}, "the round is '-1'"),
         ("/ep/%00" + CHAT, {}, "printable"),
         ("/ep/%ff" + CHAT, {}, "UTF-8"),
         ("/ep/" + "x" * 257 + CHAT, {}, "1 to 256"),
