@@ -38,7 +38,8 @@ _INSTALL = (
     'verifiers is not installed in {python}: pip install "verifiers==0.4.0" in an environment of its own (it pins '
     "openai < 3), and name its Python by --agent-python"
 )
-_TAIL = 2000
+_TAIL, _LINES = 2000, 40
+"""Characters and lines of what it said last."""
 _log = logging.getLogger("trajlake")
 
 
@@ -196,8 +197,11 @@ class VerifiersTaskset:
         line = process.stdout.readline()
         self._said = json.loads(line) if line else {}
         if "tasks" not in self._said:
-            process.wait()
             listening.join()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
             said = "".join(errors)
             if "No module named 'verifiers'" in said:
                 raise MissingExtraError(_INSTALL.format(python=self._python))
@@ -214,19 +218,21 @@ class VerifiersTaskset:
 
     def _hear(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            told = json.loads(line)
-            if (future := self._waiting.get(told["number"])) is not None and not future.done():
-                future.set_result(told)
+        with process.stdout as pipe:
+            for line in pipe:
+                told = json.loads(line)
+                if (future := self._waiting.get(told["number"])) is not None and not future.done():
+                    future.set_result(told)
         for future in list(self._waiting.values()):
             if not future.done():
                 future.set_result({"error": f"the process that runs verifiers ended ({process.wait()})"})
 
     def _gather(self, process: "subprocess.Popen[str]", errors: list[str]) -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            errors[:] = [*errors, line][-40:]
-            _log.info("verifiers: %s", line.rstrip())
+        with process.stderr as pipe:
+            for line in pipe:
+                errors[:] = [*errors, line][-_LINES:]
+                _log.info("verifiers: %s", line.rstrip())
 
 
 def read_episode(episode: dict[str, Any]) -> list[EpisodeRecord]:
