@@ -84,30 +84,6 @@ def streaming(task: Task, client: Client) -> float:
     return reward_of(task, text)
 
 
-def langgraph_agent(task: Task, client: Client) -> float:
-    from langchain_core.tools import tool
-    from langchain_openai import ChatOpenAI
-    from langgraph.graph import START, MessagesState, StateGraph
-    from langgraph.prebuilt import ToolNode, tools_condition
-
-    @tool
-    def look(at: str) -> str:
-        """Look at a thing."""
-        return f"a {at}"
-
-    model = ChatOpenAI(
-        model=client.model, base_url=client.base_url, api_key=client.api_key, max_retries=0, **client.sampling
-    ).bind_tools([look])
-    graph = StateGraph(MessagesState)
-    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
-    graph.add_node("tools", ToolNode([look]))
-    graph.add_edge(START, "model")
-    graph.add_conditional_edges("model", tools_condition)
-    graph.add_edge("tools", "model")
-    found = graph.compile().invoke({"messages": task.messages})
-    return reward_of(task, found["messages"][-1].content)
-
-
 def check(engine_calls: list[Any], rows: list[dict[str, Any]]) -> None:
     """Every call of an engine is one step, of the task that its prompt names, with its tokens."""
     numbers = [int(re.split("[-_]", row["answer_id"])[1]) for row in rows]
@@ -122,7 +98,7 @@ def check(engine_calls: list[Any], rows: list[dict[str, Any]]) -> None:
         sequences[row["episode_id"], row["step_index"]] = prompt + row["action_ids"]
 
 
-@pytest.mark.parametrize("agent", [blocking, asynchronous, streaming, langgraph_agent])
+@pytest.mark.parametrize("agent", [blocking, asynchronous, streaming])
 def test_64_at_once(agent: Any, tmp_path: Path) -> None:
     """Eight tasks of eight siblings: every call is a step of its rollout, each reward is there, groups are whole."""
     rollouts = [
