@@ -1,6 +1,8 @@
 """Command `collect`."""
 
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,9 +16,19 @@ if TYPE_CHECKING:
     from pipelines.collect.tasks import TaskSet
 
 _SECTIONS = {
-    "Who plays": ("env", "env_args", "agent", "engines", "api", "model", "tokenizer", "policy", "parallel_calls"),
+    "Who plays": ("env", "env_args", "agent", "model", "tokenizer", "policy"),
+    "Which engines": ("engines", "api", "adapter", "parallel_calls"),
     "What is played": ("lake_uri", "run", "rounds", "groups", "group_size", "prompts", "count", "first", "seed"),
-    "How actions are sampled": ("temperature", "max_tokens", "top_p", "top_k", "min_p", "stop"),
+    "How actions are sampled": (
+        "temperature",
+        "max_tokens",
+        "top_p",
+        "top_k",
+        "min_p",
+        "stop",
+        "schema",
+        "tool_format",
+    ),
     "Many at once": ("parallel", "call_timeout", "step_timeout", "episode_timeout", "max_steps", "retries", "grace"),
     "Which are kept": ("oversample", "keep", "carry_over", "record_only"),
     "Several machines": ("executor", "workers"),
@@ -49,6 +61,14 @@ _COUNT = click.IntRange(min=1)
     "or a chat endpoint: the name to ask for.",
 )
 @click.option("--tokenizer", metavar="FOLDER", help="The tokenizer's folder.  [default: --model]")
+@click.option("--adapter", metavar="NAME", help="LoRA adapter that the engines have loaded.")
+@click.option(
+    "--tool-format",
+    type=click.Choice(["auto", "hermes", "llama", "none"]),
+    default="auto",
+    show_default=True,
+    help="How the model writes tool calls; auto: as its chat template does.",
+)
 @click.option("--policy", help="Name that is stored with the episodes.  [default: the model's]")
 @click.option("--parallel-calls", type=_COUNT, default=256, show_default=True, help="Calls an engine gets at once.")
 @click.option("--run", default="collect", show_default=True, help="Name of the run; the same goes on where it was.")
@@ -70,6 +90,9 @@ _COUNT = click.IntRange(min=1)
 @click.option("--top-k", type=click.IntRange(min=0), help="Likeliest tokens; biases ratios.  [default: off]")
 @click.option("--min-p", type=click.FloatRange(0, 1), help="Least share; biases ratios.  [default: off]")
 @click.option("--stop", multiple=True, help="A text that ends an action.")
+@click.option(
+    "--schema", type=click.Path(exists=True, dir_okay=False), help="File of a JSON schema that answers are held to."
+)
 @click.option("--parallel", type=_COUNT, default=256, show_default=True, help="Rollouts in flight.")
 @click.option("--call-timeout", type=_SECONDS, help="Seconds of a decision; longer is a failure.  [default: none]")
 @click.option("--step-timeout", type=_SECONDS, help="Seconds of an environment's step; the same.  [default: none]")
@@ -153,14 +176,28 @@ def _player_options(given: dict[str, Any]) -> Any:
         env_args=from_pairs(given["env_args"]),
         step_seconds=given["step_timeout"],
         call_seconds=given["call_timeout"],
+        answer_schema=_schema(given["schema"]),
         **{
             name: given[name]
             for name in (
-                *("env", "agent", "engines", "api", "model", "tokenizer", "policy"),
+                *("env", "agent", "engines", "api", "model", "tokenizer", "adapter", "policy", "tool_format"),
                 *("parallel_calls", "max_steps"),
             )
         },
     )
+
+
+def _schema(file: str | None) -> dict[str, Any] | None:
+    """What a file of a JSON schema holds. Raises UsageError: it is none."""
+    if file is None:
+        return None
+    try:
+        found = json.loads(Path(file).read_text("utf-8"))
+    except ValueError as error:
+        raise UsageError(f"--schema {file} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"--schema {file} holds {type(found).__name__}; valid: an object, as JSON schemas are")
+    return found
 
 
 def _collection(given: dict[str, Any], settings: dict[str, Any]) -> Any:

@@ -26,6 +26,7 @@ from pipelines.collect.players import Player
 from pipelines.collect.policies import Speaker
 from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
 from pipelines.collect.policies.lockstep import LockStepSpeaker
+from pipelines.collect.policies.tool_calls import ToolFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,6 +58,12 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """`episodes.policy`; the model's name unless given."""
     sampling: Sampling = Sampling()
     """How actions are sampled."""
+    answer_schema: dict[str, Any] | None = None
+    """JSON schema that every answer is held to."""
+    adapter: str | None = None
+    """LoRA adapter of the engines to speak with."""
+    tool_format: ToolFormat = "auto"
+    """How the model writes tool calls; auto: as its chat template does."""
     parallel_calls: int = Field(default=256, ge=1)
     """Calls that one engine gets at once."""
     step_seconds: float | None = None
@@ -153,14 +160,20 @@ def _speaker(options: PlayerOptions) -> tuple[Speaker, Shared[Any] | None]:
         )
     pool = Pool([engine_at(url, api) for url, api in apis.items()], config)
     name = options.policy or Path(options.model or source).name
-    return EnginePolicy(pool, _tokenizer(source), name=name, options=SpeakerOptions(sampling=options.sampling)), pool
+    speaking = SpeakerOptions(
+        sampling=options.sampling,
+        schema=options.answer_schema,
+        adapter=options.adapter,
+        tool_format=options.tool_format,
+    )
+    return EnginePolicy(pool, _tokenizer(source), name=name, options=speaking), pool
 
 
 def _chat(options: PlayerOptions, config: SharingConfig) -> tuple[Speaker, Shared[ChatEndpoint]]:
     if options.model is None:
         raise UsageError("--api chat needs --model NAME: the name that the endpoint knows the model by")
     endpoints = Shared([ChatEndpoint(url, key=os.environ.get(KEY)) for url in options.engines], config)
-    chat = ChatOptions(model=options.model, sampling=options.sampling)
+    chat = ChatOptions(model=options.model, sampling=options.sampling, output_schema=options.answer_schema)
     return ChatPolicy(endpoints, chat, name=options.policy), endpoints
 
 
@@ -169,6 +182,8 @@ def _in_process(options: PlayerOptions) -> Speaker:
 
     if options.model is None:
         raise UsageError("give --engine URL, or --model FOLDER to play it in this process")
+    if options.answer_schema is not None or options.adapter is not None:
+        raise UsageError("--schema and --adapter are for engines; serve the model: `trajlake serve -h`")
     given = options.sampling
     if given.top_p != 1 or given.top_k or given.min_p or given.stop or not given.temperature:
         raise UsageError("a model in this process samples with --temperature alone; serve it: `trajlake serve -h`")

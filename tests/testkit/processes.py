@@ -35,8 +35,7 @@ def trajlake(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[s
         errors="backslashreplace",
         timeout=_TIMEOUT,
         check=False,
-        env=environment(),
-        **options,
+        **({"env": environment()} | options),
     )
 
 

@@ -1,0 +1,121 @@
+"""`trajlake collect` from options to rows: who speaks, what the engine is asked for, what the lake has of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import lake
+from pipelines.collect.environments.house import vocabulary
+from testkit.chat_models import tokenizer_of
+from testkit.processes import environment, trajlake
+from testkit.token_engine import TokenEngine, token_engine
+from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "door"}}</tool_call>'
+BROKEN = '<tool_call>{"name": "look"'
+ENVIRONMENT = """
+from pipelines.collect.environments import Outcome
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Door:
+    name, split = "door", None
+
+    async def reset(self, task):
+        self.asked = 0
+        return Outcome(messages=[{"role": "user", "content": "Where?"}], tools=[TOOL], task_id=str(task.seed))
+
+    async def step(self, action):
+        self.asked += 1
+        calls = action.get("tool_calls") or []
+        shown = [{"role": "tool", "tool_call_id": call["id"], "content": "a door"} for call in calls]
+        return Outcome(messages=shown or [{"role": "user", "content": "Say it again."}], terminated=self.asked == 2)
+
+    async def close(self):
+        pass
+
+
+def make():
+    return Door()
+"""
+
+
+def collect(folder: Path, *options: str | Path):
+    small = ("--groups", "2", "--group-size", "2", "--lake", folder / "lake", *options)
+    done = trajlake("collect", *small, env=environment(TRAJLAKE_SPOOL=str(folder / "spool"), OMP_NUM_THREADS="1"))
+    assert done.returncode == 0, done.stderr
+    columns = "step_index, tool_calls, is_action_valid, extra, constrained, action_ids, logprobs_mode"
+    return lake.open(str(folder / "lake")).sql(
+        f"SELECT {columns} FROM steps JOIN tokens USING (episode_id, step_index)"
+    )
+
+
+def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path):
+    tokenizer = tokenizer_of("tools")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "door.py").write_text(ENVIRONMENT)
+
+    def answer(prompt_ids, seed, most):
+        if tokenizer.decode(prompt_ids).count("<|im_start|>assistant") == 1:
+            # The engine makes a seed of each sample: a thousand times the request's, and the sample's number.
+            said = tokenizer.encode(CALL if seed // 1000 % 2 == 0 else BROKEN, add_special_tokens=False)
+        else:
+            said = tokenizer.convert_tokens_to_ids(["g", "o"])  # which the tokenizer makes one of
+        return [*said, tokenizer.eos_token_id]
+
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "string"}')
+    with token_engine(TokenEngine(answer)) as engine:
+        engine.adapters["pi"] = "/adapter"
+        rows = collect(
+            tmp_path,
+            *("--env", f"{tmp_path / 'door.py'}:make", "--engine", engine.url, "--model", tmp_path / "model"),
+            *("--schema", schema, "--adapter", "pi", "--groups", "4"),
+        )
+        bodies = [call.body for call in engine.calls]
+    assert {body["model"] for body in bodies} == {"pi"}
+    assert all(body["sampling_params"]["structured_outputs"] == {"json": {"type": "string"}} for body in bodies)
+    first = rows.filter(rows["step_index"] == 0)
+    read = first.filter(first["tool_calls"].is_not_null())
+    unread = first.filter(first["tool_calls"].is_null())
+    assert len(read) > 0
+    assert len(unread) > 0
+    for row in read.iter_rows(named=True):
+        [call] = json.loads(row["tool_calls"])
+        assert call["function"] == {"name": "look", "arguments": '{"at": "door"}'}
+    assert set(unread["is_action_valid"]) == {False}
+    assert all("is not closed" in json.loads(extra)["tool_call_fault"] for extra in unread["extra"])
+    last = rows.filter(rows["step_index"] == 1)
+    assert all(json.loads(extra)["drift"]["retokenised"]["tokens"] == 2 for extra in last["extra"])
+    assert rows["constrained"].to_list() == [[True] * len(ids) for ids in rows["action_ids"]]
+
+
+def test_a_model_plays_in_the_collecting_process(tmp_path):
+    tokenizer = build_tokenizer(vocabulary())
+    build_model(tokenizer, TinyPolicyConfig(), seed=0).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = collect(
+        tmp_path, "--env", "house", "--env-arg", "horizon=3", "--model", tmp_path / "model", "--max-tokens", "4"
+    )
+    assert len(rows) == 2 * 2 * 3
+    assert set(rows["logprobs_mode"]) == {"processed"}
+    assert all(len(ids) <= 4 for ids in rows["action_ids"])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--schema", "SCHEMA", "--model", "x"), "--schema and --adapter are for engines"),
+        (("--schema", "BROKEN", "--model", "x"), "is no JSON"),
+        (("--schema", "LIST", "--model", "x"), "holds list; valid: an object"),
+    ],
+)
+def test_options_of_speakers_that_cannot_be_are_refused(tmp_path, options, told):
+    for name, text in {"SCHEMA": "{}", "BROKEN": "{", "LIST": "[]"}.items():
+        (tmp_path / name).write_text(text)
+    done = trajlake("collect", "--lake", tmp_path / "lake", "--env", "house", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
