@@ -97,6 +97,23 @@ def test_1_a_rollouts_calls_go_to_one_engine_and_rollouts_to_the_idlest(servers:
     assert [len(keys) for keys in homes] == [3, 3]
 
 
+def test_1_a_rollout_stays_with_its_engine_however_busy_that_is(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> None:
+        await pool.generate(asking(1, key="r"))
+        home, other = servers if servers[0].calls else servers[::-1]
+        home.seconds = other.seconds = 600
+        waits = [asyncio.create_task(pool.generate(asking(number))) for number in (2, 3)]
+        await until(lambda: home.running == other.running == 1)
+        waits.pop(0 if other.calls[0].seed == 2 else 1).cancel()
+        await until(lambda: other.running == 0)
+        home.seconds = other.seconds = 0
+        await pool.generate(asking(4, key="r"))
+        assert [call.seed for call in other.calls] == [other.calls[0].seed]
+        waits[0].cancel()
+
+    pooled(servers, play)
+
+
 def test_2_an_engine_has_no_more_calls_at_once_than_it_may(servers: list[TokenEngine]) -> None:
     servers[0].seconds = 0.02
 
@@ -122,12 +139,14 @@ def test_2_an_engine_that_asks_to_be_left_alone_is(servers: list[TokenEngine]) -
     async def play(pool: Pool) -> float:
         await pool.describe()
         began = asyncio.get_running_loop().time()
-        await asyncio.gather(*(pool.generate(asking(number)) for number in range(3)))
-        return asyncio.get_running_loop().time() - began
+        calls = [asyncio.create_task(pool.generate(asking(number))) for number in range(3)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        first = asyncio.get_running_loop().time() - began
+        await asyncio.gather(*calls)
+        return first
 
-    # The first call is refused; of the others, which wait for the one place, none is sent meanwhile.
+    # The first call is refused; the others, which wait for the one place, are not sent meanwhile either.
     assert pooled(servers[:1], play, most_calls=1) >= 0.3
-    assert [path.rsplit("/", 1)[-1] for path in servers[0].asked].count("generate") == 1 + 1 + 3
 
 
 def test_2_a_pause_longer_than_patience_is_an_error(servers: list[TokenEngine]) -> None:
@@ -283,14 +302,19 @@ def test_5_an_engine_that_was_restarted_gets_the_current_weights_first(servers: 
 
 
 def test_5_so_does_one_that_does_not_tell_the_version_of_each_token() -> None:
+    """A call that began before another found the engine out, and ends when it has the weights, is sampled again too."""
     server = TokenEngine(scale_out=False)
-    server.seconds = 0.05
 
     async def play(pool: Pool) -> list[Generation]:
         await pool.load_weights(NEW, 2)
         server.restart()
-        calls = await asyncio.gather(*(pool.generate(asking(number)) for number in range(8)))
-        return [one for (one,) in calls]
+        server.answer = lambda prompt, seed, most: [9] * most
+        server.seconds_per_token, sampled = 0.01, server.sampled
+        long = Request(prompt_ids=[5], sampling=Sampling(max_tokens=60), seed=1)
+        calls = [asyncio.create_task(pool.generate(long))]
+        await until(lambda: server.sampled > sampled)
+        calls += [asyncio.create_task(pool.generate(asking(number))) for number in range(3)]
+        return [one for call in calls for one in await call]
 
     with token_engine(server):
         found = pooled([server], play)
@@ -353,42 +377,62 @@ def test_5_a_fault_of_the_refreshing_code_is_not_swallowed(servers: list[TokenEn
 # ---------------------------------------------------------------- 6: cancelling, and the rest
 
 
-@pytest.mark.parametrize("moment", ["answering", "waiting for a place", "pausing", "waiting for an engine"])
+MOMENTS = ["answering", "waiting for a place", "resting", "pausing", "waiting for an engine"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_6_a_cancelled_call_leaves_nothing_behind(servers: list[TokenEngine], moment: str) -> None:
     server = servers[0]
 
     async def play(pool: Pool) -> None:
         await pool.describe()
         server.seconds = 600
-        reached: Callable[[], bool] = lambda: server.running == 1  # noqa: E731 - one of four conditions
         others = []
         if moment == "waiting for a place":
             others = [asyncio.create_task(pool.generate(asking(2)))]
-            await until(reached)
-            reached = lambda: pool.counts().waiting == 1  # noqa: E731
+            await until(lambda: server.running == 1)
+        elif moment == "resting":
+            pool.members[0].rest(600)
         elif moment == "pausing":
             server.always = Fault(status=429, retry_after="100")
-            reached = lambda: pool.counts().retries == 1  # noqa: E731
         elif moment == "waiting for an engine":
             server.stop()
-            reached = lambda: not is_usable(pool, 0)  # noqa: E731
+        reached: dict[str, Callable[[], bool]] = {
+            "answering": lambda: server.running == 1,
+            "waiting for a place": lambda: pool.counts().waiting == 1,
+            "resting": lambda: pool.counts().waiting == 1,
+            "pausing": lambda: pool.counts().retries == 1,
+            "waiting for an engine": lambda: not is_usable(pool, 0),
+        }
         call = asyncio.create_task(pool.generate(asking(1)))
-        await until(reached)
+        await until(reached[moment])
         for task in (call, *others):
             task.cancel()
         await asyncio.gather(call, *others, return_exceptions=True)
         await until(lambda: server.running == 0)
         assert (pool.counts().running, pool.counts().waiting) == (0, 0)
+        # The place is free: there is only one.
+        server.always, server.seconds, pool.members[0].rests_until = None, 0, 0
+        if moment == "waiting for an engine":
+            server.start()
+        await asyncio.wait_for(pool.generate(asking(3)), 120)
 
-    async def whole() -> set[str]:
-        engines = [VllmEngine(server.url)]
-        async with Pool(engines, SharingConfig(**QUICK, most_calls=1)) as pool:
-            await play(pool)
-        return {task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}}
+    pooled(servers[:1], play, most_calls=1)
+
+
+def test_6_a_pool_that_is_closed_leaves_nothing_behind(servers: list[TokenEngine]) -> None:
+    servers[0].seconds = 600
+
+    async def whole() -> set[Any]:
+        pool = Pool([VllmEngine(servers[0].url)], SharingConfig(**QUICK))
+        call = asyncio.create_task(pool.generate(asking(1)))
+        await until(lambda: servers[0].running == 1)
+        await pool.close()
+        with pytest.raises(EngineGoneError):
+            await asyncio.wait_for(call, 60)
+        return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert asyncio.run(whole()) == set()
-    server.stop()
-    server.start()
 
 
 def test_engines_that_are_not_alike_are_no_pool(servers: list[TokenEngine]) -> None:

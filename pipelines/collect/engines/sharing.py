@@ -106,6 +106,7 @@ class Shared(Generic[Served]):
     async def close(self) -> None:
         """Stop asking after servers, and let go of connections."""
         self._is_closed = True
+        self._changed.set()
         probes = [member.probe for member in self.members if member.probe is not None]
         for probe in probes:
             probe.cancel()
@@ -188,6 +189,8 @@ class Shared(Generic[Served]):
         try:
             async with asyncio.timeout(self.config.patience):
                 while not (usable := self._usable()):
+                    if self._is_closed:
+                        raise EngineGoneError(f"{self.members[0].server.url} was let go of while it was called")
                     self._raise_faults()
                     self._changed.clear()
                     await self._changed.wait()
