@@ -107,21 +107,29 @@ class Http:
 
     async def _sent(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any, bytes]:
         data = None if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": "application/json"} if data is not None else {}
         try:
-            async with self.session.request(
-                method, self.base + path, data=data, headers=headers, allow_redirects=False
-            ) as response:
-                gathered = bytearray()
-                async for piece in response.content.iter_any():
-                    gathered += piece
-                    if len(gathered) > _MOST_BYTES:
-                        raise EngineAnswerError(
-                            f"{self.base}{path} answers more than {_MOST_BYTES >> 20} MB; is {OPTION} an engine?"
-                        )
-                return response.status, response.headers, bytes(gathered)
+            try:
+                return await self._once(method, path, data)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                # Connections that were kept may be closed when they are used again: vLLM closes idle ones after 5 s,
+                # and any behind an error. Without this a /resume after a failed load would be lost.
+                return await self._once(method, path, data)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineGoneError(self._why(error, path)) from error
+
+    async def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, Any, bytes]:
+        headers = {"Content-Type": "application/json"} if data is not None else {}
+        async with self.session.request(
+            method, self.base + path, data=data, headers=headers, allow_redirects=False
+        ) as response:
+            gathered = bytearray()
+            async for piece in response.content.iter_any():
+                gathered += piece
+                if len(gathered) > _MOST_BYTES:
+                    raise EngineAnswerError(
+                        f"{self.base}{path} answers more than {_MOST_BYTES >> 20} MB; is {OPTION} an engine?"
+                    )
+            return response.status, response.headers, bytes(gathered)
 
     def _why(self, error: Exception, path: str) -> str:
         if (problem := unreached(error, self.base, OPTION)) is not None:
