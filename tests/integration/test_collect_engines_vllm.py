@@ -35,9 +35,13 @@ CLOSE = 2e-4
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Versions 1 and 2 of the policy."""
+    """Versions 1 and 2 of the policy, whose tied heads are written out, as they have to be for vLLM on a CPU."""
+    from trainer.policy.model_files import write_model
+
     folder = tmp_path_factory.mktemp("models")
-    return [talking_model(folder / str(seed), seed=seed) for seed in range(2)]
+    for seed in range(2):
+        write_model(talking_model(folder / f"tied-{seed}", seed=seed), folder / str(seed), tied=True)
+    return [folder / str(seed) for seed in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -154,29 +158,40 @@ def test_texts_and_tokens_end_an_answer(server: Vllm, models: list[Path], route:
     assert (text.finish_reason, token.finish_reason) == ("stop", "stop")
 
 
+def counted(server: Vllm, name: str) -> float:
+    """A figure of the engine's own."""
+    lines = [line for line in server.get("/metrics").splitlines() if line.startswith(f"vllm:{name}")]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
 def test_under_load_every_token_is_of_the_weights_that_its_version_says(server: Vllm, models: list[Path]) -> None:
-    """Calls go on through three pushes, and what they sample then is what the new weights say of the whole prefix."""
+    """Calls go on through pushes, and what they sample then is what the new weights say of the whole prefix."""
 
     async def play(engine: VllmEngine) -> list[Generation]:
         await engine.load_weights(models[0], 1)
-        sampling = Sampling(max_tokens=1500, temperature=1.3)
+        sampling = Sampling(max_tokens=1500, temperature=1.5)
         async with asyncio.TaskGroup() as group:
-            calls = [group.create_task(engine.generate(asking(sampling=sampling, seed=seed))) for seed in range(8)]
-            for version in (2, 3, 4):
-                await asyncio.sleep(0.5)
+            calls = [group.create_task(engine.generate(asking(sampling=sampling, seed=seed))) for seed in range(16)]
+            for version in (2, 3):
+                sampled = await asyncio.to_thread(counted, server, "generation_tokens_total")
+                while await asyncio.to_thread(counted, server, "generation_tokens_total") < sampled + 100:
+                    await asyncio.sleep(0.01)
                 await engine.load_weights(models[1 - version % 2], version)
         return [one for call in calls for one in call.result()]
 
     found = run(server, play)
-    assert max(len(one.versions) for one in found) >= 3
+    assert max(len(one.versions) for one in found) == 3
+    largest = 0.0
     for one in found:
         ids = [*PROMPT, *one.ids]
-        wanted = [truth(folder, ids, 1.3)[len(PROMPT) - 1 :] for folder in models]
+        wanted = [truth(folder, ids, 1.5)[len(PROMPT) - 1 :] for folder in models]
         assert furthest(wanted[0], wanted[1]) > 0.1  # the versions can be told apart
         for version, first, last in one.versions:
             assert version is not None
             part = slice(first, last + 1)
-            assert furthest(one.logprobs[part], wanted[1 - version % 2][part]) < CLOSE
+            largest = max(largest, furthest(one.logprobs[part], wanted[1 - version % 2][part]))
+    print(f"largest difference to transformers across pushes: {largest:.1e}")
+    assert largest < CLOSE
 
 
 def test_weights_that_cannot_be_read_leave_it_running_without_a_version(server: Vllm, models: list[Path]) -> None:
@@ -194,18 +209,15 @@ def test_weights_that_cannot_be_read_leave_it_running_without_a_version(server: 
 
 
 def test_a_cancelled_call_is_aborted(server: Vllm) -> None:
-    def running() -> float:
-        lines = [line for line in server.get("/metrics").splitlines() if line.startswith("vllm:num_requests_running")]
-        return sum(float(line.split()[-1]) for line in lines)
-
     async def play(engine: VllmEngine) -> None:
         sampling = Sampling(max_tokens=2000, temperature=1.5)
-        call = asyncio.create_task(engine.generate(asking(sampling=sampling, samples=4)))
+        call = asyncio.create_task(engine.generate(asking(sampling=sampling, samples=8)))
         async with asyncio.timeout(300):
-            while not running() and not call.done():
+            while not await asyncio.to_thread(counted, server, "num_requests_running"):
+                assert not call.done()
                 await asyncio.sleep(0.01)
             call.cancel()
-            while running():
+            while await asyncio.to_thread(counted, server, "num_requests_running"):
                 await asyncio.sleep(0.05)
 
     run(server, play)

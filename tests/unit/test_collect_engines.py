@@ -329,7 +329,7 @@ def test_an_engine_that_died_is_asked_anew_what_it_is(server: TokenEngine) -> No
     async def play(engine: Engine) -> int | None:
         await engine.generate(asking())
         server.stop()
-        with pytest.raises(EngineGoneError, match=r"nothing answers at|broke off"):
+        with pytest.raises(EngineGoneError, match="nothing answers at"):
             await engine.generate(asking())
         assert not await engine.is_healthy()
         server.max_model_len = 99

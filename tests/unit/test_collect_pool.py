@@ -261,6 +261,23 @@ def test_4_calls_wait_for_the_only_engine(servers: list[TokenEngine]) -> None:
     assert len(found) == 5
 
 
+def test_4_calls_that_wait_for_a_place_are_not_lost_with_their_engine(servers: list[TokenEngine]) -> None:
+    """Only the call that was being answered spent its try."""
+    servers[0].seconds = 600
+
+    async def play(pool: Pool) -> list[Any]:
+        calls = [asyncio.create_task(pool.generate(asking(number))) for number in range(4)]
+        await until(lambda: servers[0].running == 1)
+        servers[0].stop()
+        await until(lambda: not is_usable(pool, 0))
+        servers[0].seconds = 0
+        servers[0].start()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = pooled(servers[:1], play, most_calls=1, tries=1)
+    assert [isinstance(one, EngineGoneError) for one in found].count(True) == 1
+
+
 def test_4_an_engine_whose_health_is_bad_is_left_out(servers: list[TokenEngine]) -> None:
     """vLLM answers 500 to everybody once its core died: that costs one call its try, and not all of them."""
 

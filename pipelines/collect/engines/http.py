@@ -92,9 +92,9 @@ class Http:
 
     async def close(self) -> None:
         """Let go of connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _asked(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         status, headers, data = await self._sent(method, path, body)
@@ -113,6 +113,8 @@ class Http:
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 # Connections that were kept may be closed when they are used again: vLLM closes idle ones after 5 s,
                 # and any behind an error. Without this a /resume after a failed load would be lost.
+                if self._session is None:
+                    raise  # it was closed on this side
                 return await self._once(method, path, data)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineGoneError(self._why(error, path)) from error
