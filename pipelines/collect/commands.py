@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipelines.collect.tasks import TaskSet
 
 _SECTIONS = {
-    "Who plays": ("env", "env_args", "agent", "model", "tokenizer", "policy"),
+    "Who plays": ("env", "env_args", "agent", "agent_python", "model", "tokenizer", "policy"),
     "Which engines": ("engines", "api", "adapter", "parallel_calls"),
     "What is played": ("lake_uri", "run", "rounds", "groups", "group_size", "prompts", "count", "first", "seed"),
     "How actions are sampled": (
@@ -46,7 +46,12 @@ _COUNT = click.IntRange(min=1)
     "reasoning-gym:DATASET, openenv:URL.  [default: with --prompts, the prompt alone]",
 )
 @click.option("--env-arg", "env_args", multiple=True, metavar="KEY=VALUE", help="Argument of the environment.")
-@click.option("--agent", metavar="FILE:FUNCTION", help="An agent instead of an environment: agent(task, client).")
+@click.option(
+    "--agent",
+    metavar="FILE:FUNCTION",
+    help="An agent instead of an environment: agent(task, client); or verifiers:TASKSET, with the tasks of that.",
+)
+@click.option("--agent-python", metavar="FILE", help="Python that has verifiers installed.  [default: this one]")
 @click.option("--engine", "engines", multiple=True, metavar="URL", help="An engine; several share the rollouts.")
 @click.option(
     "--api",
@@ -138,9 +143,10 @@ def collect(
     your own code and run in this process, not in a sandbox.
     """
     import lake
+    from pipelines.collect.agents.loading import agent_tasks
     from pipelines.collect.manager.run import collect as collect_here
     from pipelines.collect.manager.shares import collect_with_ray
-    from pipelines.collect.tasks import read_tasks, seeds
+    from pipelines.collect.tasks import listed, read_tasks, seeds
     from pipelines.collect.wiring import PROMPTS, player_of, recorded_only
 
     if given["carry_over"] and (given["keep"] != "first" or executor == "ray"):
@@ -149,7 +155,11 @@ def collect(
         raise UsageError(f"--keep {given['keep']} needs --oversample: siblings that may be left out")
     if prompts is not None and given["env"] is None and given["agent"] is None:
         given["env"] = PROMPTS
-    tasks = seeds(first, count) if prompts is None else read_tasks(prompts)
+    if prompts is not None:
+        tasks = read_tasks(prompts)
+    else:
+        own = agent_tasks(given["agent"], python=given["agent_python"]) if given["agent"] is not None else None
+        tasks = seeds(first, count) if own is None else listed(own)
     _tell_rejected(tasks)
     options = _player_options(given)
     what = _collection(given, options.model_dump(mode="json"))
@@ -180,7 +190,18 @@ def _player_options(given: dict[str, Any]) -> Any:
         **{
             name: given[name]
             for name in (
-                *("env", "agent", "engines", "api", "model", "tokenizer", "adapter", "policy", "tool_format"),
+                *(
+                    "env",
+                    "agent",
+                    "agent_python",
+                    "engines",
+                    "api",
+                    "model",
+                    "tokenizer",
+                    "adapter",
+                    "policy",
+                    "tool_format",
+                ),
                 *("parallel_calls", "max_steps"),
             )
         },

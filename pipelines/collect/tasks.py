@@ -63,8 +63,12 @@ def read_tasks(path: str | Path) -> TaskSet:
     if not tasks:
         why = f": {rejected[0]}" if rejected else ", and has no rows"
         raise FormatError(f'{path} holds no task{why}; a row is {{"prompt": ..., "ground_truth": ...}}')
-    content = msgspec.json.encode(tasks, order="sorted")
-    return TaskSet(tasks, ids.bytes_hash(content), rejected)
+    return listed(tasks, rejected)
+
+
+def listed(tasks: Sequence[Task], rejected: Sequence[str] = ()) -> TaskSet:
+    """Tasks that somebody made, each with a seed of its own."""
+    return TaskSet(tasks, ids.bytes_hash(msgspec.json.encode(tasks, order="sorted")), rejected)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:

@@ -37,6 +37,10 @@ _AGENT_CALL_SECONDS = 600.0
 """How long an engine may be silent before an agent, unless something else is said."""
 
 
+_NOT_OF_OPENAI = {"top_k", "min_p"}
+"""What engines take and clients of OpenAI's have no argument for."""
+
+
 class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """Who plays, and with what."""
 
@@ -46,6 +50,8 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """Its arguments."""
     agent: str | None = None
     """An agent instead."""
+    agent_python: str | None = None
+    """Of the environment that verifiers is installed in."""
     engines: tuple[str, ...] = ()
     """Base URLs; none: the model plays in this process."""
     api: Literal["auto", "vllm", "sglang", "chat"] = "auto"
@@ -127,9 +133,13 @@ def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
     assert options.agent is not None
     if not options.engines:
         raise UsageError("--agent needs --engine URL: an agent talks to a model behind an address; `trajlake serve -h`")
-    sampling = options.sampling.model_dump(include=options.sampling.model_fields_set)
+    # The temperature is always said: without it nobody knows the probabilities of what was sampled.
+    said = options.sampling.model_fields_set | {"temperature"}
+    sampling = options.sampling.model_dump(include=said - _NOT_OF_OPENAI)
+    if beyond := options.sampling.model_dump(include=said & _NOT_OF_OPENAI):
+        sampling["extra_body"] = beyond
     return AgentPlayer(
-        load_agent(options.agent),
+        load_agent(options.agent, python=options.agent_python),
         options.engines,
         lake_uri=lake_uri,
         spool=root_of(lake_uri, f"collect-{run}-agents"),

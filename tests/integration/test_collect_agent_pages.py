@@ -4,15 +4,18 @@ The engine is the small conforming one. Frameworks are installed once per machin
 takes minutes (`make test-slow`), but for openai and LangGraph, which the tests have.
 """
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import lake
-from testkit.consumers import said_by, with_packages
+from testkit.consumers import with_packages
 from testkit.engine_server import engine_server
+from testkit.processes import COMMAND, environment
 from testkit.shared import CHECKOUT
 
 PAGE = Path(CHECKOUT, "docs", "guides", "collect", "agents.md")
@@ -23,20 +26,45 @@ ROWS = """
 """
 
 
-def program(heading: str, folder: Path) -> Path:
-    """The program of a section, in a file."""
+def program(heading: str, folder: Path) -> None:
+    """Write the program of a section as its reader has it."""
     section = PAGE.read_text("utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     (text,) = re.findall(r"^```python\n(.+?)^```$", section, re.MULTILINE | re.DOTALL)
-    file = folder / "agent.py"
-    file.write_text(text, "utf-8")
-    return file
+    (folder / "agent.py").write_text(text, "utf-8")
 
 
 def check(heading: str, python: Path, folder: Path, *, has_ids: bool = True) -> None:
+    """Eight tasks of eight siblings by `trajlake collect`, in the Python that has the framework."""
+    tasks = [
+        {"name": name, "prompt": f"Find the key of {name}."} for name in map("task-{:03}".format, range(MANY // 8))
+    ]
+    (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)), "utf-8")
+    options = ["--lake", "lake", "--prompts", "tasks.jsonl", "--group-size", "8", "--groups", str(MANY // 8)]
     with engine_server() as engine:
-        endings = said_by(python, "agent_rollouts", program(heading, folder), engine.url, folder, MANY)
+        program(heading, folder)
+        done = subprocess.run(
+            [
+                python,
+                "-W",
+                "ignore",
+                *COMMAND[1:],
+                "collect",
+                "--agent",
+                "agent.py:agent",
+                "--engine",
+                engine.url,
+                *options,
+            ],
+            cwd=folder,
+            env=environment(TRAJLAKE_SPOOL=str(folder / "spool")),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
         calls = engine.calls
-    assert endings == MANY * [["completed", 1.0, 3, None]]
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"{MANY} episodes finished, 0 failed" in done.stdout, done.stdout
     rows = lake.open(str(folder / "lake")).sql(ROWS).to_dicts()
     numbers = [int(re.split("[-_]", row["answer_id"])[1]) for row in rows]
     assert sorted(numbers) == list(range(len(calls))), "none lost, none twice"
@@ -44,6 +72,8 @@ def check(heading: str, python: Path, folder: Path, *, has_ids: bool = True) -> 
         assert f"of {row['task_id']}." in str(calls[number].body), "the step is in its episode"
         assert row["action_ids"] == (calls[number].action_ids if has_ids else None)
         assert row["constrained"] is None, "nothing that the page does makes a ratio impossible"
+    assert len(rows) == 3 * MANY
+    assert {row["env_return"] for row in rows} == {1.0}
     assert len({row["group_id"] for row in rows}) == MANY // 8
 
 

@@ -10,6 +10,31 @@ import inspect
 from lake.errors import UsageError
 from pipelines.collect import user_code
 from pipelines.collect.agents import Agent
+from pipelines.collect.environments import Task
+
+_VERIFIERS = "verifiers"
+
+
+def agent_tasks(name: str, *, python: str | None = None) -> list[Task] | None:
+    """The tasks that `--agent` brings along; None if it plays whatever it is given.
+
+    Args:
+        name: as for `load_agent`.
+        python: likewise.
+
+    Raises:
+        UsageError, MissingExtraError: see `VerifiersTaskset.tasks`.
+    """
+    kind, _, what = name.partition(":")
+    if kind != _VERIFIERS:
+        return None
+    from pipelines.collect.agents.verifiers_taskset import VerifiersTaskset
+
+    taskset = VerifiersTaskset(what, python=python)
+    try:
+        return taskset.tasks()
+    finally:
+        taskset.close()
 
 
 def load_agent(name: str, *, python: str | None = None) -> Agent:
@@ -24,7 +49,7 @@ def load_agent(name: str, *, python: str | None = None) -> Agent:
             client.
     """
     kind, _, what = name.partition(":")
-    if kind == "verifiers":
+    if kind == _VERIFIERS:
         from pipelines.collect.agents.verifiers_taskset import VerifiersTaskset
 
         return VerifiersTaskset(what, python=python)
