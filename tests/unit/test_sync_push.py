@@ -1,8 +1,8 @@
 """`trajlake push` before running servers: what each engine came to, the version, the note in the lake, the exit status.
 
 vLLM's and SGLang's servers are small ones of our own, in their form (`testkit.token_engine`); SGLang cannot run here.
-Their log-probabilities are no model's, so the probe is tried where it must fail; `test_collect_vllm.py` pushes to a
-real vLLM.
+Their log-probabilities are no model's, so the probe is tried where it must fail. A real vLLM is pushed to in
+`test_sync_acceptance_vllm.py`.
 """
 
 import asyncio

@@ -1,0 +1,199 @@
+"""A real vLLM on the CPU serves the demo's policy; `trajlake collect` plays 256 episodes of the house with it.
+
+Meanwhile weights are pushed three times, and the engine is killed and started again. Every sampled token carries the
+version of the weights that made it: under these, transformers gives it the log-probability that the engine recorded.
+PPO then trains on what was collected. Minutes; the engine's environment is made once per machine.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch  # noqa: TID253
+
+import lake
+from testkit.demo_models import near, warm_policy
+from testkit.vllm_server import vllm_python
+from trainer.policy.model_files import load_model
+
+TRAJLAKE = (sys.executable, "-c", "from lake.cli import main; main()")
+EPISODES, GROUPS, SIBLINGS = 256, 32, 8
+TOLERANCE = 5e-5
+"""Nats, in float32 on both sides: ten times the largest difference that was seen."""
+_PATIENCE = 1800.0
+
+
+def wait_for(condition: Callable[[], Any], of: str, *processes: subprocess.Popen[str]) -> Any:
+    """What a condition gives once it is true; fails if one of the processes ends before."""
+    deadline = time.monotonic() + _PATIENCE
+    while not (found := condition()):
+        ended = [each.args for each in processes if each.poll() is not None]
+        assert not ended, f"{ended} ended before {of}"
+        assert time.monotonic() < deadline, of
+        time.sleep(0.2)
+    return found
+
+
+class Process:
+    """A command of ours, whose output is read from files."""
+
+    def __init__(self, folder: Path, name: str, *words: object) -> None:
+        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
+        settings = {key: value for key, value in os.environ.items() if not key.startswith("TRAJLAKE_")}
+        settings["TRAJLAKE_ENGINE_PYTHON"] = str(vllm_python())
+        with self.out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(
+                [*TRAJLAKE, *map(str, words)], stdout=out, stderr=err, text=True, env=settings
+            )
+
+    def says(self, text: str) -> bool:
+        return text in self.out.read_text()
+
+    def wait_until_it_says(self, text: str) -> None:
+        try:
+            wait_for(lambda: self.says(text), f"{text!r}", self.process)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.out.read_text()[-2000:]} {self.err.read_text()[-4000:]}") from None
+
+    def end(self, number: int = signal.SIGINT) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        self.process.wait(120)
+
+
+@contextmanager
+def running(folder: Path, name: str, *words: object) -> Iterator[Process]:
+    process = Process(folder, name, *words)
+    try:
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.end(signal.SIGKILL)
+
+
+def sampled_tokens(url: str) -> float:
+    """How many tokens an engine has sampled since it started; 0 while it is away."""
+    try:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
+            text = response.read().decode()
+    except OSError:
+        return 0.0
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:generation_tokens_total"))
+
+
+def trajlake(*words: object) -> str:
+    done = subprocess.run([*TRAJLAKE, *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def differences(uri: str, folders: dict[int, Path]) -> tuple[dict[int, list[float]], int]:
+    """Absolute differences between recorded and transformers' log-probabilities by version; episodes of several."""
+    rows = lake.open(uri).sql(
+        "SELECT episode_id, step_index, prefix_step_index, policy_version, version_spans, context_ids, action_ids, "
+        "action_logprobs, provenance FROM tokens ORDER BY episode_id, step_index"
+    )
+    whole: dict[int, list[tuple[list[int], list[tuple[int, int, float]]]]] = defaultdict(list)
+    for row in rows.iter_rows(named=True):
+        assert row["provenance"] == "engine"
+        if row["prefix_step_index"] is None:
+            whole[row["episode_id"]].append(([], []))
+        ids, sampled = whole[row["episode_id"]][-1]
+        ids += row["context_ids"]
+        spans = json.loads(row["version_spans"]) if row["version_spans"] else None
+        spans = spans or [[row["policy_version"], 0, len(row["action_ids"]) - 1]]
+        assert [at for _, first, last in spans for at in range(first, last + 1)] == list(range(len(row["action_ids"])))
+        for version, first, last in spans:
+            sampled += [(len(ids) + at, version, row["action_logprobs"][at]) for at in range(first, last + 1)]
+        ids += row["action_ids"]
+    models = {version: load_model(folder).eval() for version, folder in folders.items()}
+    found: dict[int, list[float]] = defaultdict(list)
+    for sequences in whole.values():
+        for ids, sampled in sequences:
+            ids_T = torch.tensor([ids])
+            for version in {version for _, version, _ in sampled}:
+                with torch.no_grad():
+                    logprobs_TV = models[version](ids_T).logits[0].float().log_softmax(-1)
+                found[version] += [
+                    abs(value - float(logprobs_TV[at - 1, ids[at]])) for at, mine, value in sampled if mine == version
+                ]
+    mixed = sum(len({version for _, sampled in each for _, version, _ in sampled}) > 1 for each in whole.values())
+    return found, mixed
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Version -> weights."""
+    root = tmp_path_factory.mktemp("demo")
+    warm = warm_policy(root)
+    return {1: warm} | {version: near(warm, root / f"w{version}", version) for version in (2, 3, 4)}
+
+
+@pytest.mark.slow
+def test_collecting_while_weights_are_pushed_and_the_engine_dies(tmp_path: Path, folders: dict[int, Path]) -> None:
+    uri = str(tmp_path / "lake")
+    serve = ("serve", folders[1], "--port")
+    with running(tmp_path, "serve", *serve, 0) as engine:
+        engine.wait_until_it_says("serving")
+        url = re.search(r"http://127\.0\.0\.1:\d+", engine.out.read_text())[0]  # type: ignore[index]
+        port = url.rpartition(":")[2]
+        trajlake("push", folders[1], "--engine", url, "--version", 1)
+        collect = ("collect", "--env", "house", "--engine", url, "--model", folders[1], "--lake", uri, "--run", "house")
+        sizes = ("--groups", GROUPS, "--group-size", SIBLINGS, "--parallel", 64, "--max-tokens", 4)
+        with running(tmp_path, "collect", *collect, *sizes) as collecting:
+
+            def pushed(version: int, tokens: float) -> Process:
+                """Push a version, once so many tokens were sampled under the one before, and look after the engine."""
+                first = sampled_tokens(url)
+                wait_for(lambda: sampled_tokens(url) >= first + tokens, f"{tokens} tokens", collecting.process)
+                push = Process(
+                    tmp_path, f"push-{version}", "push", folders[version], "--engine", url, "--version", version,
+                    "--lake", uri, "--watch",
+                )  # fmt: skip
+                push.wait_until_it_says(f"-> {version} in")
+                return push
+
+            pushed(2, 200).end()
+            watching = pushed(3, 200)
+            engine.end(signal.SIGKILL)
+            with running(tmp_path, "serve-again", *serve, port) as again:
+                again.wait_until_it_says("serving")
+                watching.wait_until_it_says("came back, version 3 again")
+                watching.end()
+                pushed(4, 200).end()
+                assert collecting.process.wait(_PATIENCE) == 0, collecting.err.read_text()[-4000:]
+    check_lake(uri, folders)
+    check_training(uri, folders[1], tmp_path / "run")
+
+
+def check_lake(uri: str, folders: dict[int, Path]) -> None:
+    lk = lake.open(uri)
+    statuses = lk.sql("SELECT status FROM episodes")["status"].to_list()
+    assert len(statuses) == EPISODES
+    assert set(statuses) <= {"completed", "truncated"}
+    found, mixed = differences(uri, folders)
+    for version, values in sorted(found.items()):
+        print(f"version {version}: {len(values)} tokens, |d| max {max(values):.2g}, mean {np.mean(values):.2g}")
+    print(f"episodes of several versions: {mixed}")
+    assert set(found) == {1, 2, 3, 4}
+    assert max(max(values) for values in found.values()) <= TOLERANCE
+    assert mixed
+
+
+def check_training(uri: str, model: Path, out: Path) -> None:
+    trajlake("credit", "gigpo", "--lake", uri)
+    said = trajlake("train", "--lake", uri, "--model", model, "--loss", "ppo", "--out", out, "--lr", "1e-4")
+    assert "trained: " in said
+    assert (out / "final" / "model.safetensors").is_file()
