@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -388,3 +389,20 @@ def test_two_processes_cannot_collect_one_run(tmp_path: Path) -> None:
         Store(lk, "r")
     with Store(lk, "r"):
         pass
+
+
+def test_what_two_spools_hold_of_one_rollout_is_one(tmp_path: Path) -> None:
+    """Killed while it took over another process's spool, a process leaves the same frames in both."""
+
+    async def gone_later(number: int, turn: int) -> None:
+        if turn == 1:
+            raise EngineGoneError("gone")
+
+    with pytest.raises(StoppedError):
+        run(tmp_path, speaker=Speaks(gone_later), count=2, group_size=1)
+    spool = next(path for path in (tmp_path / "spool").rglob("*") if path.is_dir() and path.name[0].isdigit())
+    shutil.copytree(spool, spool.with_name("1-0"))
+    done, _ = run(tmp_path, count=2, group_size=1)
+    assert (done.figures.resumed, done.figures.finished) == (1, 2)
+    assert [row[2:4] for row in rows(tmp_path)] == [(0, "completed")] * 2
+    assert [path for path in spool.parent.iterdir() if path.is_dir()] == []

@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from lake.errors import LakeAccessError, TrajlakeError, UsageError
+from lake.errors import LakeAccessError, UsageError
 from lake.lake import Lake
 from lake.live.assembly import assemble
 from lake.live.delivery import Deliveries, Delivery
@@ -35,6 +35,7 @@ MAX_BYTES = 2 << 30
 _OWNER = "collect"
 """File in the folder of the spools, locked by the process that collects the run."""
 _LOOK_SECONDS = 0.05
+_COPYING_SECONDS = 120.0
 _log = logging.getLogger("trajlake")
 
 
@@ -81,13 +82,14 @@ class Store:
         """Episodes that `record_only` did not want."""
         self.is_leaving = False
         """Nobody waits for a disk that refuses: what is in memory is written when the store is closed, or lost."""
-        self.opened: list[Opened] = []
-        """What dead processes left open, in the order in which it began."""
         self._lock = _locked(self.root, part)
         self._spool = Spool.create(self.root, max_bytes=MAX_BYTES)
-        self._take_over()
-        # Adopting is done: the delivery of this process has its own spool only.
-        self._delivery = Delivery(lambda: lake, self._spool, batch_seconds=batch_seconds)
+        self.opened = self._take_over()
+        """What dead processes left open."""
+        # What is still open in their spools lacks frames: it is played again.
+        self._delivery = Delivery(
+            lambda: lake, self._spool, root=self.root, unfinished="drop", batch_seconds=batch_seconds
+        )
         self._syncing: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._delivery.start()
@@ -164,26 +166,31 @@ class Store:
         """Leave out an open episode that is of no use any more."""
         self.append(opened.key, len(opened.steps) + 1, Lost(reason=reason))
 
-    def _take_over(self) -> None:
-        """Move what dead processes left into our spool.
+    def _take_over(self) -> list[Opened]:
+        """Move what dead processes left open into our spool; what had ended is delivered from theirs.
 
         Killed in between, it is in both, with the same keys and numbers: one episode all the same.
         """
+        found: dict[bytes, Opened] = {}
         for old in Spool.adopt(self.root, max_bytes=MAX_BYTES):
             try:
                 log = EpisodeLog(old)
                 log.refresh()
-                keys = [key for key in (*log.finished, *log.open) if log.is_begun(key) and not log.missing(key)]
-                opened = [_opened(key, log) for key in log.open if key in keys]
-                if not log.copy(keys, self._spool):
-                    raise LakeAccessError(f"{self._spool.folder} cannot be written: {self._spool.problem}")
-                log.let_go([*log.finished, *log.open])
-                self.opened += opened
-            except (TrajlakeError, OSError, ValueError) as error:
+                keys = [key for key in log.open if log.is_begun(key) and not log.missing(key)]
+                for one in [_opened(key, log) for key in keys]:
+                    if one.key not in found or len(found[one.key].steps) < len(one.steps):
+                        found[one.key] = one
+                if not log.copy(keys, self._spool) and not self._spool.sync(_COPYING_SECONDS, unless_refused=True):
+                    raise LakeAccessError(
+                        f"{self._spool.folder} cannot be written: {self._spool.problem or 'the disk is too slow'}; "
+                        "make room, or set TRAJLAKE_SPOOL to another folder"
+                    )
+                log.let_go(keys)
+            except (OSError, ValueError) as error:
                 _log.warning("what is in %s cannot be read back: %s", old.folder, error)
+            finally:
                 old.close()
-            else:
-                old.close(remove=True)
+        return list(found.values())
 
 
 def _opened(key: bytes, log: EpisodeLog) -> Opened:
