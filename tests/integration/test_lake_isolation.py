@@ -262,3 +262,16 @@ def test_another_machine_has_no_filter_yet(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert set(isolation.missing()) == {"seccomp"}
     assert "riscv64" in isolation.missing()["seccomp"]
+
+
+def test_a_locked_process_reads_the_packages_that_an_environment_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another one, by --system-site-packages or a .pth file; and no other folder of the path."""
+    shared, own = tmp_path / "shared" / "site-packages", tmp_path / "project"
+    for folder in (shared, own):
+        folder.mkdir(parents=True)
+        monkeypatch.syspath_prepend(folder)
+    found = isolation.runtime_folders()
+    assert str(shared.resolve()) in found
+    assert str(own.resolve()) not in found

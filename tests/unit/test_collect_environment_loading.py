@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pipelines.collect.environments import Environment, Outcome, Task
 from pipelines.collect.environments.checked import EnvironmentFaultError
 from pipelines.collect.environments.house import House, HouseConfig
 from pipelines.collect.environments.loading import load_environment
+from pipelines.collect.environments.prompts import Prompt
 
 HEAD = """
 from pipelines.collect.environments import Outcome
@@ -117,6 +119,18 @@ def test_rollouts_get_instances_of_their_own(written: Callable[[str], str]) -> N
     make = load_environment(f"{written(ASYNC)}:Env", {})
     first, second = make(), make()
     assert played(first)[0] == played(second)[0]
+
+
+def test_the_one_that_was_made_to_be_looked_at_is_closed_or_played(written: Callable[[str], str]) -> None:
+    """In a thread none is played that was made outside of it."""
+    log = "made, closed = [], []\n"
+    counted = SYNC.replace("self.at = start", "made.append(self); self.at = start")
+    counted = counted.replace("self.at = None", "closed.append(self)")
+    for flag, count in (("", 2), ("    runs_inline = True\n", 1)):
+        make = load_environment(f"{written(log + counted + flag)}:Env", {})
+        played(make())
+        lists = [one for one in sys.modules.values() if getattr(one, "__file__", None) == written(log + counted + flag)]
+        assert [len(lists[-1].made), len(lists[-1].closed)] == [count, count]
 
 
 @pytest.mark.parametrize(
@@ -226,3 +240,16 @@ class Env:
     (record,) = [record for record in caplog.records if record.levelno == logging.DEBUG and record.exc_info]
     assert "json/decoder.py" in caplog.text
     assert record.name == "trajlake"
+
+
+def test_a_prompt_ends_with_its_answer_and_is_rewarded_by_nobody() -> None:
+    async def play(task: Task) -> list[Outcome]:
+        prompt = Prompt()
+        return [await prompt.reset(task), await prompt.step({"role": "assistant", "content": "Rome"})]
+
+    messages = [{"role": "user", "content": "Where to?"}]
+    opening, last = asyncio.run(play(Task(messages=messages, name="trip", ground_truth="Rome")))
+    assert (opening.messages, opening.task_id) == (messages, "trip")
+    assert (last.messages, last.reward, last.terminated) == ([], None, True)
+    with pytest.raises(UsageError, match="the task trip has no messages to show"):
+        asyncio.run(play(Task(name="trip")))

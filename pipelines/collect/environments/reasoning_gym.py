@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field
 from lake.errors import MissingExtraError, UsageError
 from lake.settings import validated
 from pipelines.collect.environments import Outcome, Task
+from pipelines.collect.environments.locked import reasoning_questions
 from pipelines.collect.policies import Message
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def _started(workers: int) -> "Sandbox":
     from pipelines.score.sandbox.pool import Sandbox
 
     _log.info("importing reasoning-gym takes about half a minute")
-    source = FunctionSource(str(Path(__file__).with_name("locked") / "reasoning_questions.py"), "ask")
+    file = Path(reasoning_questions.__file__)
+    source = FunctionSource(str(file), "ask", adapter=f"{reasoning_questions.__name__}:imported")
     limits = SandboxLimits(start_seconds=600, seconds_per_row=120, memory_mb=4096, workers=workers, rows_per_batch=1)
     return Sandbox(source, limits)
 

@@ -7,6 +7,7 @@ once per process.
 
 import json
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -19,12 +20,18 @@ class _Undrawn(ModuleType):
         """Whatever is imported from it."""
 
 
-for _name in ("animation", "collections", "pyplot"):
-    sys.modules[f"matplotlib.{_name}"] = _Undrawn(_name)
-for _name in ("matplotlib", "mpl_toolkits", "mpl_toolkits.mplot3d"):
-    sys.modules[_name] = _Undrawn(_name)
+_UNDRAWN = (
+    *("matplotlib", "matplotlib.animation", "matplotlib.collections", "matplotlib.pyplot"),
+    *("mpl_toolkits", "mpl_toolkits.mplot3d"),
+)
 
-import reasoning_gym  # noqa: E402
+
+def imported(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, once the package is there: its import must not count as the time of a first call."""
+    sys.modules.update({name: _Undrawn(name) for name in _UNDRAWN})
+    import reasoning_gym  # noqa: F401
+
+    return function
 
 
 def ask(dataset: str, settings: str, seed: int, answer: str | None = None) -> dict[str, Any]:
@@ -48,5 +55,7 @@ def ask(dataset: str, settings: str, seed: int, answer: str | None = None) -> di
 @lru_cache(maxsize=256)
 def _item(dataset: str, settings: str, seed: int) -> tuple[Any, dict[str, Any]]:
     """A data set of one item, and the item; some take seconds to be made, and siblings ask for the same."""
+    import reasoning_gym
+
     items = reasoning_gym.create_dataset(dataset, seed=seed, size=1, **json.loads(settings))
     return items, items[0]
