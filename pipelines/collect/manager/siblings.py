@@ -1,7 +1,8 @@
 """Siblings: the rollouts of one task in one round, while they run.
 
 They begin in the same messages, or none of them is compared with another. Where more are played than are wanted, the
-first that finish are kept (`keep` is first), or all of them until a selection chooses the best.
+first that finish are kept (`keep` is first: one that ends in the same moment as the last that was wanted stays too), or
+all of them until a selection chooses the best.
 """
 
 from typing import Literal
