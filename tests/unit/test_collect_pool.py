@@ -119,7 +119,7 @@ def test_2_an_engine_has_no_more_calls_at_once_than_it_may(servers: list[TokenEn
 
     async def play(pool: Pool) -> float:
         calls = asyncio.gather(*(pool.generate(asking(number)) for number in range(9)))
-        await until(lambda: servers[0].running == 3)
+        await until(lambda: (servers[0].running, pool.counts().waiting) == (3, 6))
         counts = pool.counts()
         assert (counts.running, counts.waiting) == (3, 6)
         await calls

@@ -110,11 +110,11 @@ class Http:
         try:
             try:
                 return await self._once(method, path, data)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 # Connections that were kept may be closed when they are used again: vLLM closes idle ones after 5 s,
                 # and any behind an error. Without this a /resume after a failed load would be lost.
-                if self._session is None:
-                    raise  # it was closed on this side
+                if self._session is None or isinstance(error, aiohttp.ClientConnectorError):
+                    raise  # it was closed on this side, or nobody was reached
                 return await self._once(method, path, data)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise EngineGoneError(self._why(error, path)) from error

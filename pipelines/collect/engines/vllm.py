@@ -25,6 +25,7 @@ from pipelines.collect.engines import (
     EngineAnswerError,
     EngineCard,
     EngineError,
+    EngineFailedError,
     EngineGoneError,
     EngineRefusedError,
     Generation,
@@ -106,12 +107,14 @@ class VllmEngine:
         return policy_version(read(said, _WeightInfo, f"{self.url}/weight_info").weight_version) if said else None
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """See `Engine.load_weights`. A failure leaves the engine without a version."""
+        """See `Engine.load_weights`. A failure leaves the engine without a version, under the weights it began with.
+
+        On a CPU, vLLM 0.32 keeps its old head unless the folder holds tied weights by every name.
+        """
         try:
             await self._control("/pause?mode=keep")
             await self._control("/update_weight_version", {"new_version": _UNKNOWN})
-            method = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            await self._control("/collective_rpc", method)
+            await self._reload(folder)
             # Calls in flight are computed again under the new weights; their prefixes would be kept otherwise.
             said = await self._control("/reset_prefix_cache?reset_running_requests=true")
             if isinstance(said, dict) and said.get("success") is False:
@@ -196,6 +199,16 @@ class VllmEngine:
             await told.name()
             self._told = told
         return self._told
+
+    async def _reload(self, folder: Path) -> None:
+        try:
+            await self._control(
+                "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            )
+        except EngineFailedError:
+            # vLLM 0.32 has no weights then, and dies at the next token; it still knows where it was started from.
+            await self._control("/collective_rpc", {"method": "reload_weights"})
+            raise
 
     async def _control(self, path: str, body: dict[str, Any] | None = None, *, hint: str = _DEV_MODE) -> Any:
         try:
