@@ -202,7 +202,7 @@ class VerifiersTaskset:
             for pipe in (process.stdin, process.stdout):
                 assert pipe is not None
                 pipe.close()
-            said = "".join(errors)
+            said = "".join([*errors, self._said.get("error", "")])
             if "No module named 'verifiers'" in said:
                 raise MissingExtraError(_INSTALL.format(python=self._python))
             why = self._said.get("error") or said[-_TAIL:].strip()

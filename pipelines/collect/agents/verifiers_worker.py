@@ -17,10 +17,6 @@ import os
 import sys
 from typing import Any, TextIO
 
-from verifiers.v1 import EvalClientConfig, ModelContext, SamplingConfig
-from verifiers.v1.configs.agent import agent_config_fields
-from verifiers.v1.utils.loaders import load_environment, load_taskset, resolve_env_config
-
 KEY_VARIABLE = "TRAJLAKE_AGENT_KEY"
 """Holds the key that the endpoint wants."""
 
@@ -33,6 +29,10 @@ class Worker:
 
     def __init__(self, out: TextIO, asked: dict[str, Any]) -> None:
         self._out, self._config = out, asked["config"]
+        # Not at the top: this project's own Python, where modules are looked at, need not have it.
+        from verifiers.v1.configs.agent import agent_config_fields
+        from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
+
         config = resolve_env_config(self._config)
         taskset = load_taskset(config.taskset)
         if not taskset.bounded or asked["most"] is not None:
@@ -69,6 +69,9 @@ class Worker:
 
     async def _play(self, asked: dict[str, Any]) -> Any:
         """What verifiers records of an episode; each agent calls at its own address."""
+        from verifiers.v1 import EvalClientConfig, ModelContext, SamplingConfig
+        from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
         clients = {seat: at | {"api_key_var": KEY_VARIABLE, "type": "eval"} for seat, at in asked["seats"].items()}
         seats = {seat: _DEFAULTS | self._config.get(seat, {}) | {"client": client} for seat, client in clients.items()}
         environment = load_environment(resolve_env_config({**self._config, **seats}))
