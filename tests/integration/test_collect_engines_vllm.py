@@ -194,20 +194,6 @@ def test_under_load_every_token_is_of_the_weights_that_its_version_says(server: 
     assert largest < CLOSE
 
 
-def test_weights_that_cannot_be_read_leave_it_running_without_a_version(server: Vllm, models: list[Path]) -> None:
-    async def play(engine: VllmEngine) -> None:
-        await engine.load_weights(models[0], 1)
-        with pytest.raises(EngineError, match="collective_rpc"):
-            await engine.load_weights(Path("/nowhere"), 2)
-        assert await engine.version() is None
-        (found,) = await engine.generate(asking())
-        assert found.versions == [(None, 0, len(found.ids) - 1)]
-        await engine.load_weights(models[0], 1)
-        assert await engine.version() == 1
-
-    run(server, play)
-
-
 def test_a_cancelled_call_is_aborted(server: Vllm) -> None:
     async def play(engine: VllmEngine) -> None:
         sampling = Sampling(max_tokens=2000, temperature=1.5)
@@ -245,3 +231,15 @@ def test_a_pool_of_it_is_an_engine(server: Vllm, models: list[Path]) -> None:
 
     found = asyncio.run(play())
     assert {version for one in found for version, _, _ in one.versions} == {7}
+
+
+def test_weights_that_cannot_be_read_leave_it_without_a_version(server: Vllm, models: list[Path]) -> None:
+    """The last test: vLLM 0.32 has no whole weights then, and ends at its next token."""
+
+    async def play(engine: VllmEngine) -> None:
+        await engine.load_weights(models[0], 1)
+        with pytest.raises(EngineError, match=r"collective_rpc.*restart it"):
+            await engine.load_weights(Path("/nowhere"), 2)
+        assert await engine.version() is None
+
+    run(server, play)

@@ -73,7 +73,7 @@ class _Routes:
         body = await request.json()
         if body["method"] != "reload_weights":
             return _refused(501, f"no method {body['method']}")
-        self.engine.weights = body.get("kwargs", {}).get("weights_path", self.engine.folder)
+        self.engine.weights = body["kwargs"]["weights_path"]
         return web.json_response({"results": [None]})
 
     async def reset_prefix_cache(self, _: web.Request) -> web.Response:

@@ -208,8 +208,6 @@ def test_an_engine_goes_on_after_a_failed_load_and_has_no_version(failing: str) 
     with token_engine() as server:
         assert run(server, play) is None
         assert not server.is_paused
-        # vLLM has no weights after a failed reload, and would die: it has those again that it was started with.
-        assert server.weights == (server.folder if failing == "reload" else str(NEW))
 
 
 def test_sglang_keeps_its_weights_where_others_cannot_be_read() -> None:

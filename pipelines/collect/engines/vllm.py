@@ -107,7 +107,7 @@ class VllmEngine:
         return policy_version(read(said, _WeightInfo, f"{self.url}/weight_info").weight_version) if said else None
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """See `Engine.load_weights`. A failure leaves the engine without a version, under the weights it began with.
+        """See `Engine.load_weights`. A failure leaves the engine without a version; it ends at its next token.
 
         On a CPU, vLLM 0.32 keeps its old head unless the folder holds tied weights by every name.
         """
@@ -205,10 +205,8 @@ class VllmEngine:
             await self._control(
                 "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             )
-        except EngineFailedError:
-            # vLLM 0.32 has no weights then, and dies at the next token; it still knows where it was started from.
-            await self._control("/collective_rpc", {"method": "reload_weights"})
-            raise
+        except EngineFailedError as error:
+            raise EngineFailedError(f"{error}; vLLM 0.32 has no whole weights then, restart it") from error
 
     async def _control(self, path: str, body: dict[str, Any] | None = None, *, hint: str = _DEV_MODE) -> Any:
         try:
