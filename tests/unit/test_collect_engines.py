@@ -341,6 +341,11 @@ def test_an_engine_that_died_is_asked_anew_what_it_is(server: TokenEngine) -> No
     assert run(server, play) == 99
 
 
+def test_calls_that_begin_together_ask_once_what_it_is(server: TokenEngine) -> None:
+    run(server, lambda engine: asyncio.gather(*(engine.generate(asking(seed=seed)) for seed in range(8))))
+    assert sum(path == "GET /v1/models" for path in server.asked) == 1
+
+
 def test_a_sick_engine_is_not_healthy(server: TokenEngine) -> None:
     server.is_sick = True
     assert not run(server, lambda engine: engine.is_healthy())

@@ -18,6 +18,7 @@ from pipelines.collect.engines import (
     Request,
 )
 from pipelines.collect.engines.members import Member
+from pipelines.collect.engines.once import Once
 from pipelines.collect.engines.sharing import Shared, SharingConfig
 
 _WHY = "; it was restarted with others, or somebody loaded them"
@@ -49,19 +50,11 @@ class Pool(Shared[Engine]):
         self.wanted_version = wanted_version
         self._refresh = refresh or self._reload
         self._loaded: tuple[Path, int] | None = None
-        self._card: EngineCard | None = None
+        self._known = Once(self._asked_what_they_are)
 
     async def describe(self) -> EngineCard:
         """See `Engine.describe`; of the shortest context. Raises EngineError too if the engines are not alike."""
-        if self._card is None:
-            cards = await asyncio.gather(*(member.server.describe() for member in self.members))
-            for name in ("model", "logprobs_mode", "dtype"):
-                said = {str(getattr(card, name)) for card in cards}
-                if len(said) > 1:
-                    raise EngineError(f"the engines {self.url} differ in {name}: {', '.join(sorted(said))}")
-            self._adopt(await asyncio.gather(*(member.server.version() for member in self.members)))
-            self._card = min(cards, key=lambda card: card.max_tokens or 1 << 62)
-        return self._card
+        return await self._known()
 
     async def generate(self, request: Request) -> list[Generation]:
         """See `Engine.generate`; with retries, and under no older weights than those wanted when it is sent."""
@@ -112,6 +105,15 @@ class Pool(Shared[Engine]):
             await self._refresh(server)
             if not _is_new(has := await server.version(), wanted):
                 raise EngineError(f"{server.url} has weights of version {has} after it was given version {wanted}")
+
+    async def _asked_what_they_are(self) -> EngineCard:
+        cards = await asyncio.gather(*(member.server.describe() for member in self.members))
+        for name in ("model", "logprobs_mode", "dtype"):
+            said = {str(getattr(card, name)) for card in cards}
+            if len(said) > 1:
+                raise EngineError(f"the engines {self.url} differ in {name}: {', '.join(sorted(said))}")
+        self._adopt(await asyncio.gather(*(member.server.version() for member in self.members)))
+        return min(cards, key=lambda card: card.max_tokens or 1 << 62)
 
     async def _each(self, do: Callable[[Engine], Awaitable[None]]) -> None:
         """Do something with every engine that is not gone; each that fails is asked after until it is ready.

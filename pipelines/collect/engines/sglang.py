@@ -30,6 +30,7 @@ from pipelines.collect.engines import (
 from pipelines.collect.engines.answers import Span, counted, finite, generation, read
 from pipelines.collect.engines.http import Http
 from pipelines.collect.engines.models import Models, room_of, served
+from pipelines.collect.engines.once import Once
 
 GENERATE = "/generate"
 _TOO_LONG = ("longer than the model's context length", "maximum allowed length")
@@ -59,22 +60,11 @@ class SglangEngine:
         self.url = self._http.base
         self._model = model
         self._logprobs_mode = logprobs_mode
-        self._card: EngineCard | None = None
+        self._known = Once(self._asked_what_it_is)
 
     async def describe(self) -> EngineCard:
         """See `Engine.describe`; asked once, and again after it was gone."""
-        if self._card is None:
-            model = served(read(await self._http.get("/v1/models"), Models, f"{self.url}/v1/models"), self._model)
-            said = read(await self._renamed("/server_info", "/get_server_info"), _Info, f"{self.url}/server_info")
-            self._card = EngineCard(
-                engine=f"sglang {said.version}",
-                model=model.id,
-                folder=model.root if model.root != model.id else said.model_path,
-                max_tokens=model.max_model_len,
-                logprobs_mode=self._logprobs_mode,
-                dtype=said.dtype if said.dtype != "auto" else None,
-            )
-        return self._card
+        return await self._known()
 
     async def generate(self, request: Request) -> list[Generation]:
         """See `Engine.generate`. Raises ContextFullError where the prompt leaves no room."""
@@ -91,7 +81,7 @@ class SglangEngine:
                 body["lora_path"] = request.adapter
             answer = await self._asked(body)
         except EngineGoneError:
-            self._card = None  # another may answer at this address next time
+            self._known.forget()  # another may answer at this address next time
             raise
         source = f"{self.url}{GENERATE}"
         samples = counted(read(answer, list[_Sample], source), request.samples, "samples", source)
@@ -147,6 +137,18 @@ class SglangEngine:
     async def close(self) -> None:
         """See `Engine.close`."""
         await self._http.close()
+
+    async def _asked_what_it_is(self) -> EngineCard:
+        model = served(read(await self._http.get("/v1/models"), Models, f"{self.url}/v1/models"), self._model)
+        said = read(await self._renamed("/server_info", "/get_server_info"), _Info, f"{self.url}/server_info")
+        return EngineCard(
+            engine=f"sglang {said.version}",
+            model=model.id,
+            folder=model.root if model.root != model.id else said.model_path,
+            max_tokens=model.max_model_len,
+            logprobs_mode=self._logprobs_mode,
+            dtype=said.dtype if said.dtype != "auto" else None,
+        )
 
     async def _asked(self, body: dict[str, Any]) -> Any:
         try:

@@ -34,6 +34,7 @@ from pipelines.collect.engines import (
 from pipelines.collect.engines.answers import Span, counted, finite, generation, read
 from pipelines.collect.engines.http import Http
 from pipelines.collect.engines.models import Models, room_of, served
+from pipelines.collect.engines.once import Once
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
@@ -57,38 +58,24 @@ class VllmEngine:
         self._http = Http(url, timeout=timeout, key=key)
         self.url = self._http.base
         self._model = model
-        self._card: EngineCard | None = None
-        self._has_generate: bool | None = None
+        self._known = Once(self._asked_what_it_is)
         self._told: Upstream | None = None
 
     async def describe(self) -> EngineCard:
         """See `Engine.describe`; asked once, and again after it was gone."""
-        if self._card is None:
-            version = read(await self._http.get("/version"), _Version, f"{self.url}/version").version
-            model = served(read(await self._http.get("/v1/models"), Models, f"{self.url}/v1/models"), self._model)
-            said = engine_of(await self._optional("/server_info?config_format=json"))
-            self._card = EngineCard(
-                engine=f"vllm {version}",
-                model=model.id,
-                folder=model.root,
-                max_tokens=model.max_model_len,
-                logprobs_mode=said.logprobs_mode,
-                dtype=said.dtype,
-            )
-        return self._card
+        card, _ = await self._known()
+        return card
 
     async def generate(self, request: Request) -> list[Generation]:
         """See `Engine.generate`. Raises ContextFullError where the prompt leaves no room."""
         try:
-            card = await self.describe()
-            if self._has_generate is None:
-                self._has_generate = await self._http.status(GENERATE) == 405  # it is there, and wants POST
+            card, has_generate = await self._known()
             sampling = _sampling(request, card, self.url)
-            if self._has_generate:
+            if has_generate:
                 return await self._by_generate(request, card, sampling)
             return await self._by_completions(request, card, sampling)
         except EngineGoneError:
-            self._card = self._has_generate = None  # another may answer at this address next time
+            self._known.forget()  # another may answer at this address next time
             raise
 
     async def logprobs(self, ids: Sequence[int], *, adapter: str | None = None) -> list[float]:
@@ -140,6 +127,21 @@ class VllmEngine:
         """See `Engine.close`."""
         await self._http.close()
         self._told = None
+
+    async def _asked_what_it_is(self) -> tuple[EngineCard, bool]:
+        """What it is, and whether it has the route that tells versions."""
+        version = read(await self._http.get("/version"), _Version, f"{self.url}/version").version
+        model = served(read(await self._http.get("/v1/models"), Models, f"{self.url}/v1/models"), self._model)
+        said = engine_of(await self._optional("/server_info?config_format=json"))
+        card = EngineCard(
+            engine=f"vllm {version}",
+            model=model.id,
+            folder=model.root,
+            max_tokens=model.max_model_len,
+            logprobs_mode=said.logprobs_mode,
+            dtype=said.dtype,
+        )
+        return card, await self._http.status(GENERATE) == 405  # it is there, and wants POST
 
     async def _by_generate(self, request: Request, card: EngineCard, sampling: dict[str, Any]) -> list[Generation]:
         if request.schema is not None:

@@ -96,7 +96,7 @@ class EnginePolicy:
         return PolicyCard(
             name=self.name,
             sampling=sampling.model_dump(exclude={"max_tokens"}) | {"max_action_tokens": sampling.max_tokens},
-            tokenizer=self.renderer.identity(),
+            tokenizer=self.renderer.identity,
             chat_template=str(self.renderer.tokenizer.chat_template),
         )
 

@@ -7,7 +7,7 @@ sequence of its own.
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -52,15 +52,13 @@ class ContextRenderer:
         self._short = lru_cache(maxsize=4096)(self._encode)
         self._context = lru_cache(maxsize=1 << 16)(self._render)
         self.end = self._end_of_turn()
+        self.end_id = self._raw(self.end)[0]
+        """The token that ends a turn: the template's marker, which is not always the tokenizer's end token."""
         self.opening = self._opening()
 
-    @property
-    def end_id(self) -> int:
-        """The token that ends a turn: the template's marker, which is not always the tokenizer's end token."""
-        return self._raw(self.end)[0]
-
+    @cached_property
     def identity(self) -> str:
-        """Identity of the tokenizer: equal for equal encodings."""
+        """Identity of the tokenizer: equal for equal encodings. It is written out for that, which takes a while."""
         return ids.to_text(ids.text_hash(self.tokenizer.backend_tokenizer.to_str()))
 
     def text(

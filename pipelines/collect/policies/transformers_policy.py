@@ -115,7 +115,7 @@ class TransformersPolicy:
             name=self.name,
             version=self.version,
             sampling=self.sampling.record() | {"max_action_tokens": self.sampling.max_action_tokens},
-            tokenizer=self.renderer.identity(),
+            tokenizer=self.renderer.identity,
             chat_template=str(self.tokenizer.chat_template),
         )
 
