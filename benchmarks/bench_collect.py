@@ -1,26 +1,42 @@
+# ruff: noqa: E402 - the checkout comes first on the path
 """How busy collecting keeps an engine: tokens per second of multi-turn episodes, beside the engine's own.
 
-    trajlake serve MODEL                       # a real vLLM, in another terminal
-    python benchmarks/bench_collect.py --engine http://127.0.0.1:8000 --model MODEL [--episodes 256] [--parallel 64]
+    python benchmarks/bench_collect.py [--episodes 256] [--parallel 64] [--pace 0.5]
+    trajlake serve MODEL                       # or a real vLLM, in another terminal
+    python benchmarks/bench_collect.py --engine http://127.0.0.1:8000 --model MODEL
 
 Episodes of the demo's house are collected into a lake by the manager, so many at once. Then the same calls (prompts and
 lengths of answers, in the order of each episode, as many episodes at once) are sent to the engine by a bare aiohttp
 client that does nothing else: no environment, no template, no tokenizer, no spool, no lake. Both start with an empty
-prefix cache. Prints a Markdown table for docs/benchmarks.md, which states the machine.
+prefix cache. Without --engine it is the scripted server of the tests, a process of its own, which answers each call
+after so many seconds (--pace), as an engine does that has processors of its own. Prints a Markdown table for
+docs/benchmarks.md, which states the machine.
 """
 
 import argparse
 import asyncio
+import multiprocessing
 import os
 import platform
+import random
+import resource
+import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import aiohttp
 
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
 import lake
 from pipelines.collect.engines import Sampling
+from pipelines.collect.environments.house import vocabulary
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.run import Collection, collect
 from pipelines.collect.manager.scheduler import Limits
@@ -30,6 +46,38 @@ from pipelines.collect.wiring import PlayerOptions, player_of
 Call = tuple[list[int], int]
 """Prompt, and tokens of the answer."""
 SIBLINGS = 8
+
+
+def words(prompt_ids: Sequence[int], seed: int, most: int) -> list[int]:
+    """The scripted engine's answer: words of the house, always as many as are allowed."""
+    drawn = random.Random(f"{len(prompt_ids)} {seed}")
+    return [drawn.randrange(3, 60) for _ in range(most)]
+
+
+def serve(pipe: Connection, pace: float) -> None:
+    """Run the scripted engine until somebody says something."""
+    from testkit.token_engine import TokenEngine, token_engine
+
+    with token_engine(TokenEngine(words, seconds=pace)) as engine:
+        pipe.send(engine.url)
+        pipe.recv()
+
+
+@contextmanager
+def scripted(folder: Path, pace: float) -> Iterator[str]:
+    """The URL of a scripted engine in a process of its own; its tokenizer is in the folder."""
+    from trainer.online.demo import build_tokenizer
+
+    build_tokenizer(vocabulary()).save_pretrained(folder)
+    spawn = multiprocessing.get_context("spawn")
+    pipe, its_end = spawn.Pipe()
+    process = spawn.Process(target=serve, args=(its_end, pace), daemon=True)
+    process.start()
+    try:
+        yield pipe.recv()
+    finally:
+        pipe.send(None)
+        process.join()
 
 
 async def forget(url: str) -> None:
@@ -89,42 +137,63 @@ async def bare(url: str, episodes: list[list[Call]], parallel: int) -> float:
         return time.perf_counter() - began
 
 
-def main() -> None:
+def measure(url: str, model: str, given: argparse.Namespace) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", required=True, help="URL of a vLLM that `trajlake serve` started")
-    parser.add_argument("--model", required=True, help="the folder that it serves")
+    ours, theirs, our_cpu, their_cpu = [], [], [], []
+    for _ in range(given.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            uri = f"{folder}/lake"
+            asyncio.run(forget(url))
+            before = processor_seconds()
+            seconds = collected(uri, url, model, given.episodes, given.parallel, given.max_tokens)
+            our_cpu.append(processor_seconds() - before)
+            episodes = calls_of(uri)
+            tokens = sum(length for episode in episodes for _, length in episode)
+            ours.append(tokens / seconds)
+            asyncio.run(forget(url))
+            before = processor_seconds()
+            theirs.append(tokens / asyncio.run(bare(url, episodes, given.parallel)))
+            their_cpu.append(processor_seconds() - before)
+    calls = sum(map(len, episodes))
+    print(f"machine: {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}\n")
+    best = max(ours), max(theirs)
+    cpu = [1000 * min(seconds) / calls for seconds in (their_cpu, our_cpu)]
+    cells = {
+        "episodes": f"{len(episodes)}",
+        "at once": f"{given.parallel}",
+        "calls": f"{calls:,}",
+        "bare, tokens/s": f"{best[1]:,.0f}",
+        "collected, tokens/s": f"{best[0]:,.0f}",
+        "ratio": f"{best[0] / best[1]:.2f}",
+        "CPU of a call, bare / collected, ms": f"{cpu[0]:.2f} / {cpu[1]:.2f}",
+    }
+    print(f"| {' | '.join(cells)} |\n|{' --- |' * len(cells)}\n| {' | '.join(cells.values())} |")
+
+
+def processor_seconds() -> float:
+    """Seconds of the processor that this process has taken, with all its threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", help="URL of a vLLM that `trajlake serve` started; else the scripted one")
+    parser.add_argument("--model", help="the folder that it serves")
+    parser.add_argument("--pace", type=float, default=0.5, help="seconds that the scripted engine takes for a call")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=4)
     parser.add_argument("--runs", type=int, default=2, help="of each kind, in turn; the best counts")
     given = parser.parse_args()
-    ours, theirs = [], []
-    for _ in range(given.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(forget(given.engine))
-            uri = f"{folder}/lake"
-            sizes = (given.episodes, given.parallel, given.max_tokens)
-            seconds = collected(uri, given.engine, given.model, *sizes)
-            episodes = calls_of(uri)
-            tokens = sum(length for episode in episodes for _, length in episode)
-            ours.append(tokens / seconds)
-            asyncio.run(forget(given.engine))
-            theirs.append(tokens / asyncio.run(bare(given.engine, episodes, given.parallel)))
-    calls = sum(map(len, episodes))
-    print(f"machine: {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}\n")
-    head = ("episodes", "at once", "calls", "bare, tokens/s", "collected, tokens/s", "ratio")
-    print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
-    best = max(ours), max(theirs)
-    cells = (
-        len(episodes),
-        given.parallel,
-        f"{calls:,}",
-        f"{best[1]:,.0f}",
-        f"{best[0]:,.0f}",
-        f"{best[0] / best[1]:.2f}",
-    )
-    print(f"| {' | '.join(map(str, cells))} |")
+    if (given.engine is None) != (given.model is None):
+        parser.error("--engine and --model go together")
+    if given.engine is not None:
+        measure(given.engine, given.model, given)
+        return
+    with tempfile.TemporaryDirectory() as folder, scripted(Path(folder), given.pace) as url:
+        measure(url, folder, given)
 
 
 if __name__ == "__main__":
