@@ -113,6 +113,36 @@ def test_a_checkpoint_is_written_as_a_model_under_its_number_of_updates(
     assert {"model.safetensors", "tied.safetensors", "tokenizer.json"} <= written
 
 
+def test_versions_rise_over_runs_that_count_their_updates_anew(cli: Cli, server: TokenEngine, tmp_path: Path) -> None:
+    """Else two sets of weights had one version; also after the engine forgot its own, where the lake knows."""
+    lk = token_lake(tmp_path / "lake")
+    newest = lk.sql("SELECT max(policy_version) FROM tokens").item() or 0
+    tied = tmp_path / "m"
+    random_model().save_pretrained(tied)
+    build_tokenizer(["word"]).save_pretrained(tied)
+    settings = config(model=str(tied)).model_dump(mode="json")
+    engine = ("--engine", server.url, "--no-probe", "--lake", lk.uri)
+    found = []
+    for run, updates in (("a", newest + 9), ("b", 2), ("c", 3)):
+        place = tmp_path / run / "checkpoints" / f"step-{updates:08}-attempt-0"
+        state = State(optimizer_step=updates, epoch=0, plan_hash="0123456789abc", snapshot={}, config=settings)
+        save_checkpoint(place, random_backend(), state)
+        assert cli("push", place, *engine).code == 0
+        found.append(int(server.version or 0) - newest)
+        server.restart()
+    assert found == [9, 10, 11]
+
+
+def test_an_older_version_is_refused_unless_it_is_the_same_again(cli: Cli, model: Path, server: TokenEngine) -> None:
+    engine = ("--engine", server.url, "--no-probe")
+    assert cli("push", model, *engine, "--version", "5").code == 0
+    for older in ("5", "4"):
+        assert "one version means one set of weights" in cli("push", model, *engine, "--version", older).fault
+    assert cli("push", model, *engine, "--version", "5", "--again").code == 0
+    assert server.version == "5"
+    assert "--again needs --version" in cli("push", model, *engine, "--again").fault
+
+
 def test_adapters_are_loaded_by_name_and_version(cli: Cli, server: TokenEngine, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     told = cli("push", tmp_path, "--engine", server.url, "--adapter", "pi", "--version", "3")

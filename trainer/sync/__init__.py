@@ -60,12 +60,12 @@ class Push:
     def metrics(self) -> dict[str, float]:
         """Figures for the table `metrics`: of log-probabilities the worst engine's, of time the slowest one's."""
         parities = [delivery.parity for delivery in self.deliveries if delivery.parity is not None]
-        differences = {
-            "sync/logprob_diff_max": max(parity.largest for parity in parities),
-            "sync/logprob_diff_mean": max(parity.mean for parity in parities),
-        }
-        seconds = max((delivery.seconds for delivery in self.deliveries), default=0.0)
-        return {"sync/seconds": seconds, "sync/failed": float(len(self.failed))} | (differences if parities else {})
+        found = {"sync/seconds": max((delivery.seconds for delivery in self.deliveries), default=0.0)}
+        found["sync/failed"] = float(len(self.failed))
+        if parities:
+            found["sync/logprob_diff_max"] = max(parity.largest for parity in parities)
+            found["sync/logprob_diff_mean"] = max(parity.mean for parity in parities)
+        return found
 
 
 class WeightSync(Protocol):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.option("--engine", "urls", required=True, multiple=True, metavar="URL", help="A running engine; repeatable.")
 @click.option("--version", type=click.IntRange(min=0), help="Version of the weights.  [default: as told above]")
+@click.option("--again", is_flag=True, help="The weights are those that had --version before; it need not rise.")
 @click.option("--adapter", metavar="NAME", help="Push the LoRA adapters alone; requests call them NAME-vVERSION.")
 @click.option("--folder", type=click.Path(path_type=Path), help="For what must be written.  [default: RUN/pushed]")
 @click.option("--probe/--no-probe", default=True, show_default=True, help="Compare log-probabilities afterwards.")
@@ -38,6 +39,7 @@ def push(
     model: str,
     urls: Sequence[str],
     version: int | None,
+    again: bool,
     adapter: str | None,
     folder: Path | None,
     probe: bool,
@@ -51,7 +53,8 @@ def push(
     read where it lies, unless its head is tied to its embedding; anything else is written as one first. Engines find it
     at the same path as this machine.
 
-    The version is the number of updates that made the weights where that is known, else one more than any engine has.
+    Versions rise: one more than the engines have, and than the lake has seen with --lake; or the number of updates that
+    made the weights, where that is more.
     A line per engine says what came of it. The exit status is 1 if one did not take the weights, or disagrees with the
     trainer about the log-probabilities of fixed tokens (the lake's newest, or random ones).
     """
@@ -61,16 +64,28 @@ def push(
     from trainer.sync.probe import ProbeConfig
 
     quiet()
+    if again and version is None:
+        raise UsageError("--again needs --version: the one that these weights had before")
     lk = None if lake_uri is None else lake.open(lake_uri)
     source = _source(model, lk, adapters_only=adapter is not None)
     config = ProbeConfig(limit=limit)
     engines = [engine_at(url) for url in urls]
     with file_faults():
         reference = source.reference(None if lk is None else lk.snapshot(), config) if probe else None
-        run = _run(
-            engines, source, reference, config, version=version, adapter=adapter, folder=folder, lk=lk, watch=watch
+        failed = asyncio.run(
+            _run(
+                engines,
+                source,
+                reference,
+                config,
+                version=version,
+                again=again,
+                adapter=adapter,
+                folder=folder,
+                lk=lk,
+                watch=watch,
+            )
         )
-        failed = asyncio.run(run)
     if failed:
         sys.exit(1)
 
@@ -93,6 +108,7 @@ async def _run(
     config: "ProbeConfig",
     *,
     version: int | None,
+    again: bool,
     adapter: str | None,
     folder: Path | None,
     lk: "Lake | None",
@@ -103,7 +119,12 @@ async def _run(
 
     try:
         fleet = Fleet(engines, config)
-        number = await _version(source, engines) if version is None else version
+        if version is None:
+            number = await _next_version(source, engines, lk)
+        else:
+            number = version
+            if not again and adapter is None:
+                await _refuse_older(version, engines)
         done = await _pushed(fleet, source, reference, number, adapter, folder)
         for delivery in done.deliveries:
             click.echo(_line(delivery, done.version))
@@ -120,11 +141,33 @@ async def _run(
         await asyncio.gather(*(engine.close() for engine in engines))
 
 
-async def _version(source: "Source", engines: Sequence["Engine"]) -> int:
-    """The updates that made the weights, else one more than any engine has."""
-    if source.place.policy_version is not None:
-        return source.place.policy_version
-    return 1 + max([await engine.version() or 0 for engine in engines])
+async def _next_version(source: "Source", engines: Sequence["Engine"], lk: "Lake | None") -> int:
+    """Above all that are known, so that no other weights had it: a run's updates alone begin anew with every run."""
+    known = [await engine.version() for engine in engines]
+    if lk is not None:
+        known += _versions_seen(lk)
+    above = 1 + max((version for version in known if version is not None), default=0)
+    return max(above, source.place.policy_version or 0)
+
+
+def _versions_seen(lk: "Lake") -> list[int | None]:
+    """The newest versions that sampled tokens of the lake have, and that were pushed with it."""
+    rows = lk.sql(
+        "SELECT max(policy_version) FROM tokens UNION ALL "
+        "SELECT max(TRY_CAST(json_extract_string(parameters, '$.version') AS BIGINT)) FROM job_runs WHERE kind = 'push'"
+    )
+    return [version for (version,) in rows.iter_rows()]
+
+
+async def _refuse_older(version: int, engines: Sequence["Engine"]) -> None:
+    """Raise UsageError: an engine has that version already, or a newer one."""
+    for engine in engines:
+        has = await engine.version()
+        if has is not None and has >= version:
+            raise UsageError(
+                f"{engine.url} has version {has} already, and one version means one set of weights: give --version "
+                f"{has + 1} or more, none at all, or --again if these are the weights that version {version} had"
+            )
 
 
 async def _pushed(
