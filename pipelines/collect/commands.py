@@ -156,7 +156,7 @@ def collect(
     if prompts is not None and given["env"] is None and given["agent"] is None:
         given["env"] = PROMPTS
     if prompts is not None:
-        tasks = read_tasks(prompts)
+        tasks = read_tasks(prompts, are_shown=given["env"] == PROMPTS)
     else:
         own = agent_tasks(given["agent"], python=given["agent_python"]) if given["agent"] is not None else None
         tasks = seeds(first, count) if own is None else listed(own)

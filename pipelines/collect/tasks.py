@@ -5,7 +5,7 @@ offset, and how many tasks a round takes. A round does not reach beyond its epoc
 no round holds a task twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,12 @@ def seeds(first: int, count: int) -> TaskSet:
     return TaskSet([Task(seed=seed) for seed in range(first, first + count)], ids.key_hash("seeds", first, count))
 
 
-def read_tasks(path: str | Path) -> TaskSet:
+def read_tasks(path: str | Path, *, are_shown: bool = False) -> TaskSet:
     """The rows of a file of prompts: JSONL, or Parquet.
+
+    Args:
+        path: the file.
+        are_shown: a row without a prompt is no task, as there is no environment that knows it by its name or seed.
 
     A row has `prompt` (text) or `messages` (of a chat), or neither where the environment knows by `name` or `seed`;
     `ground_truth` for reward functions; `seed`, else the row's number; and whatever else the environment reads from
@@ -51,14 +55,15 @@ def read_tasks(path: str | Path) -> TaskSet:
     """
     tasks: list[Task] = []
     rejected: list[str] = []
-    row_of: dict[int, int] = {}
+    seeds_of, names_of = dict[int, str](), dict[str, tuple[str, Task]]()
     for number, row in _rows(Path(path)):
+        place = f"line {number + 1}" if isinstance(row, bytes) else f"row {number}"
         try:
-            task = _task(number, row, row_of)
+            task = _task(number, row)
+            _compare(task, place, seeds_of, names_of, are_shown=are_shown)
         except (ShapeError, msgspec.MsgspecError) as error:
-            rejected.append(f"{path}: row {number}: {printable(str(error))}")
+            rejected.append(f"{path}: {place}: {printable(str(error))}")
             continue
-        row_of[task.seed] = number
         tasks.append(task)
     if not tasks:
         why = f": {rejected[0]}" if rejected else ", and has no rows"
@@ -88,8 +93,8 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         raise FormatError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _task(number: int, row: Any, row_of: Mapping[int, int]) -> Task:
-    """One row; `row_of` tells whose seeds are taken. Raises ShapeError, MsgspecError."""
+def _task(number: int, row: Any) -> Task:
+    """One row. Raises ShapeError, MsgspecError."""
     given = msgspec.json.decode(row) if isinstance(row, bytes) else row
     if not isinstance(given, dict):
         raise ShapeError(f"a task is an object, and this is {type(given).__name__}")
@@ -98,6 +103,10 @@ def _task(number: int, row: Any, row_of: Mapping[int, int]) -> Task:
     if prompt is not None and messages is not None:
         raise ShapeError("it has `prompt` and `messages`; give one of them")
     if prompt is not None:
+        if not isinstance(prompt, str | list):
+            raise ShapeError("`prompt` is no text")
+        if not (prompt.strip() if isinstance(prompt, str) else prompt):
+            raise ShapeError("`prompt` is empty")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if messages is not None and not isinstance(messages, list):
         raise ShapeError("`messages` is no list; valid: messages of a chat")
@@ -105,18 +114,30 @@ def _task(number: int, row: Any, row_of: Mapping[int, int]) -> Task:
         raise ShapeError("it has no `prompt`, no `messages`, no `name` and no `seed`; give one of them")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
         raise ShapeError(f"`seed` is {seed!r}; valid: a whole number from 0 to 2^63 - 1")
-    own = number if seed is None else seed
-    if own in row_of:
-        raise ShapeError(f"`seed` {own} is that of row {row_of[own]} too; every task has its own (the row's number)")
     if name is not None and not (isinstance(name, str | int) and str(name).strip()):
         raise ShapeError(f"`name` is {name!r}; valid: a text that is not blank")
     return Task(
-        seed=own,
+        seed=number if seed is None else seed,
         name=None if name is None else str(name),
         messages=[checked(message, f"messages[{index}]") for index, message in enumerate(messages or ())],
         ground_truth=found.get("ground_truth"),
         data={key: value for key, value in found.items() if key not in _KNOWN},
     )
+
+
+def _compare(
+    task: Task, place: str, seeds_of: dict[int, str], names_of: dict[str, tuple[str, Task]], *, are_shown: bool
+) -> None:
+    """Take a task in beside those before it. Raises ShapeError: it shows nothing, or its seed or name is taken."""
+    if are_shown and not task.messages:
+        raise ShapeError("it has no `prompt` and no `messages`, and without --env nothing else is shown")
+    if task.seed in seeds_of:
+        raise ShapeError(f"`seed` {task.seed} is that of {seeds_of[task.seed]} too; every task has its own")
+    if task.name is not None:
+        before, same = names_of.setdefault(task.name, (place, task))
+        if same.messages != task.messages:
+            raise ShapeError(f"`name` {task.name!r} is that of {before} too, whose prompt is another one")
+    seeds_of[task.seed] = place
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -55,9 +55,25 @@ def test_rows_of_a_file_are_tasks_and_bad_ones_are_named(tmp_path: Path) -> None
     assert [(task.seed, task.name) for task in found.tasks] == [(0, None), (1, "named"), (17, None)]
     assert found.tasks[0].messages == [{"role": "user", "content": "2 + 2?"}]
     assert (found.tasks[0].ground_truth, found.tasks[0].data) == ("4", {"topic": "sums"})
-    assert [line.split(": ")[1] for line in found.rejected] == ["row 3", "row 4", "row 5", "row 6", "row 7", "row 9"]
-    assert "`seed` 17 is that of row 2 too" in found.rejected[3]
+    assert [line.split(": ")[1] for line in found.rejected] == [f"line {number}" for number in (4, 5, 6, 7, 8, 10)]
+    assert "`seed` 17 is that of line 3 too" in found.rejected[3]
     assert read_tasks(file).fingerprint == found.fingerprint
+
+
+def test_rows_that_show_nothing_or_another_prompt_under_one_name_are_no_tasks(tmp_path: Path) -> None:
+    """Groups are of one task: a name that meant two prompts would compare answers to different questions."""
+    rows = [{"prompt": "a", "name": "n"}, {"prompt": "b", "name": "n"}, {"prompt": 17}, {"prompt": " "}, {"seed": 9}]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    found = read_tasks(file, are_shown=True)
+    assert [task.seed for task in found.tasks] == [0]
+    assert [line.removeprefix(f"{file}: ") for line in found.rejected] == [
+        "line 2: `name` 'n' is that of line 1 too, whose prompt is another one",
+        "line 3: `prompt` is no text",
+        "line 4: `prompt` is empty",
+        "line 5: it has no `prompt` and no `messages`, and without --env nothing else is shown",
+    ]
+    assert [task.seed for task in read_tasks(file).tasks] == [0, 9]
 
 
 def test_a_parquet_file_says_the_same(tmp_path: Path) -> None:
@@ -70,7 +86,7 @@ def test_a_parquet_file_says_the_same(tmp_path: Path) -> None:
     assert found == read_tasks(tmp_path / "tasks.jsonl")
 
 
-@pytest.mark.parametrize(("content", "said"), [("", "has no rows"), ("[]", "row 0: a task is an object")])
+@pytest.mark.parametrize(("content", "said"), [("", "has no rows"), ("[]", "line 1: a task is an object")])
 def test_a_file_without_tasks_is_refused(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(content)
     with pytest.raises(FormatError, match=said):
