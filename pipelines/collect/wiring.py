@@ -212,6 +212,8 @@ def _in_process(options: PlayerOptions) -> Speaker:
 def _tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
+    # One text is encoded at a time: threads for that only spin, and take the processor from an engine on this machine.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
