@@ -138,36 +138,46 @@ async def bare(url: str, episodes: list[list[Call]], parallel: int) -> float:
 
 
 def measure(url: str, model: str, given: argparse.Namespace) -> None:
-    """Print the table."""
-    ours, theirs, our_cpu, their_cpu = [], [], [], []
-    for _ in range(given.runs):
+    """Print the table, a row for each run."""
+    head = (
+        "run",
+        "episodes",
+        "at once",
+        "calls",
+        "bare, tokens/s",
+        "collected, tokens/s",
+        "ratio",
+        "CPU of a call, bare / collected, ms",
+        "load",
+    )
+    rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    for run in range(1, given.runs + 1):
         with tempfile.TemporaryDirectory() as folder:
             uri = f"{folder}/lake"
             asyncio.run(forget(url))
-            before = processor_seconds()
-            seconds = collected(uri, url, model, given.episodes, given.parallel, given.max_tokens)
-            our_cpu.append(processor_seconds() - before)
+            began = processor_seconds()
+            ours = collected(uri, url, model, given.episodes, given.parallel, given.max_tokens)
+            our_cpu = processor_seconds() - began
             episodes = calls_of(uri)
-            tokens = sum(length for episode in episodes for _, length in episode)
-            ours.append(tokens / seconds)
-            asyncio.run(forget(url))
-            before = processor_seconds()
-            theirs.append(tokens / asyncio.run(bare(url, episodes, given.parallel)))
-            their_cpu.append(processor_seconds() - before)
-    calls = sum(map(len, episodes))
-    print(f"machine: {os.cpu_count()} cores ({platform.machine()}), load {os.getloadavg()[0]:.1f}\n")
-    best = max(ours), max(theirs)
-    cpu = [1000 * min(seconds) / calls for seconds in (their_cpu, our_cpu)]
-    cells = {
-        "episodes": f"{len(episodes)}",
-        "at once": f"{given.parallel}",
-        "calls": f"{calls:,}",
-        "bare, tokens/s": f"{best[1]:,.0f}",
-        "collected, tokens/s": f"{best[0]:,.0f}",
-        "ratio": f"{best[0] / best[1]:.2f}",
-        "CPU of a call, bare / collected, ms": f"{cpu[0]:.2f} / {cpu[1]:.2f}",
-    }
-    print(f"| {' | '.join(cells)} |\n|{' --- |' * len(cells)}\n| {' | '.join(cells.values())} |")
+        asyncio.run(forget(url))
+        began = processor_seconds()
+        theirs = asyncio.run(bare(url, episodes, given.parallel))
+        their_cpu = processor_seconds() - began
+        calls = sum(map(len, episodes))
+        tokens = sum(length for episode in episodes for _, length in episode)
+        cells = (
+            f"{run}",
+            f"{len(episodes)}",
+            f"{given.parallel}",
+            f"{calls:,}",
+            f"{tokens / theirs:,.0f}",
+            f"{tokens / ours:,.0f}",
+            f"{theirs / ours:.2f}",
+            f"{1000 * their_cpu / calls:.2f} / {1000 * our_cpu / calls:.2f}",
+            f"{os.getloadavg()[0]:.1f}",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    print(f"machine: {os.cpu_count()} cores ({platform.machine()})\n", *rows, sep="\n")
 
 
 def processor_seconds() -> float:
@@ -185,7 +195,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=2, help="of each kind, in turn; the best counts")
+    parser.add_argument("--runs", type=int, default=2, help="of both, in turn")
     given = parser.parse_args()
     if (given.engine is None) != (given.model is None):
         parser.error("--engine and --model go together")
