@@ -105,6 +105,7 @@ def run(
     group_size: int = 3,
     oversample: int = 0,
     player: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
     record_only: Callable[[EpisodeRecord], bool] | None = None,
     **limits: Any,
 ) -> tuple[Any, list[str]]:
@@ -119,6 +120,7 @@ def run(
             wanted=Wanted(run="r", groups=2, group_size=group_size, oversample=oversample),
             limits=Limits(**limits),
             rounds=rounds,
+            settings=settings or {},
         ),
         say=said.append,
         progress=lambda line: None,
@@ -172,6 +174,25 @@ def test_other_tasks_are_refused_for_a_run_that_is_there(tmp_path: Path) -> None
     run(tmp_path)
     with pytest.raises(UsageError, match="other tasks"):
         run(tmp_path, count=5, rounds=2)
+
+
+def test_other_settings_of_what_is_sampled_are_refused_and_where_it_plays_may_change(tmp_path: Path) -> None:
+    """Two temperatures in one run would be compared as if they were one."""
+    settings = {"env": "count", "env_args": {"n": 3}, "sampling": {"temperature": 1.0}, "engines": ["a"]}
+    run(tmp_path, settings=settings)
+    for other, told in (
+        ({"settings": settings | {"sampling": {"temperature": 0.5}}}, r"temperature 1.0 \(now 0.5\)"),
+        ({"settings": settings | {"env_args": {"n": 4}}}, r"env args .*3.* \(now .*4"),
+        ({"settings": settings, "group_size": 4}, r"group size 3 \(now 4\); .*another --run"),
+        (
+            {"settings": settings, "oversample": 1, "keep": "first"},
+            r"oversample 0 \(now 1\), keep 'all' \(now 'first'\)",
+        ),
+    ):
+        with pytest.raises(UsageError, match=told):
+            run(tmp_path, rounds=2, **other)
+    done, _ = run(tmp_path, rounds=2, settings=settings | {"engines": ["b"], "call_seconds": 9}, parallel=1)
+    assert done.rounds == 1
 
 
 class Fails:

@@ -4,8 +4,8 @@ All of it follows from the lake: the plan of a round is in the parameters of its
 in `episodes`.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
@@ -94,17 +94,28 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-def next_round(lake: Lake, tasks: TaskSet, wanted: Wanted) -> Planned:
+_MAY_CHANGE = frozenset(("engines", "api", "agent_python", "parallel_calls", "step_seconds", "call_seconds"))
+"""Options of a player that say where and how fast it plays, and not what is sampled."""
+
+
+def next_round(lake: Lake, tasks: TaskSet, wanted: Wanted, settings: Mapping[str, Any]) -> Planned:
     """The first round of a run that is not done: planned before, and not ended well; else a new one.
 
+    Args:
+        lake: holds the rounds before.
+        tasks: where rollouts begin.
+        wanted: how many.
+        settings: `limits` and `player`, as the parameters of the round's job will have them.
+
     Raises:
-        UsageError: the run was collected from other tasks, or by something else.
+        UsageError: the run was collected from other tasks, with other settings, or by something else.
     """
     rows = lake.sql(
         "SELECT job_id, status, parameters FROM job_runs WHERE kind = ? AND run_id = ? ORDER BY started_at",
         [KIND, wanted.run],
     )
     known: dict[int, tuple[Plan, int, bool]] = {}
+    parameters = ""
     for job_id, status, parameters in rows.iter_rows():
         plan = _plan_of(parameters, wanted.run)
         done = status == "succeeded" or (plan.round in known and known[plan.round][2])
@@ -119,10 +130,36 @@ def next_round(lake: Lake, tasks: TaskSet, wanted: Wanted) -> Planned:
             f"run {wanted.run!r} was collected with {what}, and a round of it follows from them; give the same again, "
             "or another --run"
         )
+    _refuse_other_settings(msgspec.json.decode(parameters), wanted, settings)
     if not done:
         return Planned(plan, job_id)
     cursor = after(tasks, Cursor(plan.epoch, plan.offset), plan.tasks)
     return Planned(_plan(plan.round + 1, cursor, tasks, wanted), None)
+
+
+def _refuse_other_settings(before: dict[str, Any], wanted: Wanted, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError: what is sampled, or kept of it, would be something else than in the rounds before."""
+    plan = {"group_size": wanted.group_size, "siblings": wanted.group_size + wanted.oversample}
+    then, now = _settings_of(before), _settings_of({**settings, "plan": plan})
+    others = [name for name in then if name in now and then[name] != now[name]]
+    if others:
+        said = ", ".join(f"{name.replace('_', ' ')} {then[name]!r} (now {now[name]!r})" for name in others)
+        raise UsageError(
+            f"run {wanted.run!r} was collected with {said}; the episodes of a run are comparable: give the same again, "
+            "or another --run"
+        )
+
+
+def _settings_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a job's parameters that stay the same throughout a run, by name."""
+    plan, player = parameters["plan"], parameters.get("player", {})
+    return {
+        "group_size": plan["group_size"],
+        "oversample": plan["siblings"] - plan["group_size"],
+        "keep": parameters.get("limits", {}).get("keep"),
+        **{name: value for name, value in player.items() if name not in _MAY_CHANGE and name != "sampling"},
+        **player.get("sampling", {}),
+    }
 
 
 def _plan(number: int, cursor: Cursor, tasks: TaskSet, wanted: Wanted) -> Plan:

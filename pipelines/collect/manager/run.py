@@ -56,6 +56,11 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """Of the player: for the jobs' parameters."""
     progress_seconds: float = 1.0
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of the job of any of its rounds."""
+        return {"limits": msgspec.to_builtins(self.limits), "player": self.settings}
+
 
 PlayRound = Callable[[Plan], Awaitable[Figures]]
 
@@ -82,7 +87,7 @@ def collect(
         record_only: which finished episodes are recorded; all of them unless given.
 
     Raises:
-        UsageError: another process collects the run, or it was collected from other tasks.
+        UsageError: another process collects the run, or it was collected from other tasks or with other settings.
         StartError: siblings began differently.
         StoppedError: Ctrl-C, or an engine that is gone; all that has ended is recorded.
     """
@@ -137,7 +142,7 @@ async def _rounds(
     """Round after round."""
     run = what.wanted.run
     carried = sorted({one.slot.group.number for one in store.opened})
-    while (planned := next_round(lake, tasks, what.wanted)).plan.round < what.rounds:
+    while (planned := next_round(lake, tasks, what.wanted, what.parameters)).plan.round < what.rounds:
         plan = planned.plan
         say(plan.title if planned.job_id is None else f"{plan.title}, which is not done")
         with begun_job(lake, planned, run, what) as job:
@@ -159,11 +164,7 @@ async def _rounds(
 
 def begun_job(lake: Lake, planned: Planned, run: str, what: Collection) -> Job:
     """The job of a round: another one, or the one that an earlier process did not end."""
-    parameters = {
-        "plan": msgspec.to_builtins(planned.plan),
-        "limits": msgspec.to_builtins(what.limits),
-        "player": what.settings,
-    }
+    parameters = {"plan": msgspec.to_builtins(planned.plan), **what.parameters}
     return lake.job(kind=KIND, run_id=run, parameters=parameters, job_id=planned.job_id)
 
 

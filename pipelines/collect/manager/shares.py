@@ -79,7 +79,7 @@ def collect_with_ray(
     executor = RayExecutor(workers)
     outcome = Outcome(Figures(), Deliveries())
     run = what.wanted.run
-    while (planned := next_round(lk, tasks, what.wanted)).plan.round < what.rounds:
+    while (planned := next_round(lk, tasks, what.wanted, what.parameters)).plan.round < what.rounds:
         plan = planned.plan
         say(f"{plan.title}, by {executor.workers} workers")
         with begun_job(lk, planned, run, what) as job:
