@@ -163,13 +163,15 @@ def collect(
     _tell_rejected(tasks)
     options = _player_options(given)
     what = _collection(given, options.model_dump(mode="json"))
-    lk = lake.open(lake_uri, create=True)
+    wanted = recorded_only(record_only)
     tell = _Teller()
+    # The lake comes last: a command that is refused leaves none behind.
     if executor == "ray":
+        lk = lake.open(lake_uri, create=True)
         done = collect_with_ray(lk, options, tasks, what, record_only, workers, say=tell.say)
     else:
         player = player_of(options, lake_uri, given["run"])
-        wanted = recorded_only(record_only)
+        lk = lake.open(lake_uri, create=True)
         done = collect_here(lk, player, tasks, what, say=tell.say, progress=tell.progress, record_only=wanted)
     _tell(done, given["run"], given["rounds"])
 

@@ -17,7 +17,7 @@ from lake.records import EpisodeRecord
 from pipelines.collect import user_code
 from pipelines.collect.engines import Sampling
 from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy
-from pipelines.collect.engines.find import KEY, api_of, engine_at
+from pipelines.collect.engines.find import KEY, api_of, engine_at, folders_of
 from pipelines.collect.engines.pool import Pool
 from pipelines.collect.engines.sharing import Shared, SharingConfig
 from pipelines.collect.environments import Environment
@@ -26,6 +26,7 @@ from pipelines.collect.players import Player
 from pipelines.collect.policies import Speaker
 from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
 from pipelines.collect.policies.lockstep import LockStepSpeaker
+from pipelines.collect.policies.rendering import token_ids
 from pipelines.collect.policies.tool_calls import ToolFormat
 
 if TYPE_CHECKING:
@@ -96,9 +97,10 @@ def player_of(options: PlayerOptions, lake_uri: str, run: str) -> Player:
         raise UsageError("give --env or --agent, one of them: an environment to play, or an agent")
     if options.agent is not None:
         return _agent_player(options, lake_uri, run)
+    environment = _environment(options)  # before engines are asked and a model is loaded, which takes longer
     speaker, engines = _speaker(options)
     return EnvironmentPlayer(
-        _environment(options),
+        environment,
         speaker,
         engines=engines,
         step_seconds=options.step_seconds,
@@ -168,6 +170,8 @@ def _speaker(options: PlayerOptions) -> tuple[Speaker, Shared[Any] | None]:
             "--engine needs the tokenizer of its model: --model FOLDER or --tokenizer FOLDER; or --api chat, which "
             "records text only"
         )
+    for url in options.engines:
+        _refuse_other_tokens(url, Path(source))
     pool = Pool([engine_at(url, api) for url, api in apis.items()], config)
     name = options.policy or Path(options.model or source).name
     speaking = SpeakerOptions(
@@ -177,6 +181,18 @@ def _speaker(options: PlayerOptions) -> tuple[Speaker, Shared[Any] | None]:
         tool_format=options.tool_format,
     )
     return EnginePolicy(pool, _tokenizer(source), name=name, options=speaking), pool
+
+
+def _refuse_other_tokens(url: str, source: Path) -> None:
+    """Raise UsageError: an engine's model has other token ids than the tokenizer; known where both folders are here."""
+    ours = source / "tokenizer.json"
+    for folder in folders_of(url):
+        theirs = Path(folder, "tokenizer.json")
+        if theirs.is_file() and ours.is_file() and token_ids(theirs) != token_ids(ours):
+            raise UsageError(
+                f"{url} serves {folder}, whose tokenizer is another one than that in {source}: give the engine's, "
+                f"--tokenizer {folder}"
+            )
 
 
 def _chat(options: PlayerOptions, config: SharingConfig) -> tuple[Speaker, Shared[ChatEndpoint]]:

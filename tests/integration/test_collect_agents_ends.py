@@ -123,7 +123,7 @@ def test_a_rollout_without_a_call_stays_in_its_group(tmp_path: Path, caplog: pyt
     assert [step[1] for step in steps] == [False, True]
     assert [step[2] for step in steps] == [2, 2]
     assert "Find the key of door." in steps[0][3]
-    assert "made no call of the model in rollout 0 of task 'door'" in caplog.text
+    assert "made no call of the model in rollout 0 of task door (1 so far)" in caplog.text
 
 
 def test_calls_without_a_temperature_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

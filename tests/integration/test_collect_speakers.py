@@ -119,3 +119,21 @@ def test_options_of_speakers_that_cannot_be_are_refused(tmp_path, options, told)
     assert done.returncode == 2
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "lake").exists()
+
+
+def test_an_engine_of_another_tokenizer_is_refused_by_both_folders(tmp_path):
+    """Its ids would be recorded as if they were this tokenizer's; and the environment's name is looked up first."""
+    for name, words in (("served", ["one"]), ("given", ["two", "three"])):
+        build_tokenizer(words).save_pretrained(tmp_path / name)
+    with token_engine() as engine:
+        engine.folder = str(tmp_path / "served")
+        options = ("--engine", engine.url, "--model", tmp_path / "given", "--lake", tmp_path / "lake")
+        done = trajlake("collect", "--env", "house", *options)
+        unknown = trajlake("collect", "--env", "no_such_thing", *options)
+    assert done.returncode == 2
+    assert f"serves {tmp_path / 'served'}, whose tokenizer is another one than that in {tmp_path / 'given'}" in (
+        done.stderr
+    )
+    assert "no_such_thing" in unknown.stderr
+    assert not (tmp_path / "lake").exists()

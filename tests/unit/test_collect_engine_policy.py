@@ -10,7 +10,9 @@ from lake.ids import key_hash
 from lake.records import EpisodeRecord, StepRecord, check
 from pipelines.collect.engines import ContextFullError, EngineGoneError, Sampling
 from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
+from pipelines.collect.policies.rendering import ContextRenderer
 from testkit.chat_models import LOOK, TEMPLATES, ToyEngine, generated, saying, tokenizer_of
+from trainer.online.demo import build_tokenizer
 
 END = "<|im_end|>"
 
@@ -50,6 +52,7 @@ def test_a_decision_records_what_was_sampled_and_how():
     assert (tokens.temperature, tokens.top_p, tokens.top_k, tokens.min_p) == (0.7, 0.9, 5, 0.1)
     assert (tokens.logprobs_mode, tokens.engine, tokens.dtype) == ("processed", "toy 1", "float32")
     assert (tokens.policy_version, tokens.version_spans, tokens.constrained) == (3, spans, None)
+    assert (decision.prompt_tokens, decision.completion_tokens) == (len(tokens.context_ids), len(ids))
     assert decision.extra is None
     request = engine.seen[0][0]
     assert (request.sampling, request.key) == (sampling, "run/0")
@@ -61,6 +64,21 @@ def test_a_decision_records_what_was_sampled_and_how():
         0.7,
         20,
     )
+
+
+def test_a_token_that_the_tokenizer_lacks_is_of_another_model_and_refused():
+    """It would be recorded as no text at all, and trained on as if it were one."""
+    tokenizer = tokenizer_of("chatml")
+    beyond = 1 + max(tokenizer.get_vocab().values())
+    _, talk = conversation(ToyEngine(lambda _: generated([beyond - 1, beyond])))
+    with pytest.raises(UsageError, match=f"sampled token {beyond}.* another model"):
+        decide(talk, user("Room attic."))
+
+
+def test_a_prompt_that_a_closed_vocabulary_cannot_write_is_told_with_the_tokenizer():
+    renderer = ContextRenderer(build_tokenizer(["word"]))
+    with pytest.raises(ValueError, match=r"the tokenizer in .* has no tokens for the text 'another'"):
+        renderer.encode("another", is_inside=False)
 
 
 def test_one_version_needs_no_spans_and_an_unknown_one_is_none():

@@ -189,12 +189,14 @@ class AgentPlayer:
         self._counts["tokens"] += reply.get("completion_tokens", 0)
         if not calls:
             self._counts["without_calls"] += 1
-            if self._counts["without_calls"] == 1 and result.status == "completed":
+            # The first, and then ever more rarely: it may be so in all of thousands.
+            if (without := self._counts["without_calls"]).bit_count() == 1 and result.status == "completed":
                 _log.warning(
-                    "the agent made no call of the model in rollout %d of task %r; it is recorded as one step that is "
-                    "not trained on. Does it use the client's base_url?",
+                    "the agent made no call of the model in rollout %d of task %s (%d so far); it is recorded as one "
+                    "step that is not trained on. Does it use the client's base_url?",
                     rollout.rollout_index,
-                    rollout.task.name,
+                    rollout.task.name or f"with seed {rollout.task.seed}",
+                    without,
                 )
         return ending_of(result, reply)
 

@@ -46,6 +46,13 @@ def engine_at(url: str, api: Api | None = None) -> Engine:
     return kind(url, key=os.environ.get(KEY))
 
 
+def folders_of(url: str) -> list[str]:
+    """Where an engine says that its models were loaded from, adapters left out. Raises UsageError: nothing answers."""
+    listed = _page(url, "/v1/models").get("data")
+    models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
+    return [str(model["root"]) for model in models if model.get("root") and model.get("parent") is None]
+
+
 def _page(url: str, path: str) -> dict[str, Any]:
     """A page of JSON; empty if there is none. Raises UsageError: nothing answers."""
     headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if KEY in os.environ else {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import UNSET, UnsetType
 
 from lake import ids
-from lake.errors import DataRefusedError
+from lake.errors import DataRefusedError, UsageError
 from lake.records import TokensRecord
 from pipelines.collect.engines import (
     EngineCard,
@@ -86,6 +86,7 @@ class EnginePolicy:
         self.options = options or SpeakerOptions()
         self.renderer = ContextRenderer(tokenizer)
         self.drift = DriftCounts()
+        self.vocabulary = 1 + max(tokenizer.get_vocab().values())
         own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.end_ids = frozenset({self.renderer.end_id, *own, *_ends_named_in(str(tokenizer.name_or_path))})
 
@@ -104,6 +105,15 @@ class EnginePolicy:
     def counts(self) -> dict[str, int]:
         """Decisions, and how many of them drifted, by kind."""
         return self.drift.record()
+
+    def check(self, sampled: Sequence[int]) -> None:
+        """Raise UsageError: the tokenizer does not have a token, so it is not that of the engine's model."""
+        if sampled and max(sampled) >= self.vocabulary:
+            raise UsageError(
+                f"the engine sampled token {max(sampled)}, and the tokenizer in "
+                f"{self.renderer.tokenizer.name_or_path} has none beyond {self.vocabulary - 1}: it is that of another "
+                "model; give the one that the engine serves (--model, --tokenizer)"
+            )
 
     def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> "EngineConversation":
         """See `Speaker.open`. Raises UsageError: there are tools, and nothing says how the model calls them."""
@@ -214,6 +224,7 @@ class EngineConversation:
                 key=self._key,
             )
             (part,) = await self._policy.engine.generate(request)
+            self._policy.check(part.ids)
             is_abort = part.finish_reason == "abort"
             fruitless = fruitless + 1 if is_abort and not part.ids else 0
             if fruitless == _FRUITLESS:
@@ -244,6 +255,8 @@ class EngineConversation:
             tool_calls=calls or None,
             model=policy.options.adapter,
             policy_version=version,
+            prompt_tokens=len(prompt.ids),
+            completion_tokens=len(sampled.ids),
             is_action_valid=False if taken.fault is not None else None,
             extra=extra or None,
             tokens=TokensRecord(

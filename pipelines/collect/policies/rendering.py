@@ -5,9 +5,11 @@ encoding a conversation again is not the identity, and a template that rewrites 
 sequence of its own.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -27,6 +29,8 @@ _MARK = "eb1f7c"
 """Content of an answer whose end is looked for: nothing that a template writes by itself."""
 _CACHED_CHARACTERS = 8192
 """Longer texts (whole conversations) are encoded each time: they are rarely the same."""
+_EXCERPT = 300
+"""Characters of a text that a message shows."""
 
 
 class ContextRenderer:
@@ -125,7 +129,12 @@ class ContextRenderer:
         return tuple(self._raw(text))
 
     def _raw(self, text: str) -> list[int]:
-        return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
+        try:
+            return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
+        except Exception as error:
+            # The class of errors in Rust code is Exception itself: here, a word that is not in a closed vocabulary.
+            folder, said = self.tokenizer.name_or_path, text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
+            raise ValueError(f"the tokenizer in {folder} has no tokens for the text {said!r} ({error})") from error
 
     def _end_of_turn(self) -> str:
         """The first marker that the template writes behind an answer; the tokenizer's end token if it writes none."""
@@ -165,6 +174,17 @@ def for_template(message: Message) -> Message:
     if isinstance(kept.get("tool_calls"), list):
         kept["tool_calls"] = [with_objects(call) for call in kept["tool_calls"]]
     return kept
+
+
+def token_ids(file: Path) -> dict[str, int]:
+    """The ids of a tokenizer.json by their tokens, however it was written; empty if it is none."""
+    try:
+        said = json.loads(file.read_bytes())
+        vocabulary = said["model"]["vocab"]
+        pairs = vocabulary.items() if isinstance(vocabulary, dict) else [(v[0], n) for n, v in enumerate(vocabulary)]
+        return dict(pairs) | {token["content"]: token["id"] for token in said.get("added_tokens") or ()}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
 
 
 def _longest_first(tokens: Sequence[str]) -> list[str]:
