@@ -172,7 +172,7 @@ def test_an_engine_that_is_killed_takes_its_other_processes_along_and_is_told(tm
     status, said = command.ended()
     [log] = logs(tmp_path)
     assert status == 1
-    assert said.splitlines()[-1].startswith("trajlake: vLLM has ended: ")
+    assert said.splitlines()[-1].startswith("trajlake: vLLM has ended: it was killed")
     assert said.rstrip().endswith(f"its log is {log}")
     until_all_have_ended(model)
 

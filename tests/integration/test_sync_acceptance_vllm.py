@@ -85,7 +85,7 @@ class Process:
         (server,) = guard.children()
         server.kill()
         assert self.process.wait(120) != 0
-        assert "vLLM has ended" in self.err.read_text()
+        assert "vLLM has ended: it was killed" in self.err.read_text()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -79,7 +80,7 @@ class Served:
         """Wait until it ends by itself; what became of it."""
         while self.guard.poll() is None:
             await asyncio.sleep(_LOOK_SECONDS)
-        return _died(self.log)
+        return _died(self)
 
 
 @asynccontextmanager
@@ -191,7 +192,7 @@ async def _until_it_answers(engine: Served) -> None:
             await asyncio.to_thread(_called, f"{engine.url}/health", None, 10.0)
         except OSError:
             if engine.guard.poll() is not None:
-                raise _died(engine.log) from None
+                raise _died(engine) from None
             await asyncio.sleep(_LOOK_SECONDS)
         else:
             return
@@ -205,7 +206,7 @@ async def _warm_up(engine: Served) -> None:
         await asyncio.to_thread(_called, f"{engine.url}/inference/v1/generate", body, _FIRST_CALL_SECONDS)
     except OSError as error:
         if await asyncio.to_thread(_ends_soon, engine.guard):
-            raise _died(engine.log) from error
+            raise _died(engine) from error
         raise EngineError(f"{engine.url} does not sample: {error}; its log is {engine.log}") from error
 
 
@@ -225,7 +226,10 @@ def _called(url: str, body: dict[str, Any] | None, seconds: float) -> None:
         answer.read()
 
 
-def _died(log: Path) -> EngineError:
+def _died(engine: Served) -> EngineError:
+    log = engine.log
+    if engine.guard.returncode == 128 + signal.SIGKILL:  # the last line of its log is of something else
+        return EngineError(f"vLLM has ended: it was killed, as it is where memory runs out; its log is {log}")
     lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line) and not any(sign in line for sign in _GENERIC)]
     last = next(reversed(errors or lines), "it said nothing")
