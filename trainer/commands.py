@@ -1,8 +1,6 @@
 """The trainer's commands but `train`: models, the demo, rescoring and evaluation; and what they share with `train`."""
 
 import math
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened
+from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened, quiet
 from lake.errors import UsageError
 from lake.read.text_table import counted
 
@@ -49,15 +47,6 @@ def explain_interrupt(out: Path) -> Iterator[None]:
                 err=True,
             )
         raise
-
-
-def quiet() -> None:
-    """Keep transformers' own progress bars off the terminal, without importing it for that."""
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    if "transformers" in sys.modules:
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 @click.command("init-model")

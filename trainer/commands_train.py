@@ -136,8 +136,9 @@ def train(
     line on stdout is the sha256 of the final weights.
     """
     import lake
+    from lake.cli.options import quiet
     from trainer.backends.ranks import launched, reported_once
-    from trainer.commands import explain_interrupt, file_faults, quiet
+    from trainer.commands import explain_interrupt, file_faults
     from trainer.runs.stages import read_stages
     from trainer.train_settings import configured, given_settings, read_settings
 

@@ -5,6 +5,7 @@ Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -326,3 +327,10 @@ def _id_text(value: Any) -> Any:
     if isinstance(value, list):
         return [_id_text(inner) for inner in value]
     return ids.to_text(value) if isinstance(value, int) and 0 <= value <= ids.MASK else value
+
+
+def quiet() -> None:
+    """Keep transformers' own progress bars off the terminal, without importing it for that."""
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if (transformers := sys.modules.get("transformers")) is not None:
+        transformers.utils.logging.disable_progress_bar()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import SectionedCommand, lake_option
+from lake.cli.options import SectionedCommand, lake_option, quiet
 from lake.errors import UsageError
 from lake.read.text_table import cell, counted
 
@@ -161,6 +161,7 @@ def collect(
         own = agent_tasks(given["agent"], python=given["agent_python"]) if given["agent"] is not None else None
         tasks = seeds(first, count) if own is None else listed(own)
     _tell_rejected(tasks)
+    quiet()
     options = _player_options(given)
     what = _collection(given, options.model_dump(mode="json"))
     wanted = recorded_only(record_only)

@@ -9,6 +9,7 @@ each answer has to be the recorded one. One that answers otherwise cannot be con
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
@@ -25,6 +26,7 @@ from pipelines.collect.environments.checked import wrong_outcome
 from pipelines.collect.episode_records import Sums, begun, decided
 from pipelines.collect.players import Ending, ReplayError, Rollout, RolloutLog
 from pipelines.collect.policies import Conversation, Decision, Message, Speaker
+from pipelines.collect.user_code import FAULTS, is_cancellation
 
 _CLOSING_SECONDS = 10.0
 _log = logging.getLogger("trajlake")
@@ -107,6 +109,8 @@ class EnvironmentPlayer:
             while not now.done and (self._max_steps is None or sums.num_steps < self._max_steps):
                 decision = await self._decided(conversation, now)
                 after = await self._answered(environment.step(decision.message), f"step {sums.num_steps}")
+                if not math.isfinite((sums.env_return or 0.0) + (after.reward or 0.0)):
+                    raise _EnvironmentError(f"step {sums.num_steps}: the rewards add up to no finite return")
                 step = decided(now, decision, after, card, is_first=not sums.num_steps)
                 sums.add(step)
                 now = after
@@ -144,7 +148,7 @@ class EnvironmentPlayer:
             return self._make()
         except TrajlakeError:
             raise  # a package that is not installed, say: no rollout can be played
-        except Exception as error:
+        except FAULTS as error:
             raise _EnvironmentError(f"the environment could not be made: {told(error)}") from error
 
     async def _answered(self, answer: Awaitable[Outcome], what: str) -> Outcome:
@@ -152,7 +156,9 @@ class EnvironmentPlayer:
         try:
             async with asyncio.timeout(self._step_seconds) as limit:
                 outcome = await answer
-        except Exception as error:
+        except FAULTS as error:
+            if is_cancellation(error):
+                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 message = f"{what} of the environment took longer than {self._step_seconds:g} s (--step-timeout)"
                 raise _EnvironmentError(message, "step_timeout") from error
@@ -192,7 +198,9 @@ async def _closed(environment: Environment) -> None:
     try:
         async with asyncio.timeout(_CLOSING_SECONDS):
             await environment.close()
-    except Exception as error:
+    except FAULTS as error:
+        if is_cancellation(error):
+            raise
         _log.warning("an environment could not be closed: %s", told(error))
 
 

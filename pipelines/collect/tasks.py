@@ -60,8 +60,9 @@ def read_tasks(path: str | Path, *, are_shown: bool = False) -> TaskSet:
         place = f"line {number + 1}" if isinstance(row, bytes) else f"row {number}"
         try:
             task = _task(number, row)
+            msgspec.json.encode(task)  # what is nested too deep is found here
             _compare(task, place, seeds_of, names_of, are_shown=are_shown)
-        except (ShapeError, msgspec.MsgspecError) as error:
+        except (ShapeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             rejected.append(f"{path}: {place}: {printable(str(error))}")
             continue
         tasks.append(task)

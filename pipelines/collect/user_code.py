@@ -5,6 +5,7 @@ names them. A fault in it is told in one sentence, with the line of the user's f
 DEBUG.
 """
 
+import asyncio
 import importlib
 import importlib.util
 import logging
@@ -18,6 +19,8 @@ from lake import ids
 from lake.errors import UsageError
 
 _log = logging.getLogger("trajlake")
+FAULTS = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""What the user's code may raise as its own fault. Of KeyboardInterrupt it is not the author."""
 
 
 class UserObject(NamedTuple):
@@ -65,7 +68,7 @@ def _from_file(place: str, option: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickles look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except FAULTS as error:
         del sys.modules[name]
         raise UsageError(f"{option} {place} cannot be imported: {fault(error, path)}") from error
     return module
@@ -79,7 +82,7 @@ def _from_package(place: str, option: str) -> ModuleType:
         if error.name and (place == error.name or place.startswith(f"{error.name}.")):
             raise UsageError(f"{option}: there is no module {error.name}, installed or in {Path.cwd()}") from error
         raise UsageError(f"{option} {place} cannot be imported: {fault(error, None)}") from error
-    except Exception as error:
+    except FAULTS as error:
         raise UsageError(f"{option} {place} cannot be imported: {fault(error, None)}") from error
 
 
@@ -95,6 +98,14 @@ def _callables(module: ModuleType) -> str:
         if callable(value) and getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
     ]
     return ", ".join(own) or "nothing that could be called"
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether somebody cancelled the task that runs; else the user's code raised CancelledError by itself."""
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def fault(error: BaseException, file: Path | None) -> str:

@@ -1,8 +1,13 @@
 """The rollout manager in this process: attempts, siblings, oversampling, what is carried over, how it stops."""
 
 import asyncio
+import contextlib
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +16,13 @@ from typing import Any
 import pytest
 
 import lake
-from lake.errors import UsageError
+from lake.errors import LakeAccessError, UsageError
+from lake.live.frames import Begin
 from lake.records import EpisodeRecord
 from pipelines.collect import tasks
 from pipelines.collect.engines import EngineBusyError, EngineGoneError
 from pipelines.collect.environments import Outcome, Task
+from pipelines.collect.environments.checked import environments_of
 from pipelines.collect.environments.games import GameEnvironment
 from pipelines.collect.environments.house import House, HouseScript
 from pipelines.collect.manager.rounds import Wanted
@@ -28,6 +35,8 @@ from pipelines.collect.policies import Decision, Message, PolicyCard
 from pipelines.collect.policies.lockstep import LockStepSpeaker
 from pipelines.collect.rollouts import GroupConfig, collect_groups
 from testkit.copies import empty_lake
+from testkit.disks import disk
+from testkit.processes import environment
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +116,7 @@ def run(
     player: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
     record_only: Callable[[EpisodeRecord], bool] | None = None,
+    say: Callable[[str], None] | None = None,
     **limits: Any,
 ) -> tuple[Any, list[str]]:
     """Collect rounds of two tasks each, of `count`; what came of it, and what was said."""
@@ -122,7 +132,7 @@ def run(
             rounds=rounds,
             settings=settings or {},
         ),
-        say=said.append,
+        say=say or said.append,
         progress=lambda line: None,
         record_only=record_only,
     )
@@ -198,7 +208,7 @@ def test_other_settings_of_what_is_sampled_are_refused_and_where_it_plays_may_ch
 class Fails:
     """A fault that happens so often, per task."""
 
-    def __init__(self, place: str, times: int, error: Exception | None = None) -> None:
+    def __init__(self, place: str, times: int, error: BaseException | None = None) -> None:
         self.place, self.left, self.error = (
             place,
             times,
@@ -227,6 +237,83 @@ def test_what_an_environment_raises_is_a_failed_attempt_and_is_tried_again(place
     assert "the tool server is away" in failed[0][0]
     assert "sk-a" not in failed[0][0]
     assert failed[0][1:] == (0, "environment_error")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, GeneratorExit])
+@pytest.mark.parametrize("place", ["reset", "step"])
+def test_exceptions_that_end_programs_are_failures_of_their_own_rollout(
+    place: str, error: type[BaseException], tmp_path: Path
+) -> None:
+    done, _ = run(tmp_path, lambda: Countdown(Fails(place, 1, error("inner"))), count=2, group_size=1, retries=0)
+    assert (done.figures.finished, done.figures.failed) == (0, 2)
+    assert {row[0] for row in rows(tmp_path, "error")} == {
+        f"{place if place == 'reset' else 'step 0'}: {error.__name__}: inner"
+    }
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, GeneratorExit])
+def test_what_closing_raises_takes_nothing_from_what_was_played(error: type[BaseException], tmp_path: Path) -> None:
+    class Odd(Countdown):
+        async def close(self) -> None:
+            raise error
+
+    assert run(tmp_path, Odd)[0].figures.finished == 6
+
+
+def test_exits_in_a_thread_and_cancellation_by_a_speaker_are_failures(tmp_path: Path) -> None:
+    class Exits:
+        def reset(self, task: Task) -> Outcome:
+            raise SystemExit(3)
+
+        def step(self, action: Message) -> Outcome:
+            raise NotImplementedError
+
+    async def cancelled(number: int, turn: int) -> None:
+        raise asyncio.CancelledError
+
+    run(tmp_path / "thread", environments_of(Exits, "x.py:make", None), group_size=1, retries=0)
+    assert {row[0] for row in rows(tmp_path / "thread", "status")} == {"failed"}
+    run(tmp_path / "speaker", speaker=Speaks(cancelled), group_size=1, retries=0)
+    assert set(rows(tmp_path / "speaker", "status, error")) == {("failed", "CancelledError: ")}
+
+
+def test_a_judge_of_records_that_exits_is_told_in_one_line(tmp_path: Path) -> None:
+    def leaves(record: EpisodeRecord) -> bool:
+        raise SystemExit(3)
+
+    with pytest.raises(UsageError, match="--record-only cannot say whether an episode is recorded: SystemExit: 3"):
+        run(tmp_path, record_only=leaves)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        ({"extra": {"a": float("nan")}}, "`extra` that is no JSON"),
+        ({"extra": [1]}, "`extra` that is an object of type list; valid: a dict"),
+        ({"ground_truth": object()}, "`ground_truth` that is no JSON"),
+        ({"reward": 10**400}, "the reward 1000"),
+        ({"reward": 1e308}, "step 1: the rewards add up to no finite return"),
+    ],
+)
+def test_outcomes_that_no_table_can_hold_are_failures(outcome: dict[str, Any], told: str, tmp_path: Path) -> None:
+    class Odd(Countdown):
+        async def step(self, action: Message) -> Outcome:
+            return Outcome(messages=[{"role": "user", "content": "x"}], **outcome)
+
+    run(tmp_path, Odd, count=2, group_size=1, retries=0)
+    assert {row[0] for row in rows(tmp_path, "status")} == {"failed"}
+    assert all(told in row[0] for row in rows(tmp_path, "error"))
+
+
+def test_returns_whose_sum_no_float_holds_have_no_mean(tmp_path: Path) -> None:
+    class Rich(Countdown):
+        async def step(self, action: Message) -> Outcome:
+            return Outcome(messages=[], reward=1e308, terminated=True)
+
+    done, _ = run(tmp_path, Rich)
+    assert done.figures.finished == 6
+    metric = lake.open(tmp_path / "lake").sql("SELECT value FROM metrics WHERE name = 'return'")
+    assert metric.rows() == [(None,)]
 
 
 def test_a_failure_that_stays_is_recorded_and_its_siblings_go_on(tmp_path: Path) -> None:
@@ -343,7 +430,35 @@ def test_siblings_that_begin_differently_are_refused(tmp_path: Path) -> None:
     found = rows(tmp_path, "seed, status, stop_reason")
     assert [row[1] for row in found if row[0] == 0] == ["completed"] * 3
     assert "starts_differ" in {row[2] for row in found if row[0] == 1}
-    assert "completed" not in [row[1] for row in found if row[0] == 1][1:]
+    assert "completed" not in [row[1] for row in found if row[0] == 1]
+
+
+def test_siblings_that_had_finished_are_retracted_when_a_later_one_begins_differently(tmp_path: Path) -> None:
+    opened: list[int] = []
+
+    class Late(Countdown):
+        async def reset(self, task: Task) -> Outcome:
+            opened.append(task.seed)
+            said = "other" if opened.count(1) == 3 and task.seed == 1 else "as ever"
+            self._left, self._seed = 1, task.seed
+            return Outcome(messages=[{"role": "user", "content": said}], task_id=str(task.seed))
+
+    with pytest.raises(StartError, match="began differently in rollout 2"):
+        run(tmp_path, Late, count=2, group_size=4, parallel=1)
+    found = rows(tmp_path, "seed, status")
+    assert [status for seed, status in found if seed == 0] == ["completed"] * 4
+    assert {status for seed, status in found if seed == 1} == {"failed"}
+    kept = lake.open(tmp_path / "lake").sql("SELECT reason FROM retractions")
+    assert kept.rows() == [("a sibling of its group began differently",)] * 2
+    # They are there and not played again.
+    assert run(tmp_path, Late, count=2, group_size=4, parallel=1)[0].rounds == 0
+
+
+def test_of_siblings_that_finish_together_no_more_are_kept_than_were_wanted(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, group_size=3, oversample=2, keep="first")
+    assert (done.figures.finished, done.figures.aborted + done.figures.left_out) == (6, 4)
+    found = rows(tmp_path, "seed, status")
+    assert all(found.count((seed, "completed")) == 3 for seed, _ in found)
 
 
 def test_the_first_that_finish_are_kept_and_the_others_are_aborted(tmp_path: Path) -> None:
@@ -402,6 +517,58 @@ def test_only_where_asked_something_is_not_recorded(tmp_path: Path) -> None:
     done, _ = run(tmp_path, record_only=lambda record: record.rollout_index > 0)
     assert done.dropped == 2
     assert {row[0] for row in rows(tmp_path, "rollout_index")} == {1, 2}
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", ".a", "a\nb", "a\x00", "r" * 200])
+def test_names_of_runs_that_no_path_can_hold_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is no name of a run; valid: up to 128 bytes of letters"):
+        Wanted(run=name, groups=1, group_size=1)
+    Wanted(run="grpo-7b_v1.2@lr=1e-6", groups=1, group_size=1)
+
+
+def test_what_is_not_on_the_disk_is_not_said_to_be_recorded(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    with disk(tmp_path / "disk", "100k") as small:
+        (tmp_path / "spool").symlink_to(small)
+        with Store(lk, "r") as store:
+            with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+            store.append(bytes(16), 0, Begin(episode=EpisodeRecord(task_id="t", steps=[])))
+            store.is_leaving = True
+            with pytest.raises(LakeAccessError, match="No space left on device; what has ended and is not on the disk"):
+                store.flush()
+            (small / "filler").unlink()
+
+
+BLOCKED = """
+import sys, time
+from pathlib import Path
+from test_collect_manager import Countdown, Speaks, run
+
+class Blocks(Countdown):
+    async def step(self, action):
+        print("blocked", file=sys.stderr, flush=True)
+        while True:
+            time.sleep(3600)
+
+run(Path(sys.argv[1]), Blocks, say=lambda line: print(line, file=sys.stderr, flush=True))
+"""
+
+
+def test_a_third_ctrl_c_ends_a_process_whose_environment_blocks(tmp_path: Path) -> None:
+    folder = str(Path(__file__).parent)
+    child = environment(TRAJLAKE_SPOOL=str(tmp_path / "spool"))
+    child["PYTHONPATH"] += os.pathsep + folder
+    with subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, str(tmp_path)], stderr=subprocess.PIPE, text=True, env=child
+    ) as process:
+        assert process.stderr is not None
+        heard = [next(line for line in process.stderr if "blocked" in line)]
+        for said in ("stopping: rollouts", "leaving what runs", "ended at once; the same command goes on"):
+            process.send_signal(signal.SIGINT)
+            heard.append(next(line for line in process.stderr if said in line))
+        assert process.wait(600) == 128 + signal.SIGINT, heard
 
 
 def test_two_processes_cannot_collect_one_run(tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ def test_rows_that_show_nothing_or_another_prompt_under_one_name_are_no_tasks(tm
     assert [task.seed for task in read_tasks(file).tasks] == [0, 9]
 
 
+def test_rows_that_are_no_text_or_nested_too_deep_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    deep = b"[" * 5000 + b"]" * 5000
+    file.write_bytes(b'{"prompt": "good"}\n{"prompt": "\xff"}\n{"prompt": "x", "more": ' + deep + b"}\n")
+    found = read_tasks(file)
+    assert [task.seed for task in found.tasks] == [0]
+    assert [line.split(": ")[1] for line in found.rejected] == ["line 2", "line 3"]
+
+
 def test_a_parquet_file_says_the_same(tmp_path: Path) -> None:
     import polars as pl
 

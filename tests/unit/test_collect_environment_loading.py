@@ -133,6 +133,13 @@ def test_the_one_that_was_made_to_be_looked_at_is_closed_or_played(written: Call
         assert [len(lists[-1].made), len(lists[-1].closed)] == [count, count]
 
 
+@pytest.mark.parametrize("error", ["ValueError('c')", "SystemExit(4)"])
+def test_one_that_cannot_be_closed_is_told_in_one_line(error: str, written: Callable[[str], str]) -> None:
+    file = written(SYNC.replace("self.at = None", f"raise {error}"))
+    with pytest.raises(UsageError, match=r"Env: close failed: \w+: [c4] \(.* line \d+, in close\)"):
+        load_environment(f"{file}:Env", {})
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [

@@ -59,8 +59,9 @@ def push(
     trainer about the log-probabilities of fixed tokens (the lake's newest, or random ones).
     """
     import lake
+    from lake.cli.options import quiet
     from pipelines.collect.engines.find import engine_at
-    from trainer.commands import file_faults, quiet
+    from trainer.commands import file_faults
     from trainer.sync.probe import ProbeConfig
 
     quiet()

@@ -5,6 +5,7 @@ obscure fault in the recorder, or worse, in a reward; an exception would name no
 """
 
 import inspect
+import json
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Any, cast
 from lake.errors import TrajlakeError, UsageError
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.messages import checked
+from lake.records import shown
 from pipelines.collect.environments import Environment, Outcome, Task
 from pipelines.collect.environments.games import GameEnvironment
 from pipelines.collect.environments.threads import Inline, InThread, close
 from pipelines.collect.policies import Message
-from pipelines.collect.user_code import fault
+from pipelines.collect.user_code import FAULTS, fault, is_cancellation
 
 
 class EnvironmentFaultError(TrajlakeError, RuntimeError):
@@ -59,7 +61,10 @@ def environments_of(make: Callable[[], Any], source: str, file: Path | None) -> 
         return _Checked(inner, name=name, split=split, source=source, file=file)
 
     if kind == "thread":
-        close(first)  # it was made in this thread, and would be played in another one
+        try:
+            close(first)  # it was made in this thread, and would be played in another one
+        except FAULTS as error:
+            raise UsageError(f"{source}: close failed: {fault(error, file)}") from error
     return environment
 
 
@@ -68,7 +73,7 @@ def _called(make: Callable[[], Any], source: str, file: Path | None) -> Any:
         return make()
     except TrajlakeError:
         raise
-    except Exception as error:
+    except FAULTS as error:
         raise UsageError(f"{source} failed: {fault(error, file)}") from error
 
 
@@ -143,7 +148,9 @@ class _Checked:
             return await call
         except TrajlakeError:
             raise
-        except Exception as error:
+        except FAULTS as error:
+            if is_cancellation(error):
+                raise
             raise EnvironmentFaultError(f"{self._source}: {method} failed: {fault(error, self._file)}") from error
 
     def _outcome(self, method: str, given: Any) -> Outcome:
@@ -159,14 +166,23 @@ def wrong_outcome(given: object, *, is_opening: bool = False) -> str | None:
     """
     if not isinstance(given, Outcome):
         return f"{_a(given)}; valid: Outcome(messages=[...], reward=..., terminated=...)"
-    if given.reward is not None and not (_is_number(given.reward) and math.isfinite(given.reward)):
-        return f"the reward {given.reward!r}; valid: a finite number, or None where nothing rewarded it"
+    if given.reward is not None and not _is_finite(given.reward):
+        return f"the reward {shown(given.reward)}; valid: a finite number, or None where nothing rewarded it"
     for flag, value in {"terminated": given.terminated, "truncated": given.truncated}.items():
         if not isinstance(value, bool):
             return f"{flag} {value!r}; valid: True or False"
     if given.terminated and given.truncated:
         return "both terminated and truncated; valid: terminated if the task is over, else truncated"
-    return _wrong_messages(given.messages, is_opening=is_opening)
+    return _wrong_documents(given) or _wrong_messages(given.messages, is_opening=is_opening)
+
+
+def _wrong_documents(given: Outcome) -> str | None:
+    for name, part in {"tools": given.tools, "ground_truth": given.ground_truth, "extra": given.extra}.items():
+        if part is not None and (problem := _not_json(part)):
+            return f"`{name}` that is no JSON ({problem}); valid: what JSON can say, numbers finite"
+    if given.extra is not None and not isinstance(given.extra, dict):
+        return f"`extra` that is {_a(given.extra)}; valid: a dict"
+    return None
 
 
 def _wrong_messages(messages: Any, *, is_opening: bool) -> str | None:
@@ -183,8 +199,22 @@ def _wrong_messages(messages: Any, *, is_opening: bool) -> str | None:
     return None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
+
+
+def _not_json(value: Any) -> str | None:
+    """Why a value cannot be written as JSON; None if it can."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return str(error)
+    return None
 
 
 def _a(value: Any) -> str:

@@ -155,7 +155,7 @@ class Worker:
             try:
                 if last is not None:
                     last()
-            except Exception:
+            except BaseException:
                 _log.debug("an environment that was given up cannot be closed", exc_info=True)
 
         self._calls.put(call)

@@ -1,5 +1,6 @@
 """What a collection comes to: counts of its rollouts, and the line that tells how far it is."""
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -68,9 +69,9 @@ class Figures(msgspec.Struct):
         return self.present + self.finished + self.failed + self.aborted + self.left_out
 
     @property
-    def success(self) -> float | None:
-        """Mean return of what finished; None if nothing was rewarded."""
-        return self.returns / self.rewarded if self.rewarded else None
+    def mean_return(self) -> float | None:
+        """Of what finished; None if nothing was rewarded, or the sum is beyond all floats."""
+        return self.returns / self.rewarded if self.rewarded and math.isfinite(self.returns) else None
 
     def metrics(self, more: Mapping[str, float]) -> dict[str, float | None]:
         """For the table `metrics`."""
@@ -78,7 +79,7 @@ class Figures(msgspec.Struct):
             name: float(getattr(self, name))
             for name in ("finished", "failed", "aborted", "retried", "resumed", "steps", "tokens", "seconds")
         }
-        return {**own, "success": self.success, **{name: float(value) for name, value in more.items()}}
+        return {**own, "return": self.mean_return, **{name: float(value) for name, value in more.items()}}
 
     def summary(self) -> str:
         """The line at the end."""
@@ -87,8 +88,8 @@ class Figures(msgspec.Struct):
             if value := getattr(self, name):
                 parts.append(f"{value} {words}")
         parts.append(f"{counted(self.steps, 'step')}, {counted(self.tokens, 'token')} in {self.seconds:.0f} s")
-        if self.success is not None:
-            parts.append(f"success {self.success:.2f}")
+        if self.mean_return is not None:
+            parts.append(f"return {self.mean_return:.2f}")
         return ", ".join(parts)
 
 
@@ -120,8 +121,8 @@ class Meter:
         ]
         if slots := player.get("slots"):
             parts.append(f"engines {min(1.0, player.get('in_flight', 0.0) / slots):.0%} busy")
-        if figures.success is not None:
-            parts.append(f"success {figures.success:.2f}")
+        if figures.mean_return is not None:
+            parts.append(f"return {figures.mean_return:.2f}")
         if problem is not None:
             parts.append(f"waiting: {problem}")
         self._at, self._steps, self._tokens = now, steps, tokens

@@ -4,6 +4,7 @@ All of it follows from the lake: the plan of a round is in the parameters of its
 in `episodes`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from lake.lake import Lake
 from lake.read.episodes import KEYS, rows_of
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
-from lake.records import EpisodeRecord
+from lake.records import EpisodeRecord, printable
 from pipelines.collect.environments import Task
 from pipelines.collect.tasks import Cursor, TaskSet, after, take
 
@@ -29,6 +30,11 @@ REPLAY_DIFFERS = "replay_differs"
 
 STOPPED = "stopped"
 """`stop_reason` of an agent's rollouts that were running when the collection was stopped: an agent cannot go on."""
+
+
+_RUN = re.compile(r"[^\W_][\w.+=:@-]*")
+"""Names of runs stand in paths of files and of addresses."""
+_LONGEST_RUN = 128
 
 
 class Group(NamedTuple):
@@ -92,6 +98,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int
     oversample: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not _RUN.fullmatch(self.run) or len(self.run.encode()) > _LONGEST_RUN:
+            raise UsageError(
+                f"--run {printable(self.run)!r} is no name of a run; valid: up to {_LONGEST_RUN} bytes of letters, "
+                "digits and . _ - + = : @, beginning with a letter or a digit"
+            )
 
 
 _MAY_CHANGE = frozenset(("engines", "api", "agent_python", "parallel_calls", "step_seconds", "call_seconds"))
@@ -227,6 +240,17 @@ def starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, int]:
         )
         for seed, messages, tools in found.select("seed", *documents).iter_rows()
     }
+
+
+def retract_broken(lake: Lake, run: str, number: int) -> int:
+    """Hide what was recorded of groups before a sibling of theirs began differently; how many episodes."""
+    rows = lake.snapshot().scan("episodes").filter(run_id=run, collection_round=number)
+    found = collected(rows.select("episode_id", "seed", "stop_reason"))
+    refused = found["stop_reason"].eq_missing(STARTS_DIFFER)
+    others = found.filter(pl.col("seed").is_in(found.filter(refused)["seed"].implode()), ~refused)
+    if others.is_empty():
+        return 0
+    return lake.retract(others["episode_id"].to_list(), reason="a sibling of its group began differently")
 
 
 def start_hash(record: EpisodeRecord) -> int:

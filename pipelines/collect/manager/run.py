@@ -5,9 +5,7 @@ missing and nothing else.
 """
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -16,10 +14,12 @@ import polars as pl
 from lake.errors import TrajlakeError
 from lake.lake import Lake
 from lake.live.delivery import Deliveries
+from lake.read.text_table import counted
 from lake.records import EpisodeRecord
 from lake.write.jobs import Job
 from pipelines.collect.manager.figures import Figures, Meter
-from pipelines.collect.manager.rounds import KIND, Plan, Planned, Wanted, next_round, played, starts
+from pipelines.collect.manager.interrupts import INTERRUPTED, Interrupts
+from pipelines.collect.manager.rounds import KIND, Plan, Planned, Wanted, next_round, played, retract_broken, starts
 from pipelines.collect.manager.scheduler import Limits, Scheduler
 from pipelines.collect.manager.store import Store
 from pipelines.collect.players import Player, StartError
@@ -27,7 +27,6 @@ from pipelines.collect.tasks import TaskSet
 from pipelines.select import Selection, Status, TopQ, run_select
 
 Say = Callable[[str], None]
-_INTERRUPTED = "Ctrl-C"
 
 
 class StoppedError(TrajlakeError, RuntimeError):
@@ -92,10 +91,10 @@ def collect(
         StoppedError: Ctrl-C, or an engine that is gone; all that has ended is recorded.
     """
     outcome = Outcome(Figures(), Deliveries())
-    with Store(lake, what.wanted.run, record_only=record_only) as store:
+    with Store(lake, what.wanted.run, record_only=record_only) as store, Interrupts(say) as interrupts:
         outcome.delivered = store.counts
         try:
-            asyncio.run(_collect(lake, player, tasks, what, store, outcome, say, progress))
+            asyncio.run(_collect(lake, player, tasks, what, store, outcome, say, progress, interrupts))
         finally:
             outcome.dropped = store.dropped
     return outcome
@@ -110,13 +109,14 @@ async def _collect(
     outcome: Outcome,
     say: Say,
     progress: Say,
+    interrupts: Interrupts,
 ) -> None:
     run = what.wanted.run
     of = {task.seed: task for task in tasks.tasks}
     try:
         await player.settle()
         async with Scheduler(run, what.wanted.seed, of, player, store, what.limits) as scheduler:
-            _stop_with(scheduler, say)
+            interrupts.reach(scheduler)
             telling = asyncio.create_task(_tell(scheduler, player, store, what.progress_seconds, progress))
             try:
                 await _rounds(lake, player, tasks, what, store, outcome, say, scheduler)
@@ -156,6 +156,8 @@ async def _rounds(
                 raise _stopped(scheduler, figures)
             write_figures(job, plan, figures, {**player.figures(), "carried": scheduler.in_flight})
         outcome.rounds += 1
+        if retracted := retract_broken(lake, run, plan.round):
+            say(f"{counted(retracted, 'episode')} of groups that began differently are retracted")
         if what.limits.keep == "best":
             say(keep_best(lake, run, plan))
         if scheduler.broken:
@@ -188,27 +190,10 @@ def keep_best(lake: Lake, run: str, plan: Plan) -> str:
     return f"selection {chosen.name}: {report.kept} of {report.episodes} episodes are the best of their groups"
 
 
-def _stop_with(scheduler: Scheduler, say: Say) -> None:
-    """Ctrl-C: the first lets rollouts finish, the second leaves them open."""
-
-    def interrupted() -> None:
-        if scheduler.stopped_by is None:
-            say("stopping: rollouts that run may finish; Ctrl-C again leaves them for the next run")
-            scheduler.stop(_INTERRUPTED)
-        else:
-            scheduler.abort()
-
-    loop = asyncio.get_running_loop()
-    # Not in a thread of somebody's own program: signals are its own affair.
-    with suppress(ValueError, RuntimeError, NotImplementedError):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupted)
-
-
 def _stopped(scheduler: Scheduler, figures: Figures) -> StoppedError:
     missing = figures.planned - figures.ended
     reason = scheduler.stopped_by
-    how = "stopped" if reason == _INTERRUPTED else f"{reason} Start the engine again"
+    how = "stopped" if reason == INTERRUPTED else f"{reason} Start the engine again"
     rest = f"{missing} of {figures.planned} rollouts of the round are missing" if missing else "the round is whole"
     return StoppedError(f"{how}; all that has ended is recorded, {rest}: the same command goes on")
 

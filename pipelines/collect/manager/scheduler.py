@@ -19,10 +19,11 @@ from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.episode_records import begun, rollout_seed
 from pipelines.collect.manager.figures import Figures
 from pipelines.collect.manager.rounds import REPLAY_DIFFERS, STARTS_DIFFER, Group, Plan, Played, Slot, start_hash
-from pipelines.collect.manager.siblings import Keep, Siblings
+from pipelines.collect.manager.siblings import FINISHED, Keep, Siblings
 from pipelines.collect.manager.store import Opened, Recording, Store
 from pipelines.collect.players import Ending, Player, ReplayError, Rollout, StartError
 from pipelines.collect.policies import PolicyCard
+from pipelines.collect.user_code import FAULTS, is_cancellation
 
 _LOOK_SECONDS = 0.05
 Why = Literal["surplus", "starts_differ", "stopped"]
@@ -142,7 +143,7 @@ class Scheduler:
         if self.stopped_by is not None:
             return not self._running
         does_carry = self._limits.carry_over
-        return all(one.ended == one.total or (does_carry and one.is_full) for one in groups)
+        return all(one.ended == one.total or (does_carry and one.is_full and not one.unwritten) for one in groups)
 
     def _siblings(self, plan: Plan, task: Task, starts: Mapping[Group, int]) -> Siblings:
         group = Group(plan.round, task.seed)
@@ -197,7 +198,8 @@ class Scheduler:
             elif known is None:
                 fresh.append(_Todo(slot, siblings))
             elif known.is_over(self._limits.retries):
-                siblings.count(known.status)
+                siblings.finish(known.status)
+                siblings.ended += 1
                 self.figures.present += 1
             else:
                 fresh.append(_Todo(slot, siblings, known.attempt + 1))
@@ -228,9 +230,7 @@ class Scheduler:
                 is_last = not self._is_tried_again(todo, ending)
                 self.figures.add(ending, is_last=is_last)
                 if is_last:
-                    todo.siblings.count(ending.status)
-                    if todo.siblings.is_full and not self._limits.carry_over:
-                        self._interrupt_siblings(todo.slot, "surplus")
+                    todo.siblings.ended += 1
                     return
                 todo.attempt += 1
                 todo.opened = None
@@ -281,8 +281,16 @@ class Scheduler:
             ending = self._ended_already(siblings, recording)
             assert ending is not None, why
         self._playing.discard(slot)
+        if ending.status in FINISHED and not self._player.is_recorder:
+            # Siblings may have finished in the same moment; what the proxy has recorded of an agent stands.
+            ending = self._ended_already(siblings, recording) or ending
+        siblings.finish(ending.status)
+        if siblings.is_full and not self._limits.carry_over:
+            self._interrupt_siblings(slot, "surplus")
         if not self._player.is_recorder:
+            siblings.unwritten += 1
             await recording.end(ending, _never_begun(rollout))
+            siblings.unwritten -= 1
         return ending
 
     def _ended_already(self, siblings: Siblings, recording: Recording) -> Ending | None:
@@ -315,13 +323,15 @@ class Scheduler:
             return sums.ending("failed", stop_reason="engine_error", error=told(error))
         except TrajlakeError:
             raise  # of all rollouts: a package is not installed, the spool is closed
-        except Exception as error:
+        except FAULTS as error:
+            if is_cancellation(error):
+                raise
             if isinstance(error, TimeoutError) and timer.expired():
                 return sums.ending("truncated", terminated=False, stop_reason="episode_timeout")
             return sums.ending("failed", stop_reason="error", error=told(error))
 
     def _leave_out(self, siblings: Siblings) -> None:
-        siblings.count(None)
+        siblings.ended += 1
         self.figures.left_out += 1
 
     def _interrupt_siblings(self, own: Slot, why: Why) -> None:

@@ -16,7 +16,7 @@ from lake.lake import Lake
 from lake.live.delivery import Deliveries
 from pipelines.collect.environments import Task
 from pipelines.collect.manager.figures import Figures
-from pipelines.collect.manager.rounds import Plan, next_round, played, starts
+from pipelines.collect.manager.rounds import Plan, next_round, played, retract_broken, starts
 from pipelines.collect.manager.run import Collection, Outcome, Say, begun_job, keep_best, write_figures
 from pipelines.collect.manager.scheduler import Scheduler
 from pipelines.collect.manager.store import Store
@@ -109,6 +109,7 @@ def collect_with_ray(
             outcome.figures.merge(figures)
             write_figures(job, plan, figures, counts)
         outcome.rounds += 1
+        retract_broken(lk, run, plan.round)
         if what.limits.keep == "best":
             say(keep_best(lk, run, plan))
         if broken:

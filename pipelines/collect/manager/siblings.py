@@ -1,8 +1,7 @@
 """Siblings: the rollouts of one task in one round, while they run.
 
 They begin in the same messages, or none of them is compared with another. Where more are played than are wanted, the
-first that finish are kept (`keep` is first: one that ends in the same moment as the last that was wanted stays too), or
-all of them until a selection chooses the best.
+first that finish are kept (`keep` is first), or all of them until a selection chooses the best.
 """
 
 from typing import Literal
@@ -35,6 +34,8 @@ class Siblings(msgspec.Struct, kw_only=True):
     """How it begins, once anybody knows."""
     ended: int = 0
     finished: int = 0
+    unwritten: int = 0
+    """Rollouts that have ended and wait for the disk."""
     broken: str | None = None
     """Why its rewards cannot be compared."""
 
@@ -48,9 +49,8 @@ class Siblings(msgspec.Struct, kw_only=True):
         """Whether no further rollout begins."""
         return self.is_full or self.broken is not None
 
-    def count(self, status: str | None) -> None:
-        """A rollout has ended, or (None) will not be played."""
-        self.ended += 1
+    def finish(self, status: str) -> None:
+        """A rollout was played to `status`; that it is on the disk is not waited for, so that the next one knows."""
         self.finished += status in FINISHED
 
     def check(self, record: EpisodeRecord) -> None:

@@ -29,6 +29,7 @@ from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect.episode_records import Sums
 from pipelines.collect.manager.rounds import Group, Slot
 from pipelines.collect.players import Ending
+from pipelines.collect.user_code import FAULTS
 
 MAX_BYTES = 2 << 30
 """Of a spool; above it no further rollouts begin until the lake has taken some."""
@@ -112,8 +113,12 @@ class Store:
         return self._spool.problem or self.counts.problem
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Have all that has ended in the lake. Raises LakeAccessError: it does not take it."""
-        self._spool.sync(timeout)
+        """Have all that has ended in the lake. Raises LakeAccessError: it or the disk does not take it."""
+        if not self._spool.sync(timeout, unless_refused=self.is_leaving):
+            raise LakeAccessError(
+                f"{self._spool.folder} cannot be written: {self.problem or 'the disk is too slow'}; what has ended and "
+                "is not on the disk is played again: make room, and the same command goes on"
+            )
         if not self._delivery.flush(timeout):
             raise LakeAccessError(
                 f"the lake does not take what has ended: {self.problem or 'it is too slow'}; nothing is lost, it is "
@@ -159,7 +164,7 @@ class Store:
         """Whether an episode is recorded. Raises UsageError: whoever decides that failed."""
         try:
             return self.record_only is None or bool(self.record_only(record))
-        except Exception as error:
+        except FAULTS as error:
             raise UsageError(f"--record-only cannot say whether an episode is recorded: {told(error)}") from error
 
     def forget(self, opened: Opened, reason: str) -> None:
