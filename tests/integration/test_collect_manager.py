@@ -495,7 +495,7 @@ def test_those_that_are_carried_over_go_on_in_the_next_round_and_keep_their_own(
     assert {status for _, status in found} == {"completed"}
     assert len([1 for number, _ in found if number == 0]) > 6
     assert done.rounds == 2
-    assert all("carried" not in line or "go on with the next round" in line for line in said)
+    assert all("carried" not in line or "run again with --rounds 3 to finish them" in line for line in said)
 
 
 def test_the_best_of_each_group_are_a_selection_and_nothing_is_deleted(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.collect.engines import EngineError
-from pipelines.collect.engines.serve import ServeOptions, serving
+from pipelines.collect.engines.serve import ServeOptions, served, serving
 from testkit.processes import COMMAND, environment, trajlake
 from testkit.vllm_stand_in import is_running, model_folder, noted, stand_in
 
@@ -83,12 +83,12 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
     model = model_folder(tmp_path)
     further = ("--max-num-seqs", "16")
 
-    async def served() -> str:
+    async def address() -> str:
         async with serving(model, ServeOptions(python=python, lora=True, further=further)) as url:
             assert all(is_running(pid) for pid in noted(model)["pids"])
             return url
 
-    url = asyncio.run(served())
+    url = asyncio.run(address())
     started = noted(model)
     options = dict(zip(started["argv"], started["argv"][1:], strict=False))
     wanted = {
@@ -107,6 +107,8 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
     assert {"--enable-scale-out", "--enforce-eager", "--enable-lora", "--no-enable-chunked-prefill"} <= set(
         started["argv"]
     )
+    names = started["argv"].index("--served-model-name")
+    assert started["argv"][names + 2] == model.name  # so that agents can ask for it by its own name, too
     switches = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
     assert started["environment"].items() >= switches.items()
     assert "VLLM_CPU_KVCACHE_SPACE" in started["environment"]
@@ -117,12 +119,31 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
 def test_a_gpu_build_is_left_to_its_own_lengths(tmp_path):
     model, python = model_folder(tmp_path, head_dim=48), stand_in(tmp_path, name="vllm")
 
-    async def served() -> None:
+    async def address() -> None:
         async with serving(model, ServeOptions(python=python, max_len=None)):
             pass
 
-    asyncio.run(served())
+    asyncio.run(address())
     assert not {"--max-model-len", "--enforce-eager", "--enable-lora"} & set(noted(model)["argv"])
+
+
+def test_while_it_starts_it_says_for_how_long(tmp_path, monkeypatch):
+    model, python = model_folder(tmp_path), stand_in(tmp_path)
+    monkeypatch.setattr("pipelines.collect.engines.serve._TELLING_SECONDS", 0.01)
+    (model / "loads").touch()
+    said = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("still starting, after "):
+            (model / "loads").unlink(missing_ok=True)
+
+    async def started() -> None:
+        async with asyncio.timeout(_SECONDS), served(model, ServeOptions(python=python), say=say):
+            pass
+
+    asyncio.run(started())
+    assert any(line.startswith("still starting, after ") for line in said)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -134,6 +155,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, serve, number):
     command.process.send_signal(number)
     status, said = command.ended()
     assert (status, "Traceback" in said) == (0, False), said
+    assert said.splitlines()[-1] == "stopping"
     until_all_have_ended(model)
     assert logs(tmp_path) == []
 
@@ -205,12 +227,12 @@ def test_an_engine_that_dies_says_why_by_the_line_that_matters(tmp_path, python,
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     model = model_folder(tmp_path, dies=written)
 
-    async def served() -> None:
+    async def address() -> None:
         async with serving(model, ServeOptions(python=python)):
             pass
 
     with pytest.raises(EngineError) as error:
-        asyncio.run(served())
+        asyncio.run(address())
     [log] = logs(tmp_path)
     assert str(error.value).endswith(f"{told}; its log is {log}")
     until_all_have_ended(model)

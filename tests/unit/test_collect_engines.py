@@ -28,6 +28,7 @@ from pipelines.collect.engines import (
     Sampling,
 )
 from pipelines.collect.engines.http import key_of, seconds_of
+from pipelines.collect.engines.models import Model, Models, served
 from pipelines.collect.engines.sglang import SglangEngine
 from pipelines.collect.engines.vllm import VllmEngine
 from testkit.token_engine import Fault, TokenEngine, logprob, token_engine
@@ -384,3 +385,12 @@ def test_the_pause_that_is_asked_for() -> None:
     assert later is not None
     assert 0 < later <= 90
     assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+
+
+def test_several_names_of_one_model_are_one_and_two_models_are_not() -> None:
+    """`trajlake serve` gives a model two names; which of two models is meant, nobody can know."""
+    names = [Model(id="policy", root="/m"), Model(id="m", root="/m"), Model(id="pi", root="/a", parent="policy")]
+    assert served(Models(names), None).id == "policy"
+    assert served(Models(names), "m").id == "m"
+    with pytest.raises(EngineError, match="one model that is no adapter"):
+        served(Models([*names, Model(id="other", root="/o")]), None)

@@ -24,9 +24,12 @@ class Models(msgspec.Struct):
 
 
 def served(models: Models, name: str | None) -> Model:
-    """The model that is asked for by name, or the only one that is no adapter. Raises EngineError: there is none."""
+    """The model that is asked for by name, or the only one that is no adapter. Raises EngineError: there is none.
+
+    Of several names of one model, which come from one folder, it is the first.
+    """
     own = [model for model in models.data if (model.id == name if name is not None else model.parent is None)]
-    if len(own) != 1:
+    if not own or any(model.root is None or model.root != own[0].root for model in own[1:]):
         names = ", ".join(shown(model.id) for model in models.data) or "none"
         wanted = "one model that is no adapter" if name is None else f"the model {name!r}"
         raise EngineError(f"the engine is asked for {wanted}; it serves {names}. Name one of them as the model")

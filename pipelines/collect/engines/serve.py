@@ -1,8 +1,8 @@
 """A vLLM of our own: started right, warmed up, and ended with the process that started it.
 
 It listens on 127.0.0.1 alone, because the routes that load weights (VLLM_SERVER_DEV_MODE) ask nobody for a key. It
-gives token ids and processed log-probabilities, names its model `policy`, and takes no sampling defaults from the
-model's folder. `guard.py` sees to its end.
+gives token ids and processed log-probabilities, names its model `policy` and as its folder is called, and takes no
+sampling defaults from there. `guard.py` sees to its end.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -39,6 +40,7 @@ _GUARD = Path(__file__).with_name("guard.py")
 _CPU_LENGTH = 4096
 """Longest sequence on a CPU, unless told: its cache is small."""
 _LOOK_SECONDS = 0.3
+_TELLING_SECONDS = 15.0
 _FIRST_CALL_SECONDS = 1800.0
 """The first log-probabilities are compiled, which takes a minute on a busy machine."""
 _LEAVING_SECONDS = 60.0
@@ -124,9 +126,13 @@ async def served(
         )
     engine = Served(f"http://{_HOST}:{port}", log, guard)
     try:
-        await _until_it_answers(engine)
-        await _warm_up(engine)
+        async with _telling(say):
+            await _until_it_answers(engine)
+            await _warm_up(engine)
         yield engine
+    except asyncio.CancelledError:
+        say("stopping")
+        raise
     finally:
         has_failed = guard.poll() is not None or isinstance(sys.exception(), EngineError)
         await asyncio.shield(asyncio.to_thread(_end, guard))
@@ -146,7 +152,9 @@ def _command(
 ) -> list[str]:
     is_cpu = installation.device == "cpu"
     words = [str(installation.python), "-m", "vllm.entrypoints.openai.api_server", *options.further]
-    words += ["--model", str(model.resolve()), "--served-model-name", MODEL, "--host", _HOST, "--port", str(port)]
+    folder = model.resolve()
+    names = dict.fromkeys((MODEL, folder.name))  # the first is the one that answers bear
+    words += ["--model", str(folder), "--served-model-name", *names, "--host", _HOST, "--port", str(port)]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"]
     words += ["--dtype", _dtype(config, is_cpu=is_cpu)]
     length = options.max_len
@@ -184,6 +192,23 @@ def _free_port(wanted: int) -> int:
         except OSError as error:
             raise UsageError(f"port {wanted}: {error.strerror or error}; choose another --port") from error
         return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def _telling(say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Say every so often, while the block runs, for how long it has."""
+
+    async def tell() -> None:
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(_TELLING_SECONDS)
+            say(f"still starting, after {time.monotonic() - began:.0f} s")
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 async def _until_it_answers(engine: Served) -> None:

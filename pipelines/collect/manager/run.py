@@ -124,7 +124,7 @@ async def _collect(
                 telling.cancel()
                 left = scheduler.in_flight
         if left:
-            say(f"{left} rollouts are carried over: they go on with the next round")
+            say(f"{left} rollouts are carried over; run again with --rounds {what.rounds + 1} to finish them")
     finally:
         await player.close()
 
