@@ -8,7 +8,7 @@ import pytest
 import lake
 from pipelines.collect.environments.house import vocabulary
 from testkit.chat_models import tokenizer_of
-from testkit.processes import environment, trajlake
+from testkit.command_line import runner
 from testkit.token_engine import TokenEngine, token_engine
 from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
 
@@ -42,17 +42,24 @@ def make():
 """
 
 
-def collect(folder: Path, *options: str | Path):
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    run = runner(monkeypatch, capsys)
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
+    return run
+
+
+def collect(cli, folder: Path, *options: str | Path):
     small = ("--groups", "2", "--group-size", "2", "--lake", folder / "lake", *options)
-    done = trajlake("collect", *small, env=environment(TRAJLAKE_SPOOL=str(folder / "spool"), OMP_NUM_THREADS="1"))
-    assert done.returncode == 0, done.stderr
+    done = cli("collect", *small)
+    assert done.code == 0, done.err
     columns = "step_index, tool_calls, is_action_valid, extra, constrained, action_ids, logprobs_mode"
     return lake.open(str(folder / "lake")).sql(
         f"SELECT {columns} FROM steps JOIN tokens USING (episode_id, step_index)"
     )
 
 
-def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path):
+def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path, cli):
     tokenizer = tokenizer_of("tools")
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "door.py").write_text(ENVIRONMENT)
@@ -70,6 +77,7 @@ def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path):
     with token_engine(TokenEngine(answer)) as engine:
         engine.adapters["pi"] = "/adapter"
         rows = collect(
+            cli,
             tmp_path,
             *("--env", f"{tmp_path / 'door.py'}:make", "--engine", engine.url, "--model", tmp_path / "model"),
             *("--schema", schema, "--adapter", "pi", "--groups", "4"),
@@ -92,12 +100,12 @@ def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path):
     assert rows["constrained"].to_list() == [[True] * len(ids) for ids in rows["action_ids"]]
 
 
-def test_a_model_plays_in_the_collecting_process(tmp_path):
+def test_a_model_plays_in_the_collecting_process(tmp_path, cli):
     tokenizer = build_tokenizer(vocabulary())
     build_model(tokenizer, TinyPolicyConfig(), seed=0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     rows = collect(
-        tmp_path, "--env", "house", "--env-arg", "horizon=3", "--model", tmp_path / "model", "--max-tokens", "4"
+        cli, tmp_path, "--env", "house", "--env-arg", "horizon=3", "--model", tmp_path / "model", "--max-tokens", "4"
     )
     assert len(rows) == 2 * 2 * 3
     assert set(rows["logprobs_mode"]) == {"processed"}
@@ -112,28 +120,26 @@ def test_a_model_plays_in_the_collecting_process(tmp_path):
         (("--schema", "LIST", "--model", "x"), "holds list; valid: an object"),
     ],
 )
-def test_options_of_speakers_that_cannot_be_are_refused(tmp_path, options, told):
+def test_options_of_speakers_that_cannot_be_are_refused(tmp_path, options, told, cli, monkeypatch):
     for name, text in {"SCHEMA": "{}", "BROKEN": "{", "LIST": "[]"}.items():
         (tmp_path / name).write_text(text)
-    done = trajlake("collect", "--lake", tmp_path / "lake", "--env", "house", *options, cwd=tmp_path)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    assert told in cli("collect", "--lake", tmp_path / "lake", "--env", "house", *options).fault
     assert not (tmp_path / "lake").exists()
 
 
-def test_an_engine_of_another_tokenizer_is_refused_by_both_folders(tmp_path):
+def test_an_engine_of_another_tokenizer_is_refused_by_both_folders(tmp_path, cli):
     """Its ids would be recorded as if they were this tokenizer's; and the environment's name is looked up first."""
     for name, words in (("served", ["one"]), ("given", ["two", "three"])):
         build_tokenizer(words).save_pretrained(tmp_path / name)
     with token_engine() as engine:
         engine.folder = str(tmp_path / "served")
         options = ("--engine", engine.url, "--model", tmp_path / "given", "--lake", tmp_path / "lake")
-        done = trajlake("collect", "--env", "house", *options)
-        unknown = trajlake("collect", "--env", "no_such_thing", *options)
-    assert done.returncode == 2
+        done = cli("collect", "--env", "house", *options)
+        unknown = cli("collect", "--env", "no_such_thing", *options)
+    assert done.code == 2
     assert f"serves {tmp_path / 'served'}, whose tokenizer is another one than that in {tmp_path / 'given'}" in (
-        done.stderr
+        done.err
     )
-    assert "no_such_thing" in unknown.stderr
+    assert "no_such_thing" in unknown.err
     assert not (tmp_path / "lake").exists()
