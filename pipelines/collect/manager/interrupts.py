@@ -18,8 +18,8 @@ from pipelines.collect.manager.scheduler import Scheduler
 INTERRUPTED = "Ctrl-C"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SAID = (
-    "stopping: rollouts that run may finish; Ctrl-C again leaves them for the next run",
-    "leaving what runs for the next run; Ctrl-C once more ends this process at once",
+    "stopping: rollouts that run may finish; Ctrl-C again leaves them, and the same command goes on with them",
+    "leaving what runs: the same command goes on with it; Ctrl-C once more ends this process at once",
     "ended at once; the same command goes on with what is on the disk",
 )
 
