@@ -160,6 +160,8 @@ def collect(
     else:
         own = agent_tasks(given["agent"], python=given["agent_python"]) if given["agent"] is not None else None
         tasks = seeds(first, count) if own is None else listed(own)
+    if given["agent"] is not None:
+        tasks = _addressable(tasks)
     _tell_rejected(tasks)
     quiet()
     options = _player_options(given)
@@ -175,6 +177,20 @@ def collect(
         lk = lake.open(lake_uri, create=True)
         done = collect_here(lk, player, tasks, what, say=tell.say, progress=tell.progress, record_only=wanted)
     _tell(done, given["run"], given["rounds"])
+
+
+def _addressable(tasks: "TaskSet") -> "TaskSet":
+    """The tasks that an agent can play. Raises UsageError: there are none."""
+    from pipelines.collect.agents.play_agent import unaddressable
+    from pipelines.collect.tasks import listed
+
+    why = {task.seed: problem for task in tasks.tasks if (problem := unaddressable(task)) is not None}
+    if not why:
+        return tasks
+    kept = [task for task in tasks.tasks if task.seed not in why]
+    if not kept:
+        raise UsageError(next(iter(why.values())))
+    return listed(kept, [*tasks.rejected, *why.values()])
 
 
 def _player_options(given: dict[str, Any]) -> Any:

@@ -56,6 +56,19 @@ def test_a_taskset_of_verifiers_brings_its_tasks_along(tmp_path: Path, monkeypat
     assert found.rows() == [(1.0, 4), (1.125, 4), (1.25, 4)], "of the rollouts and of their judges"
 
 
+def test_a_task_whose_name_no_address_can_hold_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "agent.py").write_text("def agent(task, client):\n    return 1.0\n", "utf-8")
+    rows = [{"prompt": "?", "name": name} for name in ("a\nb", "good", "x" * 257)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    options = ["--lake", tmp_path / "L", "--agent", tmp_path / "agent.py:agent", "--prompts", tmp_path / "tasks.jsonl"]
+    with engine_server() as engine:
+        done = trajlake("collect", *options, "--engine", engine.url, "--group-size", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("cannot be part of an agent's address") == 2, done.stderr
+    assert lake.open(str(tmp_path / "L")).sql("SELECT task_id FROM episodes").rows() == [("good",)]
+
+
 def test_an_agent_needs_an_engine(tmp_path: Path) -> None:
     done = trajlake("collect", "--lake", tmp_path / "L", "--agent", "agent.py:agent")
     assert (done.returncode, "--agent needs --engine" in done.stderr) == (2, True), done.stderr

@@ -39,6 +39,18 @@ def stop(_: Task, __: Client) -> Any:
     raise StopIteration("done")
 
 
+class Own(BaseException):
+    pass
+
+
+def own(_: Task, __: Client) -> Any:
+    raise Own("mine")
+
+
+def close(_: Task, __: Client) -> Any:
+    raise GeneratorExit("closed")
+
+
 def cancel(_: Task, __: Client) -> Any:
     raise asyncio.CancelledError("by itself")
 
@@ -52,6 +64,23 @@ RETURNED = {
     "result": (Result(reward=2, status="truncated", stop_reason="bored"), ("truncated", 2.0, None)),
     "text": ("Rome", ("failed", None, f"ValueError: the agent returned str; {_VALID}")),
     "nan": (float("nan"), ("failed", None, "ValueError: the agent returned reward = nan; valid: a finite number")),
+    "status": (
+        Result(status="weird"),
+        (
+            "failed",
+            None,
+            "ValueError: the agent returned status = 'weird'; valid: completed, truncated, aborted, failed",
+        ),
+    ),
+    "scorer": (
+        Result(scores={5: 1.0}),  # type: ignore[dict-item]
+        (
+            "failed",
+            None,
+            "ValueError: the agent returned a score of 5; valid: as the scorer's name a text of 1 to 256 characters "
+            "without @",
+        ),
+    ),
     "score": (
         Result(scores={"a": float("inf")}),
         ("failed", None, "ValueError: the agent returned a = inf; valid: a finite number"),
@@ -61,6 +90,8 @@ RAISED = {
     "exit": (leave, "SystemExit: 3"),
     "stop": (stop, "RuntimeError: coroutine raised StopIteration"),  # which Python makes of it
     "cancel": (cancel, "CancelledError: by itself"),
+    "own": (own, "Own: mine"),
+    "close": (close, "GeneratorExit: closed"),
 }
 
 
@@ -99,6 +130,18 @@ def test_scores_and_ground_truth_are_rows_and_a_key_is_nowhere(tmp_path: Path) -
     assert good[:3] == ("good", '{"answer":42}', None)
     assert bad[2] <= 4000
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()]
+
+
+def test_an_end_that_the_proxy_refuses_is_a_failed_rollout_with_the_reason(tmp_path: Path) -> None:
+    def agent(task: Task, client: Client) -> Result:
+        call(client)
+        return Result(reward=1.0, ground_truth="x" * 80_000_000)
+
+    with engine_server() as engine:
+        (ending,) = played(agent, [engine.url], tmp_path, [rollout("long")])
+    ((status, reason, error, steps),) = rows_in(tmp_path, "status, stop_reason, error, num_steps")
+    assert (status, reason, steps, ending.status) == ("failed", "end_refused", 1, "failed")
+    assert "bytes; valid: 67,108,864" in error
 
 
 def test_a_rollout_without_a_call_stays_in_its_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

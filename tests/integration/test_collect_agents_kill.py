@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -16,6 +17,13 @@ import psutil
 import pytest
 
 import lake
+from pipelines.collect import tasks
+from pipelines.collect.agents import Client
+from pipelines.collect.environments import Task
+from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.manager.run import Collection, Outcome, StoppedError, collect
+from pipelines.collect.manager.scheduler import Limits
+from testkit.agent_rollouts import player
 from testkit.engine_server import Engine, Sampled, engine_server
 from testkit.processes import environment
 
@@ -94,3 +102,50 @@ def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int
     assert content(tmp_path / "killed") == content(tmp_path / "undisturbed")
     rejected = lake.open(str(tmp_path / "killed" / "lake")).sql("SELECT count(*) FROM rejects").rows()
     assert rejected == [(0,)]
+
+
+def collected(folder: Path, engine: Engine, deaths: int) -> Outcome:
+    """A round of 4 x 2 rollouts in this process; the agents kill their proxy so many times."""
+    left, turn = [deaths], threading.Lock()
+
+    def agent(task: Task, client: Client) -> float:
+        with turn:
+            if left[0] and (running := proxies(folder)):
+                left[0] -= 1
+                for process in running:
+                    process.kill()
+        with client.openai() as api:
+            said: Any = [{"role": "user", "content": f"task {task.seed}"}]
+            api.chat.completions.create(model=client.model, messages=said, **client.sampling)
+        return 1.0
+
+    what = Collection(wanted=Wanted(run="r", groups=4, group_size=2), limits=Limits(parallel=2), rounds=1)
+    playing = player(agent, [engine.url], folder)
+    lk = lake.open(folder / "lake", create=True)
+    return collect(lk, playing, tasks.seeds(0, 4), what, say=lambda line: None, progress=lambda line: None)
+
+
+def jobs(folder: Path) -> list[tuple[Any, ...]]:
+    return lake.open(folder / "lake").sql("SELECT status FROM job_runs WHERE kind = 'collect'").rows()
+
+
+def test_rollouts_of_a_proxy_that_is_killed_are_played_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as failures, nor as further attempts; and what had ended in the dead one is delivered, once."""
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "manager"))
+    with engine_server(Deterministic()) as engine:
+        done = collected(tmp_path, engine, deaths=2)
+    assert (done.figures.planned, done.figures.failed, done.figures.retried) == (8, 0, 0)
+    rows = lake.open(tmp_path / "lake").sql("SELECT seed, rollout_index, attempt, status FROM episodes ORDER BY ALL")
+    assert rows.rows() == [(seed, index, 0, "completed") for seed in range(4) for index in range(2)]
+    assert jobs(tmp_path) == [("succeeded",)]
+
+
+def test_proxies_that_die_again_and_again_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "manager"))
+    with engine_server(Deterministic()) as engine:
+        with pytest.raises(StoppedError, match=r"died 3 times and no rollout ended .*; all that has ended is recorded"):
+            collected(tmp_path, engine, deaths=1000)
+        assert jobs(tmp_path) != [("succeeded",)]
+        collected(tmp_path, engine, deaths=0)
+    assert lake.open(tmp_path / "lake").sql("SELECT count(*) FROM episodes").rows() == [(8,)]
+    assert ("succeeded",) in jobs(tmp_path)

@@ -380,7 +380,7 @@ def test_an_engine_that_is_gone_stops_the_run_and_the_same_command_goes_on(tmp_p
         if number == 5 and turn == 1:
             raise EngineGoneError("http://127.0.0.1:1 is gone.")
 
-    with pytest.raises(StoppedError, match=r"http://127.0.0.1:1 is gone. Start the engine again; .* same command"):
+    with pytest.raises(StoppedError, match=r"http://127.0.0.1:1 is gone; .* same command"):
         run(tmp_path, speaker=Speaks(gone_later), count=2, group_size=8)
     again, said = run(tmp_path, count=2, group_size=8)
     assert "round 0: tasks 0..1 of epoch 0, which is not done" in said

@@ -84,6 +84,11 @@ class Endpoint:
         """Whether the process runs."""
         return self._process.poll() is None
 
+    @property
+    def last_words(self) -> str:
+        """How it ended: its exit status (of a signal, minus its number), and what it said last."""
+        return f"with exit status {self._process.poll()}: {' '.join(self._said) or 'it said nothing'}"
+
     def base(self) -> str:
         """Its address, without /v1; waits until it listens.
 

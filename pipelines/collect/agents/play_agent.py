@@ -18,10 +18,12 @@ from urllib.parse import quote
 
 from lake.errors import MissingExtraError, UsageError
 from lake.formats.base.fields import prompt_task
+from lake.formats.base.secrets import redacted
 from pipelines.collect.agents import Agent, Client, Result
 from pipelines.collect.agents.endpoint import Endpoint, deliver_left
-from pipelines.collect.agents.results import end_body, ending_of, failure_of, result_of
-from pipelines.collect.engines import EngineError
+from pipelines.collect.agents.results import end_body, ending_of, failure_of, least_body, result_of
+from pipelines.collect.engines import EngineError, EngineGoneError, EngineRefusedError
+from pipelines.collect.environments import Task
 from pipelines.collect.environments.threads import Worker
 from pipelines.collect.players import Ending, Rollout, RolloutLog
 
@@ -33,6 +35,10 @@ _NAME_LIMIT = 256
 _PATIENCE_SECONDS = 600.0
 """How long a proxy may have no room on its disk for an end."""
 _LONGEST_PAUSE = 5.0
+_LONGEST_END = 64 << 20
+"""Bytes of a body that the proxy takes (`trajlake record --max-body`)."""
+_MOST_DEATHS = 3
+"""Times that a proxy may die with no rollout ending in between; then something kills it, and would again."""
 _log = logging.getLogger("trajlake")
 
 
@@ -77,6 +83,8 @@ class AgentPlayer:
         self._call_seconds, self._logprobs_mode = call_seconds, logprobs_mode
         self._endpoints: list[Endpoint] = []
         self._starting = asyncio.Lock()
+        self._deaths = 0
+        """Of proxies, since a rollout ended."""
         self._session: aiohttp.ClientSession | None = None
         self._endings: set[asyncio.Task[Ending]] = set()
         """That are under way."""
@@ -98,19 +106,29 @@ class AgentPlayer:
             UsageError: another process collects the same run.
             LakeAccessError: the lake or the spool cannot be reached.
             EngineError: a proxy cannot deliver.
+            EngineGoneError: proxies die again and again.
         """
         if not self._endpoints:  # else the first of them has taken it over
             await asyncio.to_thread(deliver_left, self._lake_uri, self._spool)
-        for endpoint in self._endpoints:
-            if endpoint.is_alive:
-                await self._post(endpoint, f"{endpoint.base()}/v1/flush", b"{}")
+            return
+        while True:
+            endpoints = await self._alive()  # one that follows a dead one delivers what that has left
+            try:
+                for endpoint in endpoints:
+                    await self._post(endpoint, f"{endpoint.base()}/v1/flush", b"{}")
+            except EngineError:
+                if all(endpoint.is_alive for endpoint in endpoints):
+                    raise
+            else:
+                return
 
     async def play(self, rollout: Rollout, log: RolloutLog) -> Ending:
         """Play one rollout; the log stays empty, since the proxy records.
 
         Raises:
             UsageError: the task has a name that no address can hold.
-            EngineError: its proxy died; nothing of the rollout was recorded.
+            EngineError: its proxy died, or does not run; whether it was recorded, the lake knows after `settle`.
+            EngineGoneError: proxies die again and again.
         """
         path = _path(rollout)
         endpoint = await self._reach()
@@ -148,7 +166,7 @@ class AgentPlayer:
                 await self._abort(rollout, endpoint, base, str(cancelled) or "cancelled")
                 raise
             error = cancelled  # the agent's own
-        except (Exception, SystemExit, KeyboardInterrupt) as raised:
+        except BaseException as raised:  # of the agent, whatever it is: Ctrl-C is the manager's affair
             error = raised
         if error is None:
             return await self._ended(rollout, endpoint, base, result, body)
@@ -182,7 +200,12 @@ class AgentPlayer:
         return await asyncio.shield(ending)
 
     async def _end(self, rollout: Rollout, endpoint: Endpoint, base: str, result: Result, body: bytes) -> Ending:
-        reply = await self._post(endpoint, f"{base}/end", body)
+        try:
+            reply = await self._post(endpoint, f"{base}/end", body)
+        except EngineRefusedError as error:
+            result = Result(status="failed", stop_reason="end_refused", error=redacted(str(error)))
+            reply = await self._post(endpoint, f"{base}/end", least_body(result))
+        self._deaths = 0
         calls = reply.get("calls", 0)
         self._counts["rollouts"] += 1
         self._counts["calls"] += calls
@@ -203,13 +226,32 @@ class AgentPlayer:
     # ------------------------------------------------------------ proxies
 
     async def _reach(self) -> Endpoint:
-        """The proxy with the fewest rollouts in flight; those that are not alive are started (again)."""
+        """The proxy with the fewest rollouts in flight. Raises EngineError, EngineGoneError: see `_alive`."""
+        return min(await self._alive(), key=lambda endpoint: endpoint.in_flight)
+
+    async def _alive(self) -> list[Endpoint]:
+        """The proxies; those that died are started again.
+
+        Raises:
+            EngineError: one does not begin to run.
+            EngineGoneError: they die again and again.
+        """
         async with self._starting:
+            dead = [endpoint for endpoint in self._endpoints if not endpoint.is_alive]
+            self._deaths += len(dead)
+            if dead and self._deaths >= _MOST_DEATHS * len(self._engines):
+                deaths, self._deaths = self._deaths, 0  # `settle` may start them, to deliver what they left
+                raise EngineGoneError(
+                    f"the recording proxy before {dead[0].name} died {deaths} times and no rollout ended in "
+                    f"between; the last time {dead[0].last_words}"
+                )
+            for endpoint in dead:
+                _log.warning("the recording proxy before %s died and is started again", endpoint.name)
             kept = {endpoint.upstream: endpoint for endpoint in self._endpoints if endpoint.is_alive}
             if len(kept) < len(self._engines):
                 self._endpoints = [kept.get(url) or self._started(url) for url in self._engines]
                 await asyncio.gather(*(asyncio.to_thread(endpoint.base) for endpoint in self._endpoints))
-        return min(self._endpoints, key=lambda endpoint: endpoint.in_flight)
+            return self._endpoints
 
     def _started(self, url: str) -> Endpoint:
         return Endpoint(
@@ -232,10 +274,21 @@ class AgentPlayer:
         return self._model
 
     async def _post(self, endpoint: Endpoint, url: str, body: bytes) -> dict[str, Any]:
-        """What the proxy answers, which is asked again while it has no room. Raises EngineError."""
+        """What the proxy answers, which is asked again while it has no room.
+
+        Raises:
+            EngineRefusedError: it refuses what it was told.
+            EngineError: it died, or has had no room for too long.
+        """
         import aiohttp
         from yarl import URL
 
+        if len(body) > _LONGEST_END:  # before it is sent: a proxy that refuses it may break the connection off
+            raise EngineRefusedError(
+                f"the end of a rollout has {len(body):,} bytes; valid: {_LONGEST_END:,}. Is its ground truth so long?",
+                413,
+            )
+        failed = f"the recording proxy before {endpoint.name} did not take an end"
         deadline, pause = time.monotonic() + _PATIENCE_SECONDS, 0.1
         while True:
             try:
@@ -243,11 +296,13 @@ class AgentPlayer:
                     text = await answer.text()
                     if answer.status == 200:
                         return dict(await answer.json())
-                    is_final = answer.status != 503
+                    if answer.status != 503:
+                        raise EngineRefusedError(f"{failed}: {text}", answer.status)
+                    is_final = False
             except (aiohttp.ClientError, OSError) as error:
                 text, is_final = f"{type(error).__name__}: {error}", not endpoint.is_alive
             if is_final or time.monotonic() > deadline:
-                raise EngineError(f"the recording proxy before {endpoint.name} did not take an end: {text}")
+                raise EngineError(f"{failed}: {text}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -265,13 +320,26 @@ class AgentPlayer:
         return self._session
 
 
+def unaddressable(task: Task) -> str | None:
+    """Why no agent can play a task, if so: its name cannot be part of an address."""
+    try:
+        _segment("task", _task_name(task))
+    except UsageError as error:
+        return f"seed {task.seed}: {error}"
+    return None
+
+
+def _task_name(task: Task) -> str:
+    return task.name or (prompt_task(task.messages) if task.messages else f"seed-{task.seed}")
+
+
 def _path(rollout: Rollout) -> str:
     """Where the proxy knows a rollout: the names of its row in the lake. Raises UsageError."""
     task = rollout.task
     named = {
         "run": rollout.run_id,
         "round": rollout.collection_round,
-        "task": task.name or (prompt_task(task.messages) if task.messages else f"seed-{task.seed}"),
+        "task": _task_name(task),
         "seed": task.seed,
         "rollout": rollout.rollout_index,
         "attempt": rollout.attempt,

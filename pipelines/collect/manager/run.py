@@ -5,7 +5,7 @@ missing and nothing else.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from lake.live.delivery import Deliveries
 from lake.read.text_table import counted
 from lake.records import EpisodeRecord
 from lake.write.jobs import Job
+from pipelines.collect.environments import Task
 from pipelines.collect.manager.figures import Figures, Meter
 from pipelines.collect.manager.interrupts import INTERRUPTED, Interrupts
 from pipelines.collect.manager.rounds import KIND, Plan, Planned, Wanted, next_round, played, retract_broken, starts
@@ -27,6 +28,8 @@ from pipelines.collect.tasks import TaskSet
 from pipelines.select import Selection, Status, TopQ, run_select
 
 Say = Callable[[str], None]
+_FRUITLESS = 2
+"""Times that a round is played again in a row although no rollout more got into the lake."""
 
 
 class StoppedError(TrajlakeError, RuntimeError):
@@ -146,11 +149,7 @@ async def _rounds(
         plan = planned.plan
         say(plan.title if planned.job_id is None else f"{plan.title}, which is not done")
         with begun_job(lake, planned, run, what) as job:
-            snapshot = lake.snapshot()
-            found = played(snapshot, run, [*carried, plan.round])
-            figures = await scheduler.play(plan, plan.drawn(tasks), found, starts(snapshot, run, plan.round))
-            await asyncio.to_thread(store.flush)
-            await player.settle()
+            figures = await play_round(lake, run, plan, plan.drawn(tasks), player, store, scheduler, carried)
             outcome.figures.merge(figures)
             if scheduler.stopped_by is not None:
                 raise _stopped(scheduler, figures)
@@ -162,6 +161,54 @@ async def _rounds(
             say(keep_best(lake, run, plan))
         if scheduler.broken:
             raise StartError("; ".join(scheduler.broken))
+
+
+async def play_round(
+    lake: Lake,
+    run: str,
+    plan: Plan,
+    tasks: Sequence[Task],
+    player: Player,
+    store: Store,
+    scheduler: Scheduler,
+    carried: Sequence[int] = (),
+) -> Figures:
+    """Play a round until the lake has a row of each rollout that ended, or the scheduler is stopped.
+
+    A player that records by itself may lose rollouts (its proxy was killed): what the lake then lacks is played again,
+    as the same attempt.
+
+    Args:
+        lake: what was played is asked of it.
+        run: the run's name.
+        plan: the round.
+        tasks: those of the round.
+        player: whoever plays in `scheduler`.
+        store: what it records into otherwise.
+        scheduler: plays.
+        carried: earlier rounds, of which rollouts go on.
+    """
+    total, fewest, fruitless = Figures(), len(tasks) * plan.siblings + 1, 0
+    while True:
+        snapshot = lake.snapshot()
+        found = played(snapshot, run, [*carried, plan.round])
+        figures = await scheduler.play(plan, tasks, found, starts(snapshot, run, plan.round))
+        await asyncio.to_thread(store.flush)
+        await player.settle()
+        if total.planned:
+            figures.planned = figures.present = 0  # the first pass counted them
+        total.merge(figures)
+        if scheduler.stopped_by is not None or not player.is_recorder:
+            return total
+        lost = scheduler.lost(plan, played(lake.snapshot(), run, [plan.round]))
+        if not lost:
+            return total
+        fruitless = 0 if lost < fewest else fruitless + 1
+        fewest = min(fewest, lost)
+        if fruitless == _FRUITLESS:
+            why = scheduler.lost_by or "the table `rejects` may say why"
+            scheduler.stop(f"{counted(lost, 'rollout')} of round {plan.round} cannot be recorded: {why}")
+            return total
 
 
 def begun_job(lake: Lake, planned: Planned, run: str, what: Collection) -> Job:
@@ -193,7 +240,7 @@ def keep_best(lake: Lake, run: str, plan: Plan) -> str:
 def _stopped(scheduler: Scheduler, figures: Figures) -> StoppedError:
     missing = figures.planned - figures.ended
     reason = scheduler.stopped_by
-    how = "stopped" if reason == INTERRUPTED else f"{reason} Start the engine again"
+    how = "stopped" if reason == INTERRUPTED else str(reason).rstrip(".")
     rest = f"{missing} of {figures.planned} rollouts of the round are missing" if missing else "the round is whole"
     return StoppedError(f"{how}; all that has ended is recorded, {rest}: the same command goes on")
 

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 import msgspec
 
-from lake.errors import TrajlakeError
+from lake.errors import DataRefusedError, TrajlakeError
 from lake.live.sink import told
 from lake.records import EpisodeRecord
 from pipelines.collect.engines import EngineError, EngineGoneError
@@ -79,6 +79,10 @@ class Scheduler:
         """Of the round that is played."""
         self.stopped_by: str | Exception | None = None
         """Why nothing new begins."""
+        self._ended: set[Slot] = set()
+        """Rollouts of which nothing more is tried."""
+        self.lost_by: TrajlakeError | None = None
+        """What became of the newest rollout that such a player could not record."""
         self.broken: list[str] = []
         """Groups that began differently."""
 
@@ -95,6 +99,11 @@ class Scheduler:
         except BaseExceptionGroup as group:
             # Of several faults that came at once the first is told; they are alike.
             raise group.exceptions[0] from None
+
+    def lost(self, plan: Plan, found: Mapping[Slot, Played]) -> int:
+        """How many rollouts of a round have ended and the lake has not got, of what it has (`found`)."""
+        own = [slot for slot in self._ended if slot.group.number == plan.round]
+        return sum(slot not in found or not found[slot].is_over(self._limits.retries) for slot in own)
 
     @property
     def in_flight(self) -> int:
@@ -127,6 +136,7 @@ class Scheduler:
         """
         groups = [self._siblings(plan, task, starts) for task in tasks]
         self.figures = Figures(planned=sum(siblings.total for siblings in groups))
+        self._ended.clear()
         began = asyncio.get_running_loop().time()
         opened = self._opened(found)
         todo = [self._carried(one) for slot, one in opened.items() if slot.group.number != plan.round]
@@ -230,6 +240,7 @@ class Scheduler:
                 is_last = not self._is_tried_again(todo, ending)
                 self.figures.add(ending, is_last=is_last)
                 if is_last:
+                    self._ended.add(todo.slot)
                     todo.siblings.ended += 1
                     return
                 todo.attempt += 1
@@ -266,6 +277,10 @@ class Scheduler:
         self._playing.add(slot)
         try:
             ending = ending or await self._played(rollout, recording, siblings)
+            if ending is None:
+                self._ended.add(slot)
+                siblings.ended += 1
+                return None
         except asyncio.CancelledError:
             why = self._why.get(slot)
             if why is None:
@@ -301,8 +316,8 @@ class Scheduler:
             return recording.sums.ending("aborted", terminated=False, stop_reason="surplus")
         return None
 
-    async def _played(self, rollout: Rollout, recording: Recording, siblings: Siblings) -> Ending:
-        """Play; whatever goes wrong is an ending, too."""
+    async def _played(self, rollout: Rollout, recording: Recording, siblings: Siblings) -> Ending | None:
+        """Play; whatever goes wrong is an ending, too. None: whoever records it could not."""
         slot = Slot(siblings.group, rollout.rollout_index)
         sums, limit = recording.sums, self._limits.episode_seconds
         try:
@@ -319,16 +334,22 @@ class Scheduler:
             self.stop(error)
             self.abort()
             raise asyncio.CancelledError from error
-        except EngineError as error:
-            return sums.ending("failed", stop_reason="engine_error", error=told(error))
+        except (EngineError, DataRefusedError) as error:  # no template writes what the task says: an image, say
+            is_engines = isinstance(error, EngineError)
+            if is_engines and self._player.is_recorder:
+                self.lost_by = error
+                return None
+            return sums.ending(
+                "failed", stop_reason="engine_error" if is_engines else "data_refused", error=told(error)
+            )
         except TrajlakeError:
             raise  # of all rollouts: a package is not installed, the spool is closed
         except FAULTS as error:
             if is_cancellation(error):
                 raise
-            if isinstance(error, TimeoutError) and timer.expired():
-                return sums.ending("truncated", terminated=False, stop_reason="episode_timeout")
-            return sums.ending("failed", stop_reason="error", error=told(error))
+            is_late = isinstance(error, TimeoutError) and timer.expired()
+            late = sums.ending("truncated", terminated=False, stop_reason="episode_timeout")
+            return late if is_late else sums.ending("failed", stop_reason="error", error=told(error))
 
     def _leave_out(self, siblings: Siblings) -> None:
         siblings.ended += 1

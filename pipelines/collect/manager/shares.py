@@ -16,8 +16,8 @@ from lake.lake import Lake
 from lake.live.delivery import Deliveries
 from pipelines.collect.environments import Task
 from pipelines.collect.manager.figures import Figures
-from pipelines.collect.manager.rounds import Plan, next_round, played, retract_broken, starts
-from pipelines.collect.manager.run import Collection, Outcome, Say, begun_job, keep_best, write_figures
+from pipelines.collect.manager.rounds import Plan, next_round, retract_broken
+from pipelines.collect.manager.run import Collection, Outcome, Say, begun_job, keep_best, play_round, write_figures
 from pipelines.collect.manager.scheduler import Scheduler
 from pipelines.collect.manager.store import Store
 from pipelines.collect.players import StartError
@@ -132,11 +132,7 @@ async def _play(share: Share) -> Shared:
             await player.settle()
             of = {task.seed: task for task in share.tasks}
             async with Scheduler(run, plan.seed, of, player, store, share.what.limits) as scheduler:
-                snapshot = lk.snapshot()
-                found, known = played(snapshot, run, [plan.round]), starts(snapshot, run, plan.round)
-                figures = await scheduler.play(plan, share.tasks, found, known)
-                await asyncio.to_thread(store.flush)
-                await player.settle()
+                figures = await play_round(lk, run, plan, share.tasks, player, store, scheduler)
                 if scheduler.stopped_by is not None:
                     raise WorkerLostError(f"{scheduler.stopped_by}; the same command goes on with what is missing")
                 return Shared(
