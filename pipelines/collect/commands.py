@@ -9,6 +9,7 @@ import click
 
 from lake.cli.options import SectionedCommand, lake_option, quiet
 from lake.errors import UsageError
+from lake.formats.base.secrets import redacted
 from lake.read.text_table import cell, counted
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def collect(
     from pipelines.collect.manager.run import collect as collect_here
     from pipelines.collect.manager.shares import collect_with_ray
     from pipelines.collect.tasks import listed, read_tasks, seeds
-    from pipelines.collect.wiring import PROMPTS, player_of, recorded_only
+    from pipelines.collect.wiring import PROMPTS, player_of, recorded_only, told_options
 
     if given["carry_over"] and (given["keep"] != "first" or executor == "ray"):
         raise UsageError("--carry-over needs --keep first, and --executor local")
@@ -165,7 +166,7 @@ def collect(
     _tell_rejected(tasks)
     quiet()
     options = _player_options(given)
-    what = _collection(given, options.model_dump(mode="json"))
+    what = _collection(given, told_options(options))
     wanted = recorded_only(record_only)
     tell = _Teller()
     # The lake comes last: a command that is refused leaves none behind.
@@ -267,7 +268,7 @@ class _Teller:
         if self._is_open:
             click.echo(err=True)
             self._is_open = False
-        click.echo(cell(line), err=True)
+        click.echo(cell(redacted(line)), err=True)
 
     def progress(self, line: str) -> None:
         if sys.stderr.isatty():
@@ -297,6 +298,6 @@ def _tell(done: "Outcome", run: str, rounds: int) -> None:
     if delivered.rejected:
         click.echo(f"{counted(delivered.rejected, 'episode')} in the table `rejects`, with the reason", err=True)
     if figures.first_error is not None:
-        click.echo(f"the first error: {cell(figures.first_error)}", err=True)
+        click.echo(f"the first error: {cell(redacted(figures.first_error))}", err=True)
     if figures.failed and not figures.finished + figures.present:
         sys.exit(1)

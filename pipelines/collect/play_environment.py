@@ -62,6 +62,11 @@ class EnvironmentPlayer:
     async def settle(self) -> None:
         """The manager records its rollouts."""
 
+    @property
+    def problem(self) -> str | None:
+        """What its engines wait for."""
+        return None if self._engines is None else self._engines.problem
+
     def figures(self) -> dict[str, float]:
         """What the speaker counts, and how its engines are doing."""
         found: dict[str, float] = dict(self._speaker.counts)

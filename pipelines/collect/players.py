@@ -91,6 +91,11 @@ class Player(Protocol):
         """
         ...
 
+    @property
+    def problem(self) -> str | None:
+        """Why nothing goes on at the moment, for people who watch; None: it goes on."""
+        ...
+
     def figures(self) -> dict[str, float]:
         """Counts so far, by name: calls, retries, tokens, drifted; and what is so now: `in_flight`, `slots`."""
         ...

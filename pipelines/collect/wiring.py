@@ -8,10 +8,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, Field
 
 from lake.errors import UsageError
+from lake.formats.base.secrets import REDACTED, is_secret, redacted
 from lake.live.places import root_of
 from lake.records import EpisodeRecord
 from pipelines.collect import user_code
@@ -79,6 +81,26 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """See `EnvironmentPlayer`."""
     max_steps: int | None = None
     """See `EnvironmentPlayer`."""
+
+
+def told_options(options: PlayerOptions) -> dict[str, Any]:
+    """The options as a job's parameters say them: without keys, passwords, and users in addresses."""
+    said = _without_keys(options.model_dump(mode="json"))
+    return {**said, "engines": [_without_user(url) for url in options.engines]}
+
+
+def _without_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: REDACTED if is_secret(key) else _without_keys(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_keys(one) for one in value]
+    return redacted(value) if isinstance(value, str) else value
+
+
+def _without_user(url: str) -> str:
+    """An address without its user and password."""
+    parts = urlsplit(url)
+    return redacted(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
 
 
 def player_of(options: PlayerOptions, lake_uri: str, run: str) -> Player:

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from lake.errors import UsageError
 from pipelines.collect.engines import (
     Engine,
-    EngineBusyError,
     EngineError,
     EngineFailedError,
     EngineGoneError,
@@ -149,10 +148,18 @@ def test_2_an_engine_that_asks_to_be_left_alone_is(servers: list[TokenEngine]) -
     assert pooled(servers[:1], play, most_calls=1) >= 0.3
 
 
-def test_2_a_pause_longer_than_patience_is_an_error(servers: list[TokenEngine]) -> None:
-    servers[0].always = Fault(status=429, retry_after="3600")
-    with pytest.raises(EngineBusyError, match="429"):
-        pooled(servers[:1], lambda pool: pool.generate(asking(1)))
+def test_2_a_pause_longer_than_patience_is_an_error_and_nobody_waits_so_long(servers: list[TokenEngine]) -> None:
+    servers[0].fail(Fault(status=429, retry_after="86400"))
+
+    async def play(pool: Pool) -> None:
+        with pytest.raises(EngineGoneError, match=r"left alone for 86400 s.* \(120 s\): .*429"):
+            await pool.generate(asking(1))
+        assert pool.members[0].rests_until - asyncio.get_running_loop().time() <= 120
+        assert "asks to wait" in str(pool.problem)
+        pool.members[0].rests_until = 0
+        assert pool.problem is None
+
+    pooled(servers[:1], play)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20))

@@ -95,6 +95,11 @@ class AgentPlayer:
         """The proxy records."""
         return True
 
+    @property
+    def problem(self) -> str | None:
+        """Agents ask their engines themselves."""
+        return None
+
     def figures(self) -> dict[str, float]:
         """Counts of rollouts that have ended, of their calls and sampled tokens; and how many are in flight."""
         return {**self._counts, "in_flight": sum(endpoint.in_flight for endpoint in self._endpoints)}

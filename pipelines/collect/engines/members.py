@@ -21,6 +21,8 @@ class Server(Protocol):
         ...
 
 
+_TOLD_SECONDS = 5.0
+"""A shorter rest is not worth a word."""
 Served = TypeVar("Served", bound=Server)
 
 
@@ -98,6 +100,14 @@ class Member(Generic[Served]):
     def rest(self, seconds: float) -> None:
         """It gets no call for so long."""
         self.rests_until = max(self.rests_until, asyncio.get_running_loop().time() + seconds)
+
+    @property
+    def waits_for(self) -> str | None:
+        """Why it may not be called at the moment; None: it may."""
+        if self.problem is not None:
+            return self.problem
+        left = self.rests_until - asyncio.get_running_loop().time()
+        return f"{self.server.url} asks to wait {left:.0f} s" if left > _TOLD_SECONDS else None
 
     def counts(self) -> MemberCounts:
         """How it is doing."""

@@ -103,6 +103,12 @@ class Shared(Generic[Served]):
             members=members,
         )
 
+    @property
+    def problem(self) -> str | None:
+        """Why no server may be called at the moment; None: one may."""
+        problems = [member.waits_for for member in self.members]
+        return None if None in problems else "; ".join(dict.fromkeys(map(str, problems)))
+
     async def close(self) -> None:
         """Stop asking after servers, and let go of connections."""
         self._is_closed = True
@@ -172,7 +178,12 @@ class Shared(Generic[Served]):
     async def _failed(self, member: Member[Served], error: EngineError, tried: int) -> float:
         """Note a failure. Gives the seconds after which the next try may follow."""
         if isinstance(error, EngineBusyError) and error.seconds is not None:
-            member.rest(error.seconds)
+            member.rest(min(error.seconds, self.config.patience))
+            if error.seconds > self.config.patience and None not in [one.waits_for for one in self.members]:
+                raise EngineGoneError(
+                    f"{member.server.url} asks to be left alone for {error.seconds:.0f} s, which is more than calls "
+                    f"wait for ({self.config.patience:g} s): {error}"
+                ) from error
             return max(self._pause(tried), error.seconds)
         is_sick = isinstance(error, EngineBusyError | EngineFailedError) and not await member.server.is_healthy()
         if isinstance(error, EngineGoneError) or is_sick:

@@ -249,4 +249,5 @@ async def _tell(scheduler: Scheduler, player: Player, store: Store, seconds: flo
     meter = Meter()
     while True:
         await asyncio.sleep(seconds)
-        progress(meter.line(scheduler.figures, store.steps, scheduler.in_flight, player.figures(), store.problem))
+        problem = store.problem or player.problem
+        progress(meter.line(scheduler.figures, store.steps, scheduler.in_flight, player.figures(), problem))
