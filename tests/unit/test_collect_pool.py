@@ -325,6 +325,28 @@ def test_5_an_engine_that_was_restarted_gets_the_current_weights_first(servers: 
         assert one.logprobs == [logprob(ids, 3 + place, str(NEW)) for place in range(len(one.ids))]
 
 
+def test_5_without_versions_an_engine_that_serves_another_folder_is_not_used(
+    servers: list[TokenEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """That nobody knows the version is told once."""
+
+    async def play(pool: Pool) -> None:
+        await pool.describe()
+        await pool.generate(asking(1))
+        await pool.generate(asking(2))
+        servers[0].stop()
+        servers[0].folder = "/other/weights"
+        servers[0].start()
+        servers[0].fail(Fault(cut=True), Fault(cut=True))
+        call = asyncio.create_task(pool.generate(asking(3)))
+        await until(lambda: "/other/weights now, and served" in str(pool.problem))
+        assert not call.done()
+        call.cancel()
+
+    pooled(servers[:1], play)
+    assert caplog.text.count("policy_version is going to be NULL") == 1
+
+
 def test_5_so_does_one_that_does_not_tell_the_version_of_each_token() -> None:
     """A call that began before another found the engine out, and ends when it has the weights, is sampled again too."""
     server = TokenEngine(scale_out=False)

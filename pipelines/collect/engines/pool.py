@@ -6,6 +6,7 @@ thrown away, and it gets the current weights before it is called again.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pipelines.collect.engines.once import Once
 from pipelines.collect.engines.sharing import Shared, SharingConfig
 
 _WHY = "; it was restarted with others, or somebody loaded them"
+_log = logging.getLogger("trajlake")
 Refresh = Callable[[Engine], Awaitable[object]]
 
 
@@ -51,6 +53,10 @@ class Pool(Shared[Engine]):
         self._refresh = refresh or self._reload
         self._loaded: tuple[Path, int] | None = None
         self._known = Once(self._asked_what_they_are)
+        self._cards: dict[str, EngineCard] = {}
+        """What each said of itself at first, by its address."""
+        self._is_told = False
+        """That nobody knows the version of the weights."""
 
     async def describe(self) -> EngineCard:
         """See `Engine.describe`; of the shortest context. Raises EngineError too if the engines are not alike."""
@@ -65,6 +71,8 @@ class Pool(Shared[Engine]):
             if wanted is not None:
                 await self._check(engine, found, wanted, outs)
             self._adopt(version for one in found for version, _, _ in one.versions)
+            if self.wanted_version is None:
+                self._tell_unknown()
             return found
 
         return await self.call(
@@ -98,8 +106,9 @@ class Pool(Shared[Engine]):
         return any(await asyncio.gather(*(member.server.is_healthy() for member in self.members)))
 
     async def ready(self, server: Engine) -> None:
-        """See `Shared.ready`: it answers, and has the weights that are wanted."""
+        """See `Shared.ready`: it answers, serves the same model as before, and has the weights that are wanted."""
         await super().ready(server)
+        await self._check_model(server)
         wanted = self.wanted_version
         if wanted is not None and not _is_new(await server.version(), wanted):
             await self._refresh(server)
@@ -108,12 +117,35 @@ class Pool(Shared[Engine]):
 
     async def _asked_what_they_are(self) -> EngineCard:
         cards = await asyncio.gather(*(member.server.describe() for member in self.members))
+        self._cards = {member.server.url: card for member, card in zip(self.members, cards, strict=True)}
         for name in ("model", "logprobs_mode", "dtype"):
             said = {str(getattr(card, name)) for card in cards}
             if len(said) > 1:
                 raise EngineError(f"the engines {self.url} differ in {name}: {', '.join(sorted(said))}")
         self._adopt(await asyncio.gather(*(member.server.version() for member in self.members)))
         return min(cards, key=lambda card: card.max_tokens or 1 << 62)
+
+    async def _check_model(self, server: Engine) -> None:
+        """Raise EngineError if another model is served where one was before."""
+        before = self._cards.get(server.url)
+        if before is None:
+            return
+        now = await server.describe()
+        # Weights that were loaded have folders of their own, and versions, by which they are told apart.
+        names = ("model",) if self.wanted_version is not None else ("model", "folder")
+        was, has = (" from ".join(str(getattr(card, name)) for name in names) for card in (before, now))
+        if was != has:
+            raise EngineError(f"{server.url} serves {has} now, and served {was} before; start it with that again")
+
+    def _tell_unknown(self) -> None:
+        """Say once that tokens are recorded without a version."""
+        if not self._is_told:
+            self._is_told = True
+            _log.warning(
+                "nobody told %s which version of the weights it has: policy_version is going to be NULL, and a restart "
+                "with other weights goes unnoticed. `trajlake push MODEL --version N` gives it one",
+                self.url,
+            )
 
     async def _each(self, do: Callable[[Engine], Awaitable[None]]) -> None:
         """Do something with every engine that is not gone; each that fails is asked after until it is ready.
