@@ -51,7 +51,7 @@ SIBLINGS = 8
 def words(prompt_ids: Sequence[int], seed: int, most: int) -> list[int]:
     """The scripted engine's answer: words of the house, always as many as are allowed."""
     drawn = random.Random(f"{len(prompt_ids)} {seed}")
-    return [drawn.randrange(3, 60) for _ in range(most)]
+    return [drawn.randrange(3, 3 + len(vocabulary())) for _ in range(most)]  # the markers come first
 
 
 def serve(pipe: Connection, pace: float) -> None:
