@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SECTIONS = {
     "Who plays": ("env", "env_args", "agent", "agent_python", "model", "tokenizer", "policy"),
-    "Which engines": ("engines", "api", "adapter", "parallel_calls"),
+    "Which engines": ("engines", "api", "adapter", "parallel_calls", "requests_per_second", "tokens_per_second"),
     "What is played": ("lake_uri", "run", "rounds", "groups", "group_size", "prompts", "count", "first", "seed"),
     "How actions are sampled": (
         "temperature",
@@ -34,7 +34,7 @@ _SECTIONS = {
     "Which are kept": ("oversample", "keep", "carry_over", "record_only"),
     "Several machines": ("executor", "workers"),
 }
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
 
 
@@ -77,6 +77,10 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--policy", help="Name that is stored with the episodes.  [default: the model's]")
 @click.option("--parallel-calls", type=_COUNT, default=256, show_default=True, help="Calls an engine gets at once.")
+@click.option("--requests-per-second", type=_POSITIVE, help="Limit of all calls to engines.  [default: none]")
+@click.option(
+    "--tokens-per-second", type=_POSITIVE, help="Limit of their tokens, prompts and answers.  [default: none]"
+)
 @click.option("--run", default="collect", show_default=True, help="Name of the run; the same goes on where it was.")
 @click.option("--rounds", type=_COUNT, default=1, show_default=True, help="Rounds that the run has in the end.")
 @click.option("--groups", type=_COUNT, default=32, show_default=True, help="Tasks of a round.")
@@ -100,9 +104,9 @@ _COUNT = click.IntRange(min=1)
     "--schema", type=click.Path(exists=True, dir_okay=False), help="File of a JSON schema that answers are held to."
 )
 @click.option("--parallel", type=_COUNT, default=256, show_default=True, help="Rollouts in flight.")
-@click.option("--call-timeout", type=_SECONDS, help="Seconds of a decision; longer is a failure.  [default: none]")
-@click.option("--step-timeout", type=_SECONDS, help="Seconds of an environment's step; the same.  [default: none]")
-@click.option("--episode-timeout", type=_SECONDS, help="Seconds of a rollout; longer is cut off.  [default: none]")
+@click.option("--call-timeout", type=_POSITIVE, help="Seconds of a decision; longer is a failure.  [default: none]")
+@click.option("--step-timeout", type=_POSITIVE, help="Seconds of an environment's step; the same.  [default: none]")
+@click.option("--episode-timeout", type=_POSITIVE, help="Seconds of a rollout; longer is cut off.  [default: none]")
 @click.option("--max-steps", type=_COUNT, help="Decisions after which a rollout is cut off.  [default: none]")
 @click.option("--retries", type=click.IntRange(min=0), default=1, show_default=True, help="Attempts after a failure.")
 @click.option(
@@ -222,7 +226,7 @@ def _player_options(given: dict[str, Any]) -> Any:
                     "policy",
                     "tool_format",
                 ),
-                *("parallel_calls", "max_steps"),
+                *("parallel_calls", "requests_per_second", "tokens_per_second", "max_steps"),
             )
         },
     )

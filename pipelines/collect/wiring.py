@@ -73,6 +73,10 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """LoRA adapter of the engines to speak with."""
     tool_format: ToolFormat = "auto"
     """How the model writes tool calls; auto: as its chat template does."""
+    requests_per_second: float | None = Field(default=None, gt=0)
+    """Limit of all calls to engines."""
+    tokens_per_second: float | None = Field(default=None, gt=0)
+    """Limit of the tokens of these calls, prompts and answers."""
     parallel_calls: int = Field(default=256, ge=1)
     """Calls that one engine gets at once."""
     step_seconds: float | None = None
@@ -157,6 +161,8 @@ def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
     assert options.agent is not None
     if not options.engines:
         raise UsageError("--agent needs --engine URL: an agent talks to a model behind an address; `trajlake serve -h`")
+    if options.requests_per_second is not None or options.tokens_per_second is not None:
+        raise UsageError("limits of requests and tokens are for environments: an agent makes its calls by itself")
     # The temperature is always said: without it nobody knows the probabilities of what was sampled.
     said = options.sampling.model_fields_set | {"temperature"}
     sampling = options.sampling.model_dump(include=said - _NOT_OF_OPENAI)
@@ -183,7 +189,11 @@ def _speaker(options: PlayerOptions) -> tuple[Speaker, Shared[Any] | None]:
     if len(set(apis.values())) > 1:
         found = ", ".join(f"{url} {api}" for url, api in apis.items())
         raise UsageError(f"the engines are of several kinds: {found}; collect from one kind at a time")
-    config = SharingConfig(most_calls=options.parallel_calls)
+    config = SharingConfig(
+        most_calls=options.parallel_calls,
+        requests_per_second=options.requests_per_second,
+        tokens_per_second=options.tokens_per_second,
+    )
     if "chat" in apis.values():
         return _chat(options, config)
     source = options.tokenizer or options.model

@@ -69,6 +69,13 @@ def test_a_task_whose_name_no_address_can_hold_is_left_out(tmp_path: Path, monke
     assert lake.open(str(tmp_path / "L")).sql("SELECT task_id FROM episodes").rows() == [("good",)]
 
 
-def test_an_agent_needs_an_engine(tmp_path: Path) -> None:
-    done = trajlake("collect", "--lake", tmp_path / "L", "--agent", "agent.py:agent")
-    assert (done.returncode, "--agent needs --engine" in done.stderr) == (2, True), done.stderr
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "--agent needs --engine"),
+        (("--engine", "http://127.0.0.1:1", "--tokens-per-second", "9"), "limits of requests and tokens"),
+    ],
+)
+def test_an_agent_needs_an_engine_and_makes_its_own_calls(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    done = trajlake("collect", "--lake", tmp_path / "L", "--agent", "agent.py:agent", *options)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr

@@ -1,6 +1,7 @@
 """`trajlake collect` from options to rows: who speaks, what the engine is asked for, what the lake has of it."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -76,12 +77,15 @@ def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path, cli):
     schema.write_text('{"type": "string"}')
     with token_engine(TokenEngine(answer)) as engine:
         engine.adapters["pi"] = "/adapter"
+        began = time.monotonic()
         rows = collect(
             cli,
             tmp_path,
             *("--env", f"{tmp_path / 'door.py'}:make", "--engine", engine.url, "--model", tmp_path / "model"),
             *("--schema", schema, "--adapter", "pi", "--groups", "4"),
+            *("--requests-per-second", "20", "--tokens-per-second", "100000"),
         )
+        assert time.monotonic() - began >= (len(engine.calls) - 1) / 20
         bodies = [call.body for call in engine.calls]
     assert {body["model"] for body in bodies} == {"pi"}
     assert all(body["sampling_params"]["structured_outputs"] == {"json": {"type": "string"}} for body in bodies)

@@ -107,7 +107,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-_MAY_CHANGE = frozenset(("engines", "api", "agent_python", "parallel_calls", "step_seconds", "call_seconds"))
+_MAY_CHANGE = frozenset(
+    (
+        *("engines", "api", "agent_python", "parallel_calls", "requests_per_second", "tokens_per_second"),
+        *("step_seconds", "call_seconds"),
+    )
+)
 """Options of a player that say where and how fast it plays, and not what is sampled."""
 
 
