@@ -205,30 +205,14 @@ def _player_options(given: dict[str, Any]) -> Any:
 
     names = ("temperature", "max_tokens", "top_p", "top_k", "min_p")
     sampling = {name: given[name] for name in names if given[name] is not None}
+    same = PlayerOptions.model_fields.keys() & given.keys() - {"env_args"}
     return PlayerOptions(
         sampling=Sampling(**sampling, **{"stop": given["stop"]} if given["stop"] else {}),
         env_args=from_pairs(given["env_args"]),
         step_seconds=given["step_timeout"],
         call_seconds=given["call_timeout"],
         answer_schema=_schema(given["schema"]),
-        **{
-            name: given[name]
-            for name in (
-                *(
-                    "env",
-                    "agent",
-                    "agent_python",
-                    "engines",
-                    "api",
-                    "model",
-                    "tokenizer",
-                    "adapter",
-                    "policy",
-                    "tool_format",
-                ),
-                *("parallel_calls", "requests_per_second", "tokens_per_second", "max_steps"),
-            )
-        },
+        **{name: given[name] for name in same},
     )
 
 
