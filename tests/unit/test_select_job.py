@@ -86,6 +86,7 @@ def test_the_job_row_records_the_filters_in_order_and_the_counts(shared: Lake) -
         "kind": "top_q",
         "fraction": None,
         "count": 1,
+        "within": "task",
         "seed": 0,
         "unknown": "drop",
     }

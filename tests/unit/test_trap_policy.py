@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch  # noqa: TID253
 
+from pipelines.collect.environments import Task
 from pipelines.collect.environments.house import House, HouseConfig, vocabulary
+from pipelines.collect.players import Rollout
 from pipelines.collect.policies.transformers_policy import TransformersPolicy
-from pipelines.collect.rollouts import Start, play
+from pipelines.collect.rollouts import play
 from testkit.architectures import model_of
 from testkit.training import random_backend, random_batch, random_model
 from trainer.backends.base import SingleDevice
@@ -79,7 +81,7 @@ def test_nothing_is_remembered_of_the_weights_before_an_update() -> None:
 
     def played(player: TransformersPolicy) -> tuple[list[int], list[float]]:
         """The prompt, and the log-probabilities of what was sampled."""
-        (episode,) = play([House(HouseConfig(horizon=3))], [Start(seed=4, rollout_index=0, rollout_seed=7)], player)
+        (episode,) = play([House(HouseConfig(horizon=3))], [Rollout(task=Task(seed=4), seed=7)], player)
         tokens = [step.tokens for step in episode.steps if step.tokens is not None]
         return tokens[0].context_ids, [value for token in tokens for value in token.action_logprobs or []]
 
