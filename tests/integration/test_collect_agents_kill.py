@@ -77,6 +77,20 @@ def kill_after(folder: Path, engine: Engine, calls: int) -> None:
     process, before = started(folder, engine), len(engine.calls)
     while len(engine.calls) < before + calls and process.poll() is None:
         time.sleep(0.001)
+    killed(process, folder)
+
+
+def kill_after_ends(folder: Path, engine: Engine, ends: int) -> None:
+    """Kill a run when so many of its rollouts have ended, and wait until its proxy is gone."""
+    process = started(folder, engine)
+    assert process.stdout is not None
+    while ends and (line := process.stdout.readline()):
+        ends -= line == "ended\n"
+    assert not ends, "it ended before"
+    killed(process, folder)
+
+
+def killed(process: "subprocess.Popen[str]", folder: Path) -> None:
     process.kill()
     process.communicate(timeout=60)
     deadline = time.monotonic() + 60
@@ -92,9 +106,9 @@ def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int
     with engine_server(Deterministic()) as engine:
         finished(tmp_path / "undisturbed", engine)
         assert len(engine.calls) == 3 * COUNT
+        kill_after_ends(tmp_path / "killed", engine, 3)
         for _ in range(kills - 1):
             kill_after(tmp_path / "killed", engine, drawn.randrange(1, 3 * COUNT))
-        kill_after(tmp_path / "killed", engine, 3 * COUNT - 3)  # some rollouts have ended by then
         before = len(engine.calls)
         there = int(re.findall(r"settled (\d+)", finished(tmp_path / "killed", engine))[0])
         assert len(engine.calls) - before == 3 * (COUNT - there)

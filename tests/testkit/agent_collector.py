@@ -41,7 +41,12 @@ async def collect(folder: Path, engine: str, count: int) -> None:
     slots = [(f"task-{number // 4:03}", number % 4) for number in range(count)]
     print("settled", len(there), flush=True)
     left = [slot for slot in slots if slot not in there]
-    await asyncio.gather(*(playing.play(rollout(name, index, seed=index), NoLog()) for name, index in left))
+
+    async def play(name: str, index: int) -> None:
+        await playing.play(rollout(name, index, seed=index), NoLog())
+        print("ended", flush=True)
+
+    await asyncio.gather(*(play(*slot) for slot in left))
     await playing.settle()
     await playing.close()
     print("done", flush=True)
