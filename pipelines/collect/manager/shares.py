@@ -84,18 +84,17 @@ def collect_with_ray(
         say(f"{plan.title}, by {executor.workers} workers")
         with begun_job(lk, planned, run, what) as job:
             began = time.monotonic()
-            drawn = plan.drawn(tasks)
             shares = [
                 Share(
                     number=number,
                     lake_uri=lk.uri,
                     plan=plan,
-                    tasks=drawn[number :: executor.workers],
+                    tasks=part,
                     what=what,
                     options=options,
                     record_only=record_only,
                 )
-                for number in range(min(executor.workers, len(drawn)))
+                for number, part in enumerate(_parts(plan.drawn(tasks), executor.workers))
             ]
             figures, counts, broken = Figures(), dict[str, float](), list[str]()
             for shared in executor.map(play_share, shares):
@@ -115,6 +114,11 @@ def collect_with_ray(
         if broken:
             raise StartError("; ".join(broken))
     return outcome
+
+
+def _parts(tasks: Sequence[Task], count: int) -> list[Sequence[Task]]:
+    """Tasks dealt out in turns; none of the parts is empty."""
+    return [tasks[number::count] for number in range(min(count, len(tasks)))]
 
 
 def play_share(share: Share) -> Shared:
