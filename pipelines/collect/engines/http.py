@@ -90,6 +90,13 @@ class Http:
         status, _, _ = await self._sent("GET", path, None)
         return status
 
+    async def is_healthy(self) -> bool:
+        """Whether /health says so, as engines have it."""
+        try:
+            return await self.status("/health") == 200
+        except EngineGoneError:
+            return False
+
     async def close(self) -> None:
         """Let go of connections."""
         session, self._session = self._session, None

@@ -118,10 +118,7 @@ class VllmEngine:
 
     async def is_healthy(self) -> bool:
         """See `Engine.is_healthy`."""
-        try:
-            return await self._http.status("/health") == 200
-        except EngineGoneError:
-            return False
+        return await self._http.is_healthy()
 
     async def close(self) -> None:
         """See `Engine.close`."""
