@@ -7,7 +7,7 @@ not: they come from the environment variable TRAJLAKE_ENGINE_KEY.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, Field
@@ -87,6 +87,15 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """See `EnvironmentPlayer`."""
 
 
+class PlayedWeights(NamedTuple):
+    """Which weights play, where they change from round to round."""
+
+    folder: Path
+    """Model in Hugging Face layout; engines read it at the same path."""
+    version: int
+    """What their tokens carry as policy version; engines have been given it."""
+
+
 def told_options(options: PlayerOptions) -> dict[str, Any]:
     """The options as a job's parameters say them: without keys, passwords, and users in addresses."""
     said = _without_keys(options.model_dump(mode="json"))
@@ -107,13 +116,14 @@ def _without_user(url: str) -> str:
     return redacted(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
 
 
-def player_of(options: PlayerOptions, lake_uri: str, run: str) -> Player:
+def player_of(options: PlayerOptions, lake_uri: str, run: str, weights: PlayedWeights | None = None) -> Player:
     """Whoever plays as the options say.
 
     Args:
         options: see there.
         lake_uri: agents are recorded into it by a proxy.
         run: name of the run.
+        weights: which play, in place of the model's; engines that come back without them get them again.
 
     Raises:
         UsageError: options that do not go together, or name nothing that is there.
@@ -124,7 +134,7 @@ def player_of(options: PlayerOptions, lake_uri: str, run: str) -> Player:
     if options.agent is not None:
         return _agent_player(options, lake_uri, run)
     environment = _environment(options)  # before engines are asked and a model is loaded, which takes longer
-    speaker, engines = _speaker(options)
+    speaker, engines = _speaker(options, weights)
     return EnvironmentPlayer(
         environment,
         speaker,
@@ -181,10 +191,10 @@ def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
     )
 
 
-def _speaker(options: PlayerOptions) -> tuple[Speaker, Shared[Any] | None]:
+def _speaker(options: PlayerOptions, weights: PlayedWeights | None) -> tuple[Speaker, Shared[Any] | None]:
     """Who decides, and the engines that it has to itself."""
     if not options.engines:
-        return _in_process(options), None
+        return _in_process(options, weights), None
     apis = {url: api_of(url) if options.api == "auto" else options.api for url in options.engines}
     if len(set(apis.values())) > 1:
         found = ", ".join(f"{url} {api}" for url, api in apis.items())
@@ -204,7 +214,9 @@ def _speaker(options: PlayerOptions) -> tuple[Speaker, Shared[Any] | None]:
         )
     for url in options.engines:
         _refuse_other_tokens(url, Path(source))
-    pool = Pool([engine_at(url, api) for url, api in apis.items()], config)
+    folder, version = (None, None) if weights is None else weights
+    members = [engine_at(url, api) for url, api in apis.items()]
+    pool = Pool(members, config, wanted_version=version, folder=folder)
     name = options.policy or Path(options.model or source).name
     speaking = SpeakerOptions(
         sampling=options.sampling,
@@ -235,10 +247,11 @@ def _chat(options: PlayerOptions, config: SharingConfig) -> tuple[Speaker, Share
     return ChatPolicy(endpoints, chat, name=options.policy), endpoints
 
 
-def _in_process(options: PlayerOptions) -> Speaker:
+def _in_process(options: PlayerOptions, weights: PlayedWeights | None) -> Speaker:
     from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 
-    if options.model is None:
+    place = options.model if weights is None else str(weights.folder)
+    if place is None:
         raise UsageError("give --engine URL, or --model FOLDER to play it in this process")
     if options.answer_schema is not None or options.adapter is not None:
         raise UsageError("--schema and --adapter are for engines; serve the model: `trajlake serve -h`")
@@ -247,14 +260,14 @@ def _in_process(options: PlayerOptions) -> Speaker:
         raise UsageError("a model in this process samples with --temperature alone; serve it: `trajlake serve -h`")
     from transformers import AutoModelForCausalLM
 
-    tokenizer = _tokenizer(options.tokenizer or options.model)
+    tokenizer = _tokenizer(options.tokenizer or place)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(options.model)
+        model: Any = AutoModelForCausalLM.from_pretrained(place)
     except (OSError, ValueError) as error:
-        raise UsageError(f"--model {options.model} cannot be loaded: {error}") from error
-    name = options.policy or Path(options.model).name
+        raise UsageError(f"--model {place} cannot be loaded: {error}") from error
+    name, version = options.policy or Path(place).name, 0 if weights is None else weights.version
     sampling = SamplingConfig(temperature=given.temperature, max_action_tokens=given.max_tokens)
-    return LockStepSpeaker(TransformersPolicy(model.eval(), tokenizer, name=name, version=0, sampling=sampling))
+    return LockStepSpeaker(TransformersPolicy(model.eval(), tokenizer, name=name, version=version, sampling=sampling))
 
 
 def _tokenizer(folder: str) -> "PreTrainedTokenizerBase":

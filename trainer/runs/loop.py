@@ -14,7 +14,7 @@ the returned rows and what to do with the weights.
 import math
 import time
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import polars as pl
@@ -186,22 +186,27 @@ class Update:
 def update(
     backend: SingleDevice,
     snapshot: Snapshot,
-    source: Credit,
+    source: Credit | None,
     config: TrainConfig,
     *,
     learning_rate: float,
     first_step: int = 0,
     own_encoding: int | None = None,
+    reference: FrozenPolicy | None = None,
+    on_step: Callable[[StepReport, int], object] | None = None,
 ) -> Update:
     """Train on the episodes of `config.where`: `config.epochs` passes of `config.minibatches` optimizer steps.
 
     Args:
         backend: the policy and its optimizer, which keep their state between phases.
+        source: where advantages come from; None for losses without.
         config: loss, where, epochs, minibatches. `seed` decides the order of the episodes: change it from phase to
             phase.
         learning_rate: peak of `config.schedule` over this phase.
         first_step: number of the first optimizer step, for rows of a loop that counts through.
         own_encoding: encoding_id of the model's tokens, if the episodes come in several.
+        reference: see `run_steps`.
+        on_step: told each report, and how many there will be, before the next update.
 
     Raises:
         DataRefusedError: nothing to train on, or data that cannot support the loss.
@@ -216,7 +221,11 @@ def update(
     )
     refuse(find_refusals(snapshot, selection.members, loss))
     plan = Plan(selection, config)
-    reports = list(run_steps(backend, snapshot, plan, config, peak=learning_rate))
+    reports = []
+    for report in run_steps(backend, snapshot, plan, config, peak=learning_rate, reference=reference):
+        reports.append(report)
+        if on_step is not None:
+            on_step(report, len(plan.steps))
     metrics = metrics_frame([(report.step.index + first_step, report.metrics) for report in reports])
     batches = batches_frame(plan, reports).with_columns(pl.col("optimizer_step") + first_step)
     return Update(selection, reports, batches, metrics)

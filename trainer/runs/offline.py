@@ -8,8 +8,7 @@ Selection and plan are made again on resumption, from the pinned snapshot, and m
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lake import ids
-from lake.errors import CheckpointError, ContractError, UsageError
+from lake.errors import CheckpointError, UsageError
 from lake.lake import Lake
 from lake.settings import validated
 from trainer.backends.ranks import Ranks, join_ranks
@@ -29,12 +28,12 @@ from trainer.monitor.loggers import check_installed
 from trainer.policy.model_folder import check_model_folder
 from trainer.runs.runs import (
     RunFolder,
-    RunJob,
     RunRecord,
     checkpoints_of,
     final_digest,
     job_row,
     leased,
+    left_open_when_interrupted,
     locked,
     newest_checkpoint,
     next_attempt,
@@ -133,11 +132,11 @@ def train(
         parameters = config.model_dump(mode="json")
         job = run_job(
             lambda: lk.job(
-                kind="train", run_id=run_id, parameters=parameters, code=_code(), snapshot=prepared.snapshot
+                kind="train", run_id=run_id, parameters=parameters, code=training_code(), snapshot=prepared.snapshot
             ),
             ranks,
         )
-        with leased(lk, prepared, run_id, job.job_id, ranks), _left_open_when_interrupted(job):
+        with leased(lk, prepared, run_id, job.job_id, ranks), left_open_when_interrupted(job):
             record = RunRecord(
                 job_id=job.job_id,
                 run_id=run_id,
@@ -196,14 +195,14 @@ def resume(
                 kind="train",
                 run_id=record.run_id,
                 parameters=record.config,
-                code=_code(),
+                code=training_code(),
                 snapshot=prepared.snapshot,
                 job_id=record.job_id,
                 attempt=next_attempt(lk, record.job_id),
             ),
             ranks,
         )
-        with leased(lk, prepared, record.run_id, job.job_id, ranks), _left_open_when_interrupted(job):
+        with leased(lk, prepared, record.run_id, job.job_id, ranks), left_open_when_interrupted(job):
             run = TrainingRun(job, folder, record, prepared, backend, config)
             run.written = previous.written
             if state is not None:
@@ -273,26 +272,11 @@ def _backend(config: TrainConfig, ranks: Ranks) -> "PolicyBackend":
     return make_backend(config, ranks)
 
 
-@contextmanager
-def _left_open_when_interrupted(job: RunJob) -> Iterator[None]:
-    """A job's block whose terminal row says succeeded, or failed for faults that a second try would meet again.
-
-    Anything else (Ctrl-C, a full disk, no memory) leaves the job as a kill would: open, to be resumed.
-    """
-    job.__enter__()
-    try:
-        yield
-    except ContractError as error:
-        job.__exit__(type(error), error, error.__traceback__)
-        raise
-    job.__exit__(None, None, None)
-
-
 _ROOMS = ("backends", "data", "losses", "policy")
 _ALONE = ("runs.loop", "runs.factories")
 
 
-def _code() -> list[ModuleType]:
+def training_code() -> list[ModuleType]:
     """The modules whose source decides the result."""
     rooms = [import_module(f"trainer.{room}") for room in _ROOMS]
     inside = [module.name for room in rooms for module in walk_packages(room.__path__, f"{room.__name__}.")]

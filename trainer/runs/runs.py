@@ -25,7 +25,7 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import CheckpointError, UsageError
+from lake.errors import CheckpointError, ContractError, UsageError
 from lake.judgements.credit import Credit
 from lake.lake import Lake
 from lake.read.parquet import collected
@@ -189,6 +189,21 @@ def run_job(make: Callable[[], Job], ranks: Ranks) -> RunJob:
 
     job_id, attempt = ranks.on_rank_zero(told)
     return made[0] if made else FollowerJob(job_id, attempt)
+
+
+@contextmanager
+def left_open_when_interrupted(job: RunJob) -> Iterator[None]:
+    """A job's block whose terminal row says succeeded, or failed for faults that a second try would meet again.
+
+    Anything else (Ctrl-C, a full disk, no memory) leaves the job as a kill would: open, to be resumed.
+    """
+    job.__enter__()
+    try:
+        yield
+    except ContractError as error:
+        job.__exit__(type(error), error, error.__traceback__)
+        raise
+    job.__exit__(None, None, None)
 
 
 def leased(lk: Lake, prepared: Prepared, run_id: str, job_id: int, ranks: Ranks) -> AbstractContextManager[object]:

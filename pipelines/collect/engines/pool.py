@@ -37,6 +37,7 @@ class Pool(Shared[Engine]):
             one that an engine sampled under, as others push weights meanwhile (`trajlake push`); None: any, until then.
         refresh: gives an engine the weights that are wanted, before it is called again after a restart; unless given,
             those that `load_weights` loaded last.
+        folder: of the wanted version, where the engines have it already: `load_weights` need not be called for it.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class Pool(Shared[Engine]):
         *,
         wanted_version: int | None = None,
         refresh: Refresh | None = None,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(engines, config)
         self.url = ", ".join(engine.url for engine in engines)
         self.wanted_version = wanted_version
         self._refresh = refresh or self._reload
-        self._loaded: tuple[Path, int] | None = None
+        self._loaded = None if folder is None or wanted_version is None else (folder, wanted_version)
         self._known = Once(self._asked_what_they_are)
         self._cards: dict[str, EngineCard] = {}
         """What each said of itself at first, by its address."""
