@@ -51,6 +51,8 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     """An environment, as `environments.loading` reads it."""
     env_args: dict[str, Any] = Field(default_factory=dict)
     """Its arguments."""
+    system_prompt: str | None = None
+    """Text that conversations of the environment open with."""
     agent: str | None = None
     """An agent instead."""
     agent_python: str | None = None
@@ -159,9 +161,11 @@ def recorded_only(target: str | None) -> Callable[[EpisodeRecord], bool] | None:
 def _environment(options: PlayerOptions) -> Callable[[], Environment]:
     from pipelines.collect.environments.loading import load_environment
     from pipelines.collect.environments.prompts import Prompt
+    from pipelines.collect.environments.system_prompt import prompting
 
     assert options.env is not None
-    return Prompt if options.env == PROMPTS else load_environment(options.env, options.env_args)
+    make = Prompt if options.env == PROMPTS else load_environment(options.env, options.env_args)
+    return prompting(make, options.system_prompt)
 
 
 def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
@@ -169,6 +173,8 @@ def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
     from pipelines.collect.agents.play_agent import AgentPlayer
 
     assert options.agent is not None
+    if options.system_prompt is not None:
+        raise UsageError("--system-prompt is for environments: an agent writes its messages itself")
     if not options.engines:
         raise UsageError("--agent needs --engine URL: an agent talks to a model behind an address; `trajlake serve -h`")
     if options.requests_per_second is not None or options.tokens_per_second is not None:

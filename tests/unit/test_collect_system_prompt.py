@@ -1,0 +1,65 @@
+"""A system prompt before an environment's messages: first, once, and in one message."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from lake.errors import UsageError
+from pipelines.collect.environments import Outcome, Task
+from pipelines.collect.environments.prompts import Prompt
+from pipelines.collect.environments.system_prompt import prompt_text, prompting, with_system_prompt
+from pipelines.collect.wiring import PlayerOptions, player_of
+
+USER = {"role": "user", "content": "Room hall."}
+
+
+def test_the_prompt_is_the_first_message() -> None:
+    assert with_system_prompt([USER], "Be brief.") == [{"role": "system", "content": "Be brief."}, USER]
+    assert with_system_prompt([], "Be brief.") == [{"role": "system", "content": "Be brief."}]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("Play well.", "Be brief.\n\nPlay well."),
+        (None, "Be brief."),
+        (
+            [{"type": "text", "text": "Play well."}],
+            [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Play well."}],
+        ),
+    ],
+)
+def test_the_environments_own_system_message_goes_on_after_it(own: object, expected: object) -> None:
+    first = {"role": "system", "content": own, "name": "rules"}
+    told = with_system_prompt([first, USER], "Be brief.")
+    assert told == [{"role": "system", "content": expected, "name": "rules"}, USER]
+    assert first["content"] == own, "the environment's message is not changed in its place"
+
+
+def test_only_the_opening_is_prompted() -> None:
+    async def played() -> tuple[Outcome, Outcome]:
+        environment = prompting(Prompt, "Be brief.")()
+        first = await environment.reset(Task(messages=[USER]))
+        return first, await environment.step({"role": "assistant", "content": "no"})
+
+    first, last = asyncio.run(played())
+    assert [message["role"] for message in first.messages] == ["system", "user"]
+    assert last == Outcome(messages=[], terminated=True)
+
+
+def test_without_a_prompt_nothing_stands_between() -> None:
+    assert prompting(Prompt, None) is Prompt
+
+
+def test_a_file_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    for name, data in (("empty", b" \n"), ("binary", b"\xff\xfe")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UsageError, match=f"system prompt .*{name}"):
+            prompt_text(tmp_path / name)
+
+
+def test_an_agent_takes_no_system_prompt() -> None:
+    options = PlayerOptions(agent="agent.py:play", system_prompt="Be brief.", engines=("http://127.0.0.1:1",))
+    with pytest.raises(UsageError, match="--system-prompt is for environments"):
+        player_of(options, "lake", "run")
