@@ -5,7 +5,8 @@ missing and nothing else.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -64,9 +65,6 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
         return {"limits": msgspec.to_builtins(self.limits), "player": self.settings}
 
 
-PlayRound = Callable[[Plan], Awaitable[Figures]]
-
-
 def collect(
     lake: Lake,
     player: Player,
@@ -93,86 +91,92 @@ def collect(
         StartError: siblings began differently.
         StoppedError: Ctrl-C, or an engine that is gone; all that has ended is recorded.
     """
-    outcome = Outcome(Figures(), Deliveries())
     with Store(lake, what.wanted.run, record_only=record_only) as store, Interrupts(say) as interrupts:
-        outcome.delivered = store.counts
+        collector = _Collector(
+            lake=lake,
+            player=player,
+            tasks=tasks,
+            what=what,
+            store=store,
+            outcome=Outcome(Figures(), store.counts),
+            say=say,
+            progress=progress,
+        )
         try:
-            asyncio.run(_collect(lake, player, tasks, what, store, outcome, say, progress, interrupts))
+            asyncio.run(collector.collect(interrupts))
         finally:
-            outcome.dropped = store.dropped
-    return outcome
+            collector.outcome.dropped = store.dropped
+    return collector.outcome
 
 
-async def _collect(
-    lake: Lake,
-    player: Player,
-    tasks: TaskSet,
-    what: Collection,
-    store: Store,
-    outcome: Outcome,
-    say: Say,
-    progress: Say,
-    interrupts: Interrupts,
-) -> None:
-    run = what.wanted.run
-    of = {task.seed: task for task in tasks.tasks}
-    try:
-        await player.settle()
-        async with Scheduler(run, what.wanted.seed, of, player, store, what.limits) as scheduler:
-            interrupts.reach(scheduler)
-            telling = asyncio.create_task(_tell(scheduler, player, store, what.progress_seconds, progress))
-            try:
-                await _rounds(lake, player, tasks, what, store, outcome, say, scheduler)
-            finally:
-                telling.cancel()
-                left = scheduler.in_flight
-        if left:
-            say(f"{left} rollouts are carried over; run again with --rounds {what.rounds + 1} to finish them")
-    finally:
-        await player.close()
+@dataclass(frozen=True, kw_only=True)
+class _Collector:
+    """A run while this process collects it; see `collect`."""
 
+    lake: Lake
+    player: Player
+    tasks: TaskSet
+    what: Collection
+    store: Store
+    outcome: Outcome
+    say: Say
+    progress: Say
 
-async def _rounds(
-    lake: Lake,
-    player: Player,
-    tasks: TaskSet,
-    what: Collection,
-    store: Store,
-    outcome: Outcome,
-    say: Say,
-    scheduler: Scheduler,
-) -> None:
-    """Round after round."""
-    run = what.wanted.run
-    carried = sorted({one.slot.group.number for one in store.opened})
-    while (planned := next_round(lake, tasks, what.wanted, what.parameters)).plan.round < what.rounds:
+    async def collect(self, interrupts: Interrupts) -> None:
+        """Round after round, and at the end let go of the player."""
+        wanted = self.what.wanted
+        of = {task.seed: task for task in self.tasks.tasks}
+        try:
+            await self.player.settle()
+            async with Scheduler(wanted.run, wanted.seed, of, self.player, self.store, self.what.limits) as scheduler:
+                interrupts.reach(scheduler)
+                telling = asyncio.create_task(self._tell(scheduler))
+                try:
+                    await self._rounds(scheduler)
+                finally:
+                    telling.cancel()
+                    left = scheduler.in_flight
+            if left:
+                more = self.what.rounds + 1
+                self.say(f"{left} rollouts are carried over; run again with --rounds {more} to finish them")
+        finally:
+            await self.player.close()
+
+    async def _rounds(self, scheduler: Scheduler) -> None:
+        lake, what = self.lake, self.what
+        while (planned := next_round(lake, self.tasks, what.wanted, what.parameters)).plan.round < what.rounds:
+            plan = planned.plan
+            self.say(plan.title if planned.job_id is None else f"{plan.title}, which is not done")
+            await self._round(scheduler, planned)
+            self.outcome.rounds += 1
+            if retracted := retract_broken(lake, what.wanted.run, plan.round):
+                self.say(f"{counted(retracted, 'episode')} of groups that began differently are retracted")
+            if what.limits.keep == "best":
+                self.say(keep_best(lake, what.wanted.run, plan))
+            if scheduler.broken:
+                raise StartError("; ".join(scheduler.broken))
+
+    async def _round(self, scheduler: Scheduler, planned: Planned) -> None:
+        """One round, as its job. Raises StoppedError: it is not whole."""
         plan = planned.plan
-        say(plan.title if planned.job_id is None else f"{plan.title}, which is not done")
-        with begun_job(lake, planned, run, what) as job:
-            figures = await play_round(lake, run, plan, plan.drawn(tasks), player, store, scheduler, carried)
-            outcome.figures.merge(figures)
+        with begun_job(self.lake, planned, self.what) as job:
+            figures = await play_round(self.lake, scheduler, plan, plan.drawn(self.tasks))
+            self.outcome.figures.merge(figures)
             if scheduler.stopped_by is not None:
                 raise _stopped(scheduler, figures)
-            write_figures(job, plan, figures, {**player.figures(), "carried": scheduler.in_flight})
-        outcome.rounds += 1
-        if retracted := retract_broken(lake, run, plan.round):
-            say(f"{counted(retracted, 'episode')} of groups that began differently are retracted")
-        if what.limits.keep == "best":
-            say(keep_best(lake, run, plan))
-        if scheduler.broken:
-            raise StartError("; ".join(scheduler.broken))
+            write_figures(job, plan, figures, {**self.player.figures(), "carried": scheduler.in_flight})
+
+    async def _tell(self, scheduler: Scheduler) -> None:
+        """How far it is, every so often."""
+        meter = Meter()
+        while True:
+            await asyncio.sleep(self.what.progress_seconds)
+            problem = self.store.problem or self.player.problem
+            steps, running = self.store.steps, scheduler.in_flight
+            self.progress(meter.line(scheduler.figures, steps, running, self.player.figures(), problem))
 
 
-async def play_round(
-    lake: Lake,
-    run: str,
-    plan: Plan,
-    tasks: Sequence[Task],
-    player: Player,
-    store: Store,
-    scheduler: Scheduler,
-    carried: Sequence[int] = (),
-) -> Figures:
+async def play_round(lake: Lake, scheduler: Scheduler, plan: Plan, tasks: Sequence[Task]) -> Figures:
     """Play a round until the lake has a row of each rollout that ended, or the scheduler is stopped.
 
     A player that records by itself may lose rollouts (its proxy was killed): what the lake then lacks is played again,
@@ -180,18 +184,15 @@ async def play_round(
 
     Args:
         lake: what was played is asked of it.
-        run: the run's name.
-        plan: the round.
-        tasks: those of the round.
-        player: whoever plays in `scheduler`.
-        store: what it records into otherwise.
         scheduler: plays.
-        carried: earlier rounds, of which rollouts go on.
+        plan: the round.
+        tasks: those of the round that are played here.
     """
+    run, player, store = scheduler.run, scheduler.player, scheduler.store
     total, fewest, fruitless = Figures(), len(tasks) * plan.siblings + 1, 0
     while True:
         snapshot = lake.snapshot()
-        found = played(snapshot, run, [*carried, plan.round])
+        found = played(snapshot, run, [*store.carried, plan.round])
         figures = await scheduler.play(plan, tasks, found, starts(snapshot, run, plan.round))
         await asyncio.to_thread(store.flush)
         await player.settle()
@@ -211,10 +212,10 @@ async def play_round(
             return total
 
 
-def begun_job(lake: Lake, planned: Planned, run: str, what: Collection) -> Job:
+def begun_job(lake: Lake, planned: Planned, what: Collection) -> Job:
     """The job of a round: another one, or the one that an earlier process did not end."""
     parameters = {"plan": msgspec.to_builtins(planned.plan), **what.parameters}
-    return lake.job(kind=KIND, run_id=run, parameters=parameters, job_id=planned.job_id)
+    return lake.job(kind=KIND, run_id=what.wanted.run, parameters=parameters, job_id=planned.job_id)
 
 
 def write_figures(job: Job, plan: Plan, figures: Figures, more: dict[str, float]) -> None:
@@ -243,11 +244,3 @@ def _stopped(scheduler: Scheduler, figures: Figures) -> StoppedError:
     how = "stopped" if reason == INTERRUPTED else str(reason).rstrip(".")
     rest = f"{missing} of {figures.planned} rollouts of the round are missing" if missing else "the round is whole"
     return StoppedError(f"{how}; all that has ended is recorded, {rest}: the same command goes on")
-
-
-async def _tell(scheduler: Scheduler, player: Player, store: Store, seconds: float, progress: Say) -> None:
-    meter = Meter()
-    while True:
-        await asyncio.sleep(seconds)
-        problem = store.problem or player.problem
-        progress(meter.line(scheduler.figures, store.steps, scheduler.in_flight, player.figures(), problem))

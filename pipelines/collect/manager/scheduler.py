@@ -66,8 +66,8 @@ class Scheduler:
     def __init__(
         self, run: str, seed: int, tasks: Mapping[int, Task], player: Player, store: Store, limits: Limits
     ) -> None:
-        self._run, self._seed, self._of = run, seed, tasks
-        self._player, self._store, self._limits = player, store, limits
+        self.run, self.player, self.store = run, player, store
+        self._seed, self._of, self._limits = seed, tasks, limits
         self._permits = asyncio.Semaphore(limits.parallel)
         self._tasks = asyncio.TaskGroup()
         self._running: dict[Slot, asyncio.Task[None]] = {}
@@ -119,7 +119,7 @@ class Scheduler:
 
     def abort(self) -> None:
         """Interrupt what runs; it stays open, for the next process."""
-        self._store.is_leaving = True
+        self.store.is_leaving = True
         for slot in self._running:
             self._interrupt(slot, "stopped")
 
@@ -170,14 +170,14 @@ class Scheduler:
     def _opened(self, found: Mapping[Slot, Played]) -> dict[Slot, Opened]:
         """What earlier processes left open and is of use."""
         useful: dict[Slot, Opened] = {}
-        for one in self._store.opened:
+        for one in self.store.opened:
             known = found.get(one.slot)
             is_new = known is None or known.attempt < one.record.attempt
             if is_new and one.slot not in useful and one.slot.group.seed in self._of:
                 useful[one.slot] = one
             else:
-                self._store.forget(one, "recorded by now")
-        self._store.opened = []
+                self.store.forget(one, "recorded by now")
+        self.store.opened = []
         return useful
 
     def _carried(self, opened: Opened) -> _Todo:
@@ -219,7 +219,7 @@ class Scheduler:
         """Begin rollouts as there is room for them."""
         for one in todo:
             await self._permits.acquire()
-            while self.stopped_by is None and not self._store.is_calm:
+            while self.stopped_by is None and not self.store.is_calm:
                 await asyncio.sleep(_LOOK_SECONDS)
             if self.stopped_by is not None:
                 self._permits.release()
@@ -263,7 +263,7 @@ class Scheduler:
         if self._why.get(slot) == "stopped":
             return None
         rollout = Rollout(
-            run_id=self._run,
+            run_id=self.run,
             task=siblings.task,
             rollout_index=slot.rollout,
             attempt=todo.attempt,
@@ -271,7 +271,7 @@ class Scheduler:
             expected_group_size=siblings.expected,
             seed=rollout_seed(self._seed, slot.group.number, slot.group.seed, slot.rollout, todo.attempt),
         )
-        recording = Recording(self._store, siblings.check, todo.opened)
+        recording = Recording(self.store, siblings.check, todo.opened)
         self.figures.resumed += todo.opened is not None
         ending = self._ended_already(siblings, recording)
         self._playing.add(slot)
@@ -290,19 +290,19 @@ class Scheduler:
             task.uncancel()
             if why == "stopped":
                 return None
-            if why == "surplus" and not recording.count and not self._player.is_recorder:
+            if why == "surplus" and not recording.count and not self.player.is_recorder:
                 self._leave_out(siblings)
                 return None
             ending = self._ended_already(siblings, recording)
             assert ending is not None, why
         self._playing.discard(slot)
-        if ending.status in FINISHED and not self._player.is_recorder:
+        if ending.status in FINISHED and not self.player.is_recorder:
             # Siblings may have finished in the same moment; what the proxy has recorded of an agent stands.
             ending = self._ended_already(siblings, recording) or ending
         siblings.finish(ending.status)
         if siblings.is_full and not self._limits.carry_over:
             self._interrupt_siblings(slot, "surplus")
-        if not self._player.is_recorder:
+        if not self.player.is_recorder:
             siblings.unwritten += 1
             await recording.end(ending, _never_begun(rollout))
             siblings.unwritten -= 1
@@ -322,7 +322,7 @@ class Scheduler:
         sums, limit = recording.sums, self._limits.episode_seconds
         try:
             async with asyncio.timeout(limit) as timer:
-                return await self._player.play(rollout, recording)
+                return await self.player.play(rollout, recording)
         except StartError as error:
             self.broken.append(str(error))
             self._interrupt_siblings(slot, "starts_differ")
@@ -336,7 +336,7 @@ class Scheduler:
             raise asyncio.CancelledError from error
         except (EngineError, DataRefusedError) as error:  # no template writes what the task says: an image, say
             is_engines = isinstance(error, EngineError)
-            if is_engines and self._player.is_recorder:
+            if is_engines and self.player.is_recorder:
                 self.lost_by = error
                 return None
             return sums.ending(

@@ -82,7 +82,7 @@ def collect_with_ray(
     while (planned := next_round(lk, tasks, what.wanted, what.parameters)).plan.round < what.rounds:
         plan = planned.plan
         say(f"{plan.title}, by {executor.workers} workers")
-        with begun_job(lk, planned, run, what) as job:
+        with begun_job(lk, planned, what) as job:
             began = time.monotonic()
             shares = [
                 Share(
@@ -136,7 +136,7 @@ async def _play(share: Share) -> Shared:
             await player.settle()
             of = {task.seed: task for task in share.tasks}
             async with Scheduler(run, plan.seed, of, player, store, share.what.limits) as scheduler:
-                figures = await play_round(lk, run, plan, share.tasks, player, store, scheduler)
+                figures = await play_round(lk, scheduler, plan, share.tasks)
                 if scheduler.stopped_by is not None:
                     raise WorkerLostError(f"{scheduler.stopped_by}; the same command goes on with what is missing")
                 return Shared(

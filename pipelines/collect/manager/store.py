@@ -112,6 +112,11 @@ class Store:
         """Why rollouts wait, if they do: the disk or the lake takes nothing at the moment."""
         return self._spool.problem or self.counts.problem
 
+    @property
+    def carried(self) -> set[int]:
+        """Rounds of what dead processes left open."""
+        return {one.slot.group.number for one in self.opened}
+
     def flush(self, timeout: float = 60.0) -> None:
         """Have all that has ended in the lake. Raises LakeAccessError: it or the disk does not take it."""
         if not self._spool.sync(timeout, unless_refused=self.is_leaving):
