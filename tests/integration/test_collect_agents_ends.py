@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 import lake
@@ -260,7 +261,8 @@ def test_a_proxy_that_dies_is_told_and_the_next_rollout_has_another(tmp_path: Pa
 
         def dying(task: Task, client: Client) -> None:
             call(client)
-            endpoint._process.kill()
+            [proxy] = psutil.Process(endpoint._process.pid).children()
+            proxy.kill()
             endpoint._process.wait()
 
         with_proxies._agent = dying

@@ -1,19 +1,13 @@
-"""`--agent FILE.py:name` and package.module:name: what is taken, and how faults are told; children of a process."""
+"""`--agent FILE.py:name` and package.module:name: what is taken, and how faults are told."""
 
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from lake.errors import UsageError
 from pipelines.collect.agents.loading import load_agent
-from pipelines.collect.children import with_parent
 
 PROGRAM = """
 import functools
@@ -64,28 +58,3 @@ def test_a_module_is_found_in_the_working_directory(file: Path, monkeypatch: pyt
 def test_what_cannot_is_refused_with_the_reason(file: Path, name: str, told: str) -> None:
     with pytest.raises(UsageError, match=re.escape(told)):
         load_agent(f"{file}:{name}")
-
-
-def test_a_child_dies_with_its_parent_even_if_that_is_killed(tmp_path: Path) -> None:
-    command = with_parent([sys.executable, "-c", "import time; time.sleep(600)"])
-    starter = "import subprocess, sys, time; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); time.sleep(600)"
-    # The command names this process as the parent: it is made by the process that starts the child.
-    maker = (
-        "import sys; from pipelines.collect.children import with_parent; "
-        "sys.argv[1:] = with_parent([sys.executable, '-c', 'import time; time.sleep(600)']); " + starter
-    )
-    parent = subprocess.Popen([sys.executable, "-c", maker], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
-    assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
-    deadline = time.monotonic() + 60
-    while "sleep" not in " ".join(child.cmdline()[-1:]) or str(parent.pid) in child.cmdline():
-        assert time.monotonic() < deadline, child.cmdline()
-        time.sleep(0.005)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "it outlives its parent"
-        time.sleep(0.005)
-    orphan = subprocess.run([*command[:4], str(os.getppid()), *command[5:]], check=False, timeout=60)
-    assert orphan.returncode == 1, "its parent was gone before it asked"

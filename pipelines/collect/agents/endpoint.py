@@ -21,7 +21,7 @@ from lake.errors import LakeAccessError, UsageError
 from lake.live.delivery import Delivery
 from lake.live.places import LOCK, proxy_root
 from lake.live.spool import Spool
-from pipelines.collect.children import with_parent
+from pipelines.collect.children import guarded
 from pipelines.collect.engines import EngineError
 
 _MAIN = "from lake.cli import main; main()"
@@ -36,7 +36,7 @@ _log = logging.getLogger("trajlake")
 
 
 class Endpoint:
-    """A proxy before one engine. Start it in a thread that lives as long as it is needed (see `children`).
+    """A proxy before one engine.
 
     Args:
         upstream: base URL of the engine.
@@ -62,7 +62,7 @@ class Endpoint:
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         # In a session of its own: Ctrl-C is for its parent, which ends it when its rollouts have ended.
         self._process = subprocess.Popen(
-            with_parent([sys.executable, "-c", _MAIN, "record", *words]),
+            guarded([sys.executable, "-c", _MAIN, "record", *words], leaving=_ENDING_SECONDS),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -86,7 +86,7 @@ class Endpoint:
 
     @property
     def last_words(self) -> str:
-        """How it ended: its exit status (of a signal, minus its number), and what it said last."""
+        """How it ended: its exit status (of a signal, 128 and its number), and what it said last."""
         return f"with exit status {self._process.poll()}: {' '.join(self._said) or 'it said nothing'}"
 
     def base(self) -> str:
@@ -106,7 +106,7 @@ class Endpoint:
         """End it, with all that has ended in the lake, or else in its spool."""
         self._process.terminate()
         try:
-            self._process.wait(_ENDING_SECONDS)
+            self._process.wait(2 * _ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -2,7 +2,7 @@
 
 It listens on 127.0.0.1 alone, because the routes that load weights (VLLM_SERVER_DEV_MODE) ask nobody for a key. It
 gives token ids and processed log-probabilities, names its model `policy` and as its folder is called, and takes no
-sampling defaults from there. `guard.py` sees to its end.
+sampling defaults from there. `children.py` sees to its end.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from typing import Any
 
 from lake.errors import UsageError
 from lake.read.text_table import cell
+from pipelines.collect.children import guarded
 from pipelines.collect.engines import EngineError
 from pipelines.collect.engines.serve_checks import (
     Device,
@@ -36,7 +37,6 @@ from pipelines.collect.engines.serve_checks import (
 MODEL = "policy"
 """What requests call the model."""
 _HOST = "127.0.0.1"
-_GUARD = Path(__file__).with_name("guard.py")
 _CPU_LENGTH = 4096
 """Longest sequence on a CPU, unless told: its cache is small."""
 _LOOK_SECONDS = 0.3
@@ -111,13 +111,7 @@ async def served(
     say(f"starting vLLM {installation.version} ({installation.device}) for {cell(str(model))}; its log is {log}")
     with os.fdopen(descriptor, "wb") as output:
         guard = subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                str(_GUARD),
-                str(os.getpid()),
-                *_command(model, config, port, installation, options),
-            ],
+            guarded(_command(model, config, port, installation, options)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
