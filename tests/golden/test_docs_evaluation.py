@@ -12,16 +12,16 @@ from click.testing import CliRunner
 import lake
 from lake import Lake
 from lake.cli import trajlake
+from lake.statistics.intervals import t_quantile, wilson
+from lake.statistics.paired import EXACT_TASKS, SAMPLED_PATTERNS
 from lake.write.ingest import ingest
 from testkit.shared import CHECKOUT, shared_data
 from trainer.evaluation.estimators import all_estimators
 from trainer.evaluation.estimators.base import LEAST_ESS, LEAST_SHARE, MEAN_LEVEL
 from trainer.evaluation.estimators.clipped import LEAST_MEAN
 from trainer.evaluation.estimators.fitted import LEAST_SHARED
-from trainer.evaluation.intervals import t_quantile, wilson
 from trainer.evaluation.ope import MAX_MISMATCH, ROWS
 from trainer.evaluation.rescore import COMMIT_SECONDS
-from trainer.evaluation.success import EXACT_TASKS, SAMPLED_PATTERNS
 
 PAGE = (CHECKOUT / "docs" / "guides" / "evaluation.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.+?)\n```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lake.statistics.intervals import wilson
+from lake.statistics.paired import EXACT_TASKS, compare_paired, sign_flip_p
 from testkit.examples import examples
-from trainer.evaluation.intervals import wilson
 from trainer.evaluation.success import (
-    EXACT_TASKS,
     against_rows,
-    compare_paired,
     pass_all_k,
     pass_at_k,
     per_task,
-    sign_flip_p,
     success_rows,
 )
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from lake.statistics.intervals import Floats, Ints
 from trainer.evaluation.estimators.base import Turns
-from trainer.evaluation.intervals import Floats, Ints
 
 STATES, ACTIONS, HORIZON = 3, 2, 4
 

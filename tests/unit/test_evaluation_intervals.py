@@ -5,11 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from testkit.off_policy import turns_of
-from trainer.evaluation.estimators import Clipped, Fitted
-from trainer.evaluation.estimators.base import LEAST_ESS, MOST_WEIGHT, mean, reliability
-from trainer.evaluation.estimators.fitted import shared_states
-from trainer.evaluation.intervals import (
+from lake.statistics.intervals import (
     LEVEL_Z,
     MAX_PARTS,
     share_interval,
@@ -18,6 +14,10 @@ from trainer.evaluation.intervals import (
     t_quantile,
     wilson,
 )
+from testkit.off_policy import turns_of
+from trainer.evaluation.estimators import Clipped, Fitted
+from trainer.evaluation.estimators.base import LEAST_ESS, MOST_WEIGHT, mean, reliability
+from trainer.evaluation.estimators.fitted import shared_states
 
 
 @pytest.mark.parametrize(

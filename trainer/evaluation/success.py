@@ -1,8 +1,8 @@
 """Success of runs or policies: how often, with which certainty, and against one another.
 
 An attempt succeeds if its score reaches a threshold. Success is a share of attempts; pass@k, pass^k and the mean score
-are means over tasks. Intervals are those of a sample of tasks (`intervals`). Two names are compared on the tasks that
-both attempted, task by task (`paired`).
+are means over tasks. Intervals are those of a sample of tasks. Two names are compared on the tasks that both attempted,
+task by task (`lake.statistics`).
 
 An attempt is an episode that was started from the task. What came out of another episode (a sub-agent, a fork, a
 continuation) is none. The score is the return that the environment reported, or a scorer's value; one that is not known
@@ -17,14 +17,10 @@ pass^k: all of k attempts succeed (tau-bench: Yao et al. 2024, arXiv 2406.12045)
     pass^k = C(c, k) / C(n, k)
 
 Both are averaged over tasks. With fewer than k attempts a task says nothing.
-
-The test flips the sign of each task's difference (Fisher 1935): if neither policy were better, each sign would be as
-likely as the other. All 2^m patterns of the m tasks that differ are counted up to m = 20, random ones beyond.
 """
 
 from collections.abc import Sequence
 from math import comb
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -32,8 +28,9 @@ import polars as pl
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.read.snapshot import Snapshot
+from lake.statistics.intervals import share_interval, spread_by_task, spread_of_mean, wilson
+from lake.statistics.paired import Comparison, compare_paired
 from trainer.data.select.selection import select_episodes
-from trainer.evaluation.intervals import Floats, share_interval, spread_by_task, spread_of_mean, wilson
 
 BY = ("run_id", "policy_version", "policy")
 """What rollouts are put together by."""
@@ -85,62 +82,6 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float | None:
 def pass_all_k(attempts: int, successes: int, k: int) -> float | None:
     """Probability that all of k attempts succeed; None for fewer than k attempts."""
     return None if attempts < k else comb(successes, k) / comb(attempts, k)
-
-
-EXACT_TASKS = 20
-"""Differing tasks up to which every sign pattern is counted: 2^20."""
-SAMPLED_PATTERNS = 100_000
-_SLACK = 1e-9
-"""Sums that differ by less are ties: floating-point addition in another order."""
-
-
-class Comparison(NamedTuple):
-    """One measure of two policies."""
-
-    value: float | None
-    against: float | None
-    difference: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    test: str | None
-    tasks: int
-
-
-def compare_paired(pairs_P2: Floats, *, seed: int) -> Comparison:
-    """Compare two policies by a measure of each task under the one and under the other, float64 [P, 2].
-
-    All NULL without tasks, no interval for one task or where all tasks differ alike.
-    """
-    if not len(pairs_P2):
-        return Comparison(None, None, None, None, None, None, None, 0)
-    difference_P = pairs_P2[:, 0] - pairs_P2[:, 1]
-    found = spread_of_mean(difference_P)
-    low, high = (found and found.interval()) or (None, None)
-    p, test = sign_flip_p(difference_P, seed=seed)
-    one, other = pairs_P2.mean(axis=0).tolist()
-    return Comparison(one, other, float(difference_P.mean()), low, high, p, test, len(pairs_P2))
-
-
-def sign_flip_p(difference_P: Floats, *, seed: int) -> tuple[float, str]:
-    """Two-sided p of the paired permutation test on differences by task, and `exact` or `sampled`.
-
-    A sampled p counts the observed pattern in, so that it is never 0.
-    """
-    moved_M = difference_P[difference_P != 0]
-    observed = abs(float(moved_M.sum()))
-    scale = _SLACK * max(1.0, float(np.abs(moved_M).sum()))
-    if len(moved_M) <= EXACT_TASKS:
-        sums = np.zeros(1)
-        for difference in moved_M:
-            sums = np.concatenate([sums + difference, sums - difference])
-        return float((np.abs(sums) >= observed - scale).mean()), "exact"
-    rng = np.random.default_rng(seed)
-    reached = 1
-    for _ in range(SAMPLED_PATTERNS // 1000):
-        signs = rng.integers(0, 2, (1000, len(moved_M))) * 2.0 - 1.0
-        reached += int((np.abs(signs @ moved_M) >= observed - scale).sum())
-    return reached / (SAMPLED_PATTERNS + 1), "sampled"
 
 
 ROWS = pl.Schema(

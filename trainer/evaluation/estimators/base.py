@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer.evaluation.intervals import LEVEL_Z, Floats, Ints, Spread, spread_by_task, spread_of_mean
+from lake.statistics.intervals import LEVEL_Z, Floats, Ints, Spread, spread_by_task, spread_of_mean
 
 MAX_LOG_WEIGHT = 300.0
 """Products of ratios are clamped to exp(+-300), so that squares stay finite; no estimate survives such a weight."""

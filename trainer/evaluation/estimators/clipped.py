@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from lake.statistics.intervals import Floats, Spread, spread_by_task
 from trainer.evaluation.estimators.base import (
     Estimate,
     Estimator,
@@ -25,7 +26,6 @@ from trainer.evaluation.estimators.base import (
     mean_weights,
     reliability,
 )
-from trainer.evaluation.intervals import Floats, Spread, spread_by_task
 
 LEAST_MEAN = 0.8
 """Mean of the clipped weights from which on an estimate may be told: a fifth of the weight lost at most."""

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from lake.statistics.intervals import Floats, Ints
 from trainer.evaluation.estimators.base import Estimator, Turns, Value, mean
 from trainer.evaluation.estimators.value_table import fitted_values, visits
-from trainer.evaluation.intervals import Floats, Ints
 
 FOLDS = 5
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from lake.statistics.intervals import Floats, Spread, spread_by_task, t_quantile
 from trainer.evaluation.estimators.base import (
     Estimate,
     Estimator,
@@ -27,7 +28,6 @@ from trainer.evaluation.estimators.base import (
 )
 from trainer.evaluation.estimators.doubly_robust import DoublyRobust
 from trainer.evaluation.estimators.value_table import fitted_values, visits
-from trainer.evaluation.intervals import Floats, Spread, spread_by_task, t_quantile
 
 LEAST_SHARED = 0.5
 """Share of turns in states that two or more episodes visited at that turn, from which on a value may be told."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lake.statistics.intervals import Floats, Ints
 from trainer.evaluation.estimators.base import Turns
-from trainer.evaluation.intervals import Floats, Ints
 
 
 class Visit(NamedTuple):

@@ -8,8 +8,8 @@ range of the returns.
 
 from typing import ClassVar
 
+from lake.statistics.intervals import Floats
 from trainer.evaluation.estimators.base import Estimator, Turns, Value, divided
-from trainer.evaluation.intervals import Floats
 
 TOWARDS_BEHAVIOUR = "towards behaviour"
 

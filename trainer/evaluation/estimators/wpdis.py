@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from lake.statistics.intervals import Floats
 from trainer.evaluation.estimators.base import Estimator, Turns, Value
 from trainer.evaluation.estimators.wis import TOWARDS_BEHAVIOUR
-from trainer.evaluation.intervals import Floats
 
 
 class WPDIS(Estimator):
