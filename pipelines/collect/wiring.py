@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import BaseModel, Field
 
@@ -19,7 +18,8 @@ from lake.records import EpisodeRecord
 from pipelines.collect import user_code
 from pipelines.collect.engines import Sampling
 from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy
-from pipelines.collect.engines.find import KEY, api_of, engine_at, folders_of
+from pipelines.collect.engines.find import KEY, api_of, engine_at, folders_of, refuse_unserved
+from pipelines.collect.engines.http import reached
 from pipelines.collect.engines.pool import Pool
 from pipelines.collect.engines.sharing import Shared, SharingConfig
 from pipelines.collect.environments import Environment
@@ -101,7 +101,7 @@ class PlayedWeights(NamedTuple):
 def told_options(options: PlayerOptions) -> dict[str, Any]:
     """The options as a job's parameters say them: without keys, passwords, and users in addresses."""
     said = _without_keys(options.model_dump(mode="json"))
-    return {**said, "engines": [_without_user(url) for url in options.engines]}
+    return {**said, "engines": [reached(url)[0] for url in options.engines]}
 
 
 def _without_keys(value: Any) -> Any:
@@ -110,12 +110,6 @@ def _without_keys(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_keys(one) for one in value]
     return redacted(value) if isinstance(value, str) else value
-
-
-def _without_user(url: str) -> str:
-    """An address without its user and password."""
-    parts = urlsplit(url)
-    return redacted(urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])))
 
 
 def player_of(options: PlayerOptions, lake_uri: str, run: str, weights: PlayedWeights | None = None) -> Player:
@@ -179,6 +173,7 @@ def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
         raise UsageError("--agent needs --engine URL: an agent talks to a model behind an address; `trajlake serve -h`")
     if options.requests_per_second is not None or options.tokens_per_second is not None:
         raise UsageError("limits of requests and tokens are for environments: an agent makes its calls by itself")
+    _refuse_unserved(options)
     # The temperature is always said: without it nobody knows the probabilities of what was sampled.
     said = options.sampling.model_fields_set | {"temperature"}
     sampling = options.sampling.model_dump(include=said - _NOT_OF_OPENAI)
@@ -203,7 +198,7 @@ def _speaker(options: PlayerOptions, weights: PlayedWeights | None) -> tuple[Spe
         return _in_process(options, weights), None
     apis = {url: api_of(url) if options.api == "auto" else options.api for url in options.engines}
     if len(set(apis.values())) > 1:
-        found = ", ".join(f"{url} {api}" for url, api in apis.items())
+        found = ", ".join(f"{reached(url)[0]} {api}" for url, api in apis.items())
         raise UsageError(f"the engines are of several kinds: {found}; collect from one kind at a time")
     config = SharingConfig(
         most_calls=options.parallel_calls,
@@ -240,17 +235,25 @@ def _refuse_other_tokens(url: str, source: Path) -> None:
         theirs = Path(folder, "tokenizer.json")
         if theirs.is_file() and ours.is_file() and token_ids(theirs) != token_ids(ours):
             raise UsageError(
-                f"{url} serves {folder}, whose tokenizer is another one than that in {source}: give the engine's, "
-                f"--tokenizer {folder}"
+                f"{reached(url)[0]} serves {folder}, whose tokenizer is another one than that in {source}: give the "
+                f"engine's, --tokenizer {folder}"
             )
 
 
 def _chat(options: PlayerOptions, config: SharingConfig) -> tuple[Speaker, Shared[ChatEndpoint]]:
     if options.model is None:
         raise UsageError("--api chat needs --model NAME: the name that the endpoint knows the model by")
+    _refuse_unserved(options)
     endpoints = Shared([ChatEndpoint(url, key=os.environ.get(KEY)) for url in options.engines], config)
     chat = ChatOptions(model=options.model, sampling=options.sampling, output_schema=options.answer_schema)
     return ChatPolicy(endpoints, chat, name=options.policy), endpoints
+
+
+def _refuse_unserved(options: PlayerOptions) -> None:
+    """Raise UsageError: an engine has no model of the name that rollouts would ask it for."""
+    if options.model is not None:
+        for url in options.engines:
+            refuse_unserved(url, options.model)
 
 
 def _in_process(options: PlayerOptions, weights: PlayedWeights | None) -> Speaker:

@@ -79,3 +79,13 @@ def test_a_task_whose_name_no_address_can_hold_is_left_out(tmp_path: Path, monke
 def test_an_agent_needs_an_engine_and_makes_its_own_calls(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
     done = trajlake("collect", "--lake", tmp_path / "L", "--agent", "agent.py:agent", *options)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+def test_a_model_that_the_engine_does_not_serve_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def agent(task, client):\n    return 1.0\n", "utf-8")
+    options = ["--lake", tmp_path / "L", "--agent", tmp_path / "agent.py:agent", "--model", "polcy"]
+    with engine_server() as engine:
+        done = trajlake("collect", *options, "--engine", engine.url)
+    served = f"{engine.url.removesuffix('/v1')} serves no model 'polcy'; valid for --model: policy"
+    assert (done.returncode, done.stderr) == (2, f"trajlake: {served}\n")
+    assert not (tmp_path / "L").exists()

@@ -142,6 +142,8 @@ class TokenEngine:
         """Calls that generate, in the order of their arrival."""
         self.asked: list[str] = []
         """Method and path of every request, with its query."""
+        self.authorised: list[str] = []
+        """Who asked: the header `Authorization` of every request."""
         self.running = self.most_running = 0
         """Calls that generate, now and at most at once."""
         self.sampled = 0
@@ -257,6 +259,7 @@ class TokenEngine:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Note the request, and let a fault happen that is meant for it."""
         self.asked.append(f"{request.method} {request.raw_path}")
+        self.authorised.append(request.headers.get("Authorization", ""))
         fault = self._fault_of(request)
         if fault is None or fault.wrong:
             request[WRONG] = fault.wrong if fault else None

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from pathlib import Path
 from typing import IO
-from urllib.parse import urlsplit
 
 import lake
 from lake.errors import LakeAccessError, UsageError
@@ -23,9 +22,12 @@ from lake.live.places import LOCK, proxy_root
 from lake.live.spool import Spool
 from pipelines.collect.children import guarded
 from pipelines.collect.engines import EngineError
+from pipelines.collect.engines.http import reached
 
 _MAIN = "from lake.cli import main; main()"
 _PORT = 0
+_UPSTREAM = "TRAJLAKE_RECORD_UPSTREAM"
+"""`--upstream` of `trajlake record`: a password in it is in no list of processes."""
 _NEVER = 1e9
 """Seconds after which an episode is idle: its agent may think for as long as its manager lets it."""
 _STARTING_SECONDS, _ENDING_SECONDS = 120.0, 90.0
@@ -50,12 +52,12 @@ class Endpoint:
         self, upstream: str, *, lake_uri: str, spool: Path, call_seconds: float, logprobs_mode: str | None = None
     ) -> None:
         self.upstream = upstream
-        self.name = urlsplit(upstream).netloc.rpartition("@")[2] or upstream
+        self.name, _ = reached(upstream)
         self.in_flight = 0
         self._base: str | None = None
         self._is_heard = threading.Event()
         self._said: deque[str] = deque(maxlen=_TAIL)
-        options = {"upstream": upstream, "lake": lake_uri, "port": _PORT, "spool": spool, "unfinished": "drop"}
+        options = {"lake": lake_uri, "port": _PORT, "spool": spool, "unfinished": "drop"}
         options |= {"idle": _NEVER, "timeout": call_seconds}
         if logprobs_mode is not None:
             options["logprobs-mode"] = logprobs_mode
@@ -69,6 +71,7 @@ class Endpoint:
             text=True,
             errors="backslashreplace",
             start_new_session=True,
+            env=os.environ | {_UPSTREAM: upstream},
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None

@@ -6,6 +6,8 @@ were sampling.
 
 import math
 import os
+from base64 import b64decode
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -53,10 +55,8 @@ class Http:
     """
 
     def __init__(self, url: str, *, timeout: float, key: str | None = None) -> None:
-        self.base, headers = base_of(url, OPTION)
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key}"
-        self._headers, self._key = headers, key
+        self.base, self._headers = reached(url, key)
+        self._secrets = _secrets_of(self._headers)
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
@@ -149,14 +149,37 @@ class Http:
 
     def _refusal(self, status: int, headers: Any, call: str, data: bytes) -> EngineError:
         said = _said(data)
-        if self._key is not None:
-            said = said.replace(self._key, REDACTED)  # some endpoints quote the key that they refuse
+        for secret in self._secrets:
+            said = said.replace(secret, REDACTED)  # some endpoints quote the key that they refuse
         message = f"{call} at {self.base} answers {status}: {said}"
         if status in (429, 503):
             return EngineBusyError(message, seconds_of(headers.get("Retry-After")))
         if status >= 500:
             return EngineFailedError(message)
         return EngineRefusedError(message, status)
+
+
+def reached(url: str, key: str | None = None) -> tuple[str, dict[str, str]]:
+    """The address of an engine as requests and messages have it, and the header that says who asks.
+
+    A user and password in the URL are in that header alone, so that no message, log or table can show them.
+
+    Args:
+        url: as it was given, with or without /v1 at the end.
+        key: sent instead of the user.
+
+    Raises:
+        UsageError: the URL is none.
+    """
+    base, headers = base_of(url, OPTION)
+    return base, headers if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _secrets_of(headers: Mapping[str, str]) -> list[str]:
+    """What must not be quoted of a header that says who asks: the key; or the password, plain and encoded."""
+    kind, _, value = headers.get("Authorization", "").partition(" ")
+    plain = b64decode(value).decode(errors="replace").partition(":")[2] if kind == "Basic" else ""
+    return [secret for secret in (value, plain) if secret]
 
 
 def seconds_of(retry_after: str | None) -> float | None:
