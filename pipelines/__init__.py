@@ -7,6 +7,7 @@ COMMANDS = {
     "collect": ("pipelines.collect.commands:collect", "Collect rollouts of an environment or an agent into a lake."),
     "serve": ("pipelines.collect.engines.serve_command:serve", "Serve a model by vLLM, for collecting."),
     "template": ("pipelines.collect.template_command:template", "Write an environment or an agent to begin with."),
+    "prompts": ("pipelines.prompts.commands:prompts", "Propose, test and rank system prompts."),
     "score": ("pipelines.score.commands:score", "Score episodes with a reward function or a built-in scorer."),
     "credit": ("pipelines.credit.commands:credit", "Compute advantages over a lake."),
     "compare": ("pipelines.credit.commands:compare", "Compare the advantages of two credit jobs."),

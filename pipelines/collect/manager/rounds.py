@@ -175,9 +175,14 @@ def _settings_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
         "group_size": plan["group_size"],
         "oversample": plan["siblings"] - plan["group_size"],
         "keep": parameters.get("limits", {}).get("keep"),
-        **{name: value for name, value in player.items() if name not in _MAY_CHANGE and name != "sampling"},
-        **player.get("sampling", {}),
+        **fixed_options(player),
     }
+
+
+def fixed_options(player: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a player's options, as a job's parameters say them, those that decide what is sampled, by name."""
+    others = {name: value for name, value in player.items() if name not in _MAY_CHANGE and name != "sampling"}
+    return {**others, **player.get("sampling", {})}
 
 
 def _plan(number: int, cursor: Cursor, tasks: TaskSet, wanted: Wanted) -> Plan:

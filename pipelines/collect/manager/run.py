@@ -5,7 +5,7 @@ missing and nothing else.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -223,8 +223,12 @@ def write_figures(job: Job, plan: Plan, figures: Figures, more: dict[str, float]
     job.counts |= {"rows_in": figures.planned, "rows_out": figures.finished + figures.present} | {
         name: value for name, value in msgspec.to_builtins(figures).items() if value is not None
     }
-    metrics = figures.metrics(more)
-    rows = {"step": [plan.round] * len(metrics), "name": list(metrics), "value": list(metrics.values())}
+    write_metrics(job, plan.round, figures.metrics(more))
+
+
+def write_metrics(job: Job, step: int, metrics: Mapping[str, float | None]) -> None:
+    """Metrics of a job, by name, for one of its steps."""
+    rows = {"step": [step] * len(metrics), "name": list(metrics), "value": list(metrics.values())}
     frame = pl.DataFrame(rows, schema={"step": pl.Int64, "name": pl.String, "value": pl.Float64})
     job.write("metrics", frame.with_columns(at=pl.lit(job.now())))
 

@@ -1,0 +1,120 @@
+"""`trajlake prompts` before a scripted endpoint that plays the demo's game as well as its prompt is, and reflects.
+
+The endpoint stands in for two models (`testkit.prompt_server`); everything else is real: processes, HTTP, the lake.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import lake
+from testkit.command_line import Cli, Result, runner
+from testkit.judge_server import JudgeServer, raw, said
+from testkit.processes import environment
+from testkit.prompt_server import prompt_server
+
+FIRST = "Answer with one short sentence."
+DEADLINE = 600
+OWN = ("write_id", "job_id", "series_id", "at")
+"""Columns that say who wrote a row, and when."""
+COMMAND = [sys.executable, "-c", "import sys; sys.modules['torch'] = None; from lake.cli import main; main()"]
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with prompt_server() as server:
+        yield server
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    run = runner(monkeypatch, capsys)
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
+    return run
+
+
+def playing(server: JudgeServer, folder: Path) -> list[str]:
+    """Options of a small search."""
+    options = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "rooms=2", "--env-arg", "horizon=10"]
+    options += ["--engine", server.url, "--api", "chat", "--model", "player", "--max-tokens", "8", "--first", FIRST]
+    return [*options, "--starts", "5", "--held-out", "8", "--group-size", "2", "--run", "s"]
+
+
+def reflecting(server: JudgeServer) -> list[str]:
+    return [
+        "--reflect",
+        server.url,
+        "--reflect-model",
+        "reflector",
+        "--rounds",
+        "2",
+        "--candidates",
+        "3",
+        "--beam",
+        "2",
+    ]
+
+
+def content(folder: Path) -> dict[str, pl.DataFrame]:
+    """All that a search's tables say, but who wrote it."""
+    lk = lake.open(folder / "lake")
+    tables = {}
+    for name, keys in (("episodes", ["episode_id"]), ("steps", ["episode_id", "step_index"])):
+        tables[name] = lk.scan(name).collect().drop(*OWN, strict=False).sort(keys)
+    columns = "run_id, status, parameters, counts"
+    tables["jobs"] = lk.sql(f"SELECT {columns} FROM job_runs WHERE kind = 'prompts' ORDER BY started_at")
+    return tables
+
+
+def decided(folder: Path) -> list[dict[str, Any]]:
+    """Counts of the search's jobs, in their order."""
+    return [json.loads(counts) for counts in content(folder)["jobs"]["counts"]]
+
+
+def test_reflection_finds_a_better_prompt_and_everything_is_rows(cli: Cli, server: JudgeServer, tmp_path: Path) -> None:
+    out = tmp_path / "best.txt"
+    found = cli("prompts", *playing(server, tmp_path), *reflecting(server), "--out", out)
+    assert found.code == 0, found.err
+    first, second, third, held_out = decided(tmp_path)
+    best = third["standings"][0]
+    assert best["difference"] > 0
+    assert best["candidate"] in found.out
+    assert held_out["best"] == best["candidate"]
+    assert held_out["difference"] > 0
+    assert held_out["test"] == "exact"
+    assert "held out, 8 starts: the best" in found.out
+    (text,) = [one["text"] for each in (first, second, third) for one in each["candidates"] if same(one, out)]
+    assert text.startswith(FIRST)
+
+    lk = lake.open(tmp_path / "lake")
+    runs = lk.sql(
+        "SELECT run_id, policy, count(*) AS n, any_value(initial_messages) AS said FROM episodes GROUP BY ALL"
+    )
+    of_run = {row["run_id"]: row for row in runs.to_dicts()}
+    for each in (first, second, third):
+        for candidate in each["candidates"]:
+            key = lake.ids.to_text(lake.ids.text_hash(candidate["text"]))
+            row = of_run[f"s.{key}"]
+            assert row["policy"] == f"player+{key}"
+            assert row["n"] == 10
+            assert json.loads(row["said"])[0] == {"role": "system", "content": candidate["text"]}
+    seeds = lk.sql("SELECT DISTINCT run_id, list(seed ORDER BY seed) AS seeds FROM episodes GROUP BY run_id")
+    of_search = seeds.filter(pl.col("run_id").str.starts_with("s.") & ~pl.col("run_id").str.contains("reflect|held"))
+    assert of_search["seeds"].n_unique() == 1, "all candidates play the same starts"
+    of_held_out = seeds.filter(pl.col("run_id").str.contains("held-out"))
+    assert of_held_out["seeds"].n_unique() == 1
+    assert not set(of_held_out["seeds"][0]) & set(of_search["seeds"][0])
+    metrics = lk.sql("SELECT name FROM metrics WHERE name LIKE '%best' OR name LIKE 'held_out%'")["name"].to_list()
+    assert sorted(metrics) == ["held_out/difference", "held_out/p", *["return/best"] * 3]
+
+
+def same(candidate: dict[str, Any], out: Path) -> bool:
+    return bool(candidate["text"] == out.read_text("utf-8").strip())
