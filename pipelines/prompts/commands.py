@@ -244,5 +244,5 @@ def _compared(found: "HeldOut", looks: int) -> str:
     if found.unknown:
         notes.append(f"{counted(found.unknown, 'rollout')} without a return")
     if looks > 1:
-        notes.append(f"these starts were looked at {looks} times by this search: its p is too small")
+        notes.append(f"{looks} prompts were compared on these starts, one after the other: p is for one comparison")
     return "\n".join([told, *notes])

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 import polars as pl
@@ -20,7 +19,7 @@ _LEAST_SHOWN = 80
 class Attempt(msgspec.Struct, frozen=True):
     """A rollout."""
 
-    value: float | None
+    value: float
     """Its return."""
     messages: list[Message]
 
@@ -33,11 +32,18 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
     is_same_start: bool
     """They are siblings."""
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the two are to one another."""
+        return ("the better attempt", "the worse one") if self.better.value > self.worse.value else ("one", "the other")
 
-class _Row(msgspec.Struct, frozen=True):
+
+class Row(msgspec.Struct, frozen=True):
+    """A rollout by its number."""
+
     seed: int
     episode_id: int
-    value: float | None
+    value: float
 
 
 def contrasts(snapshot: Snapshot, run: str, prompt: str, *, first: int, count: int) -> list[Contrast]:
@@ -52,10 +58,11 @@ def contrasts(snapshot: Snapshot, run: str, prompt: str, *, first: int, count: i
         first: how many contrasts to pass over: other requests show them. After the last one it begins again.
         count: how many, at most.
     """
-    rows = snapshot.scan("episodes").filter(pl.col("run_id") == run, pl.col("status").is_in(["completed", "truncated"]))
+    is_known = pl.col("status").is_in(["completed", "truncated"]) & pl.col("env_return").is_not_null()
+    rows = snapshot.scan("episodes").filter(pl.col("run_id") == run, is_known)
     frame = collected(rows.select(*KEYS, "seed", "rollout_index", "env_return"))
     frame = frame.sort("seed", "rollout_index", "episode_id")
-    found = [_Row(*row) for row in frame.select("seed", "episode_id", "env_return").iter_rows()]
+    found = [Row(*row) for row in frame.select("seed", "episode_id", "env_return").iter_rows()]
     pairs = ordered_pairs(found)
     chosen = [pairs[(first + place) % len(pairs)] for place in range(min(count, len(pairs)))]
     wanted = {row.episode_id for pair in chosen for row in pair}
@@ -74,30 +81,29 @@ def contrasts(snapshot: Snapshot, run: str, prompt: str, *, first: int, count: i
     ]
 
 
-def ordered_pairs(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """(better, worse) of rollouts with `seed` and `value`, furthest apart first; equal ones in the order of `rows`.
+def ordered_pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """(better, worse), furthest apart first; equal ones in the order of `rows`.
 
     Pairs of siblings, one a group. If all siblings are alike, the best rollout with the worst, the second best with
     the second worst, and so on; if everything is alike, the first rollout with the last.
     """
-    known = [row for row in rows if row.value is not None]
-    groups: Mapping[int, list[Any]] = defaultdict(list)
-    for row in known:
+    groups: Mapping[int, list[Row]] = defaultdict(list)
+    for row in rows:
         groups[row.seed].append(row)
     pairs = [_ends(group) for group in groups.values()]
     apart = [pair for pair in pairs if _gap(pair) > 0]
-    if not apart and known:
-        ranked = sorted(known, key=lambda row: -row.value)
+    if not apart and rows:
+        ranked = sorted(rows, key=lambda row: -row.value)
         pairs = [(ranked[place], ranked[-1 - place]) for place in range(len(ranked) // 2)]
-        apart = [pair for pair in pairs if _gap(pair) > 0] or [(known[0], known[-1])]
+        apart = [pair for pair in pairs if _gap(pair) > 0] or [(rows[0], rows[-1])]
     return sorted(apart, key=lambda pair: -_gap(pair))
 
 
-def _ends(group: Sequence[Any]) -> tuple[Any, Any]:
+def _ends(group: Sequence[Row]) -> tuple[Row, Row]:
     return max(group, key=lambda row: row.value), min(group, key=lambda row: row.value)
 
 
-def _gap(pair: tuple[Any, Any]) -> float:
+def _gap(pair: tuple[Row, Row]) -> float:
     return float(pair[0].value - pair[1].value)
 
 

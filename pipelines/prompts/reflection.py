@@ -15,7 +15,7 @@ import msgspec
 
 from pipelines.collect.policies import Message
 from pipelines.prompts.candidates import unfit
-from pipelines.prompts.evidence import Contrast, shortened
+from pipelines.prompts.evidence import Attempt, Contrast, shortened
 
 _TASK = """\
 You improve the system prompt of an agent that acts in an environment. You are shown its present prompt, as a JSON
@@ -66,11 +66,9 @@ def reflection_messages(
     if mean is not None:
         parts.append(f"The agent's mean return with it: {mean:.4g}.")
     for number, contrast in enumerate(contrasts, start=1):
-        where = "from the same start" if contrast.is_same_start else "from another start"
-        for name, one in (("better", contrast.better), ("worse", contrast.worse)):
-            value = "unknown" if one.value is None else f"{one.value:.4g}"
-            heading = f"Attempt {number}, the {name} one" + (f", {where}" if name == "worse" else "")
-            parts.append(f"{heading}; return {value}:\n{shortened(one.messages, share)}")
+        parts.append(_told(contrast.better, f"Pair {number}, {contrast.names[0]}", share))
+        where = "the same start" if contrast.is_same_start else "another start"
+        parts.append(_told(contrast.worse, f"Pair {number}, {contrast.names[1]}, from {where}", share))
     task = _TASK.format(longest=longest)
     return [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join(parts)}]
 
@@ -99,6 +97,10 @@ def read_answer(text: str, *, is_cut: bool, longest: int) -> Proposal:
         raise NoProposalError(f"its prompt {fault}")
     critique = _CRITIQUE.search(text)
     return Proposal(found, critique[1].strip()[:longest] or None if critique else None)
+
+
+def _told(one: Attempt, heading: str, share: int) -> str:
+    return f"{heading}; return {one.value:.4g}:\n{shortened(one.messages, share)}"
 
 
 def _as_json(text: str) -> str:

@@ -73,7 +73,7 @@ class Result:
     held_out: HeldOut | None
     """None if the first prompt is the best, which there is nothing to compare with."""
     looks: int
-    """Comparisons on the held-out starts, this one among them."""
+    """Candidates that were compared on the held-out starts, this one among them."""
 
     @property
     def best(self) -> Candidate:
@@ -118,7 +118,7 @@ class Search:
             standings=standings,
             left_out=[one for each in done for one in each.left_out],
             held_out=held_out,
-            looks=len(self.ledger.held_out),
+            looks=len({one.best for one in self.ledger.held_out.values()}),
         )
 
     def _round(self, number: int, before: list[Round]) -> Round:

@@ -4,7 +4,7 @@ The endpoint stands in for two models (`testkit.prompt_server`); everything else
 """
 
 import json
-import signal
+import random
 import subprocess
 import sys
 import threading
@@ -16,8 +16,8 @@ import polars as pl
 import pytest
 
 import lake
-from testkit.command_line import Cli, Result, runner
-from testkit.judge_server import JudgeServer, raw, said
+from testkit.command_line import Cli, runner
+from testkit.judge_server import JudgeServer
 from testkit.processes import environment
 from testkit.prompt_server import prompt_server
 
@@ -118,3 +118,69 @@ def test_reflection_finds_a_better_prompt_and_everything_is_rows(cli: Cli, serve
 
 def same(candidate: dict[str, Any], out: Path) -> bool:
     return bool(candidate["text"] == out.read_text("utf-8").strip())
+
+
+def search(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """A search in a process of its own."""
+    return subprocess.Popen(
+        [*COMMAND, "prompts", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(TRAJLAKE_SPOOL=str(folder / "spool"), OMP_NUM_THREADS="1"),
+    )
+
+
+def after_requests(server: JudgeServer, count: int, process: subprocess.Popen[str]) -> None:
+    """Wait until the server was asked so often more, or the process has ended."""
+    goal, pause = len(server.requests) + count, threading.Event()
+    while len(server.requests) < goal and process.poll() is None:
+        pause.wait(0.002)
+
+
+def asked_to_reflect(server: JudgeServer) -> int:
+    return sum(body["model"] == "reflector" for body in server.requests)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_a_search_ends_as_if_nothing_had_happened(
+    kills: int, server: JudgeServer, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    undisturbed = search(whole, *playing(server, whole), *reflecting(server))
+    shown, err = undisturbed.communicate(timeout=DEADLINE)
+    assert undisturbed.returncode == 0, err
+    requests, reflections = len(server.requests), asked_to_reflect(server)
+    draw = random.Random(kills)
+    for _ in range(kills):
+        process = search(killed, *playing(server, killed), *reflecting(server))
+        after_requests(server, draw.randrange(1, 2 * requests // kills), process)
+        process.kill()
+        process.communicate(timeout=DEADLINE)
+    process = search(killed, *playing(server, killed), *reflecting(server))
+    out, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, err
+    assert out == shown
+    found = content(killed)
+    for name, frame in content(whole).items():
+        assert found[name].equals(frame), name
+    # What was answered is not asked again, but for what was under way at each kill: a round asks for 3 prompts at once,
+    # and the 10 rollouts of a candidate (16 of held-out starts) have a decision each under way.
+    assert 0 <= asked_to_reflect(server) - 2 * reflections <= 3 * kills
+    assert 0 <= len(server.requests) - 2 * requests <= 2 * 16 * kills
+
+
+def test_what_is_done_is_not_done_again_and_more_rounds_go_on(cli: Cli, server: JudgeServer, tmp_path: Path) -> None:
+    options = [*playing(server, tmp_path), *reflecting(server)]
+    one_round = [*options, "--rounds", "1"]
+    first = cli("prompts", *one_round)
+    asked = len(server.requests)
+    assert cli("prompts", *one_round).out == first.out
+    assert len(server.requests) == asked
+    rows = decided(tmp_path)
+    more = cli("prompts", *options)
+    assert more.code == 0, more.err
+    assert decided(tmp_path)[: len(rows)] == rows
+    assert len(decided(tmp_path)) == len(rows) + 2
+    compared = {row["best"] for row in decided(tmp_path) if "best" in row}
+    assert ("one after the other" in more.out) is (len(compared) > 1)
