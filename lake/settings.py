@@ -21,7 +21,7 @@ from lake.errors import UsageError
 NAME = r"^[A-Za-z0-9][\w.-]*$"
 """What a user's own definitions may be called. No slash, which separates a grouping's draws."""
 NAME_IN_WORDS = "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"
-SECTIONS = ("credit", "group", "reward", "score", "select", "trainer")
+SECTIONS = ("credit", "group", "loop", "reward", "score", "select", "trainer")
 """Sections of a configuration file: one file may hold those of several commands."""
 
 

@@ -26,6 +26,7 @@ from pipelines.collect.environments.checked import wrong_outcome
 from pipelines.collect.episode_records import Sums, begun, decided
 from pipelines.collect.players import Ending, ReplayError, Rollout, RolloutLog
 from pipelines.collect.policies import Conversation, Decision, Message, Speaker
+from pipelines.collect.policies.lockstep import LockStepSpeaker
 from pipelines.collect.user_code import FAULTS, is_cancellation
 
 _CLOSING_SECONDS = 10.0
@@ -58,6 +59,16 @@ class EnvironmentPlayer:
     ) -> None:
         self._make, self._speaker, self._engines = make, speaker, engines
         self._step_seconds, self._call_seconds, self._max_steps = step_seconds, call_seconds, max_steps
+
+    @property
+    def plays_together(self) -> bool:
+        """So does a policy in this process."""
+        return isinstance(self._speaker, LockStepSpeaker)
+
+    def gather(self, is_filling: Callable[[int], bool]) -> None:
+        """Such a policy waits for all that can be decided for together."""
+        if isinstance(self._speaker, LockStepSpeaker):
+            self._speaker.is_filling = is_filling
 
     async def settle(self) -> None:
         """The manager records its rollouts."""

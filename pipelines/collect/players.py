@@ -74,6 +74,15 @@ class Player(Protocol):
         """It records its rollouts itself (the proxy does an agent's), and writes to no log."""
         ...
 
+    @property
+    def plays_together(self) -> bool:
+        """It decides for several rollouts at once, and what it samples depends on which."""
+        ...
+
+    def gather(self, is_filling: Callable[[int], bool]) -> None:
+        """Be told of a round: `is_filling(n)` says whether more rollouts are about to begin than the n that have."""
+        ...
+
     async def settle(self) -> None:
         """Have all that ended in the lake, also what an earlier process left; before it is asked what is there."""
         ...

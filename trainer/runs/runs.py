@@ -125,19 +125,20 @@ def check_unchanged(settings: Mapping[str, Any], stored: Mapping[str, Any]) -> N
         UsageError: names the options that differ, or those that are wrong.
     """
     wanted, had = (validated(TrainConfig, one) for one in (layered(stored, settings), stored))
-    changed = list(_differences(wanted.model_dump(mode="json"), had.model_dump(mode="json")))
+    changed = list(differences(wanted.model_dump(mode="json"), had.model_dump(mode="json")))
     if changed:
         msg = f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}; leave them out"
         raise UsageError(msg)
 
 
-def _differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def differences(settings: Mapping[str, Any], stored: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """What nested settings say otherwise than those that were stored, as `name new (the run has old)`."""
     for name, value in settings.items():
         was = stored.get(name)
         if isinstance(value, Mapping) and isinstance(was, Mapping):
             # Another loss has other options as well, of which nobody said anything.
             is_other = value.get("name") != was.get("name")
-            yield from _differences({"name": value["name"]} if is_other else value, was, f"{prefix}{name}.")
+            yield from differences({"name": value["name"]} if is_other else value, was, f"{prefix}{name}.")
         elif was != value:
             yield f"{prefix}{name} {value!r} (the run has {was!r})"
 

@@ -104,6 +104,11 @@ class AgentPlayer:
         """Counts of rollouts that have ended, of their calls and sampled tokens; and how many are in flight."""
         return {**self._counts, "in_flight": sum(endpoint.in_flight for endpoint in self._endpoints)}
 
+    plays_together = False
+
+    def gather(self, is_filling: Callable[[int], bool]) -> None:
+        """Agents do not wait for one another."""
+
     async def settle(self) -> None:
         """Have all that ended in the lake, also what earlier proxies of the run left.
 

@@ -69,6 +69,9 @@ class Scheduler:
         self.run, self.player, self.store = run, player, store
         self._seed, self._of, self._limits = seed, tasks, limits
         self._permits = asyncio.Semaphore(limits.parallel)
+        self._admitted = 0
+        """Rollouts that have a permit."""
+        self._is_beginning = False
         self._tasks = asyncio.TaskGroup()
         self._running: dict[Slot, asyncio.Task[None]] = {}
         self._why: dict[Slot, Why] = {}
@@ -139,15 +142,38 @@ class Scheduler:
         self._ended.clear()
         began = asyncio.get_running_loop().time()
         opened = self._opened(found)
+        if self.player.plays_together and self._forget_part(plan, groups, found, opened):
+            found, opened = {}, {}
         todo = [self._carried(one) for slot, one in opened.items() if slot.group.number != plan.round]
         for siblings in groups:
             todo += self._missing(plan, siblings, found, opened)
+        self.player.gather(self._is_filling)
         await self._begin(todo)
         while not self._is_over(groups):
             self._changed.clear()
             await self._changed.wait()
         self.figures.seconds = asyncio.get_running_loop().time() - began
         return self.figures
+
+    def _forget_part(
+        self, plan: Plan, groups: Iterable[Siblings], found: Mapping[Slot, Played], opened: Mapping[Slot, Opened]
+    ) -> bool:
+        """Whether a part of a round is there and the whole is played again; what was open of it is forgotten.
+
+        What a model samples in this process depends, in the last bits of its logits, on the rollouts that it decides
+        for at once. Played again as a whole, a rollout comes out as before, and one that is there is not written twice.
+        """
+        slots = [Slot(one.group, number) for one in groups for number in range(plan.siblings)]
+        over = [slot for slot in slots if slot in found and found[slot].is_over(self._limits.retries)]
+        if len(over) == len(slots) or not (over or opened):
+            return False
+        for one in opened.values():
+            self.store.forget(one, "its round is played again as a whole")
+        return True
+
+    def _is_filling(self, opened: int) -> bool:
+        """Whether rollouts are about to open conversations, beside so many that are open."""
+        return self._admitted > opened or (self._is_beginning and self._admitted < self._limits.parallel)
 
     def _is_over(self, groups: Iterable[Siblings]) -> bool:
         if self.stopped_by is not None:
@@ -217,18 +243,26 @@ class Scheduler:
 
     async def _begin(self, todo: Iterable[_Todo]) -> None:
         """Begin rollouts as there is room for them."""
+        self._is_beginning = True
         for one in todo:
             await self._permits.acquire()
+            self._admitted += 1
             while self.stopped_by is None and not self.store.is_calm:
                 await asyncio.sleep(_LOOK_SECONDS)
             if self.stopped_by is not None:
-                self._permits.release()
-                return
+                self._leave()
+                break
             if one.siblings.is_full and one.opened is None:
-                self._permits.release()
+                self._leave()
                 self._leave_out(one.siblings)
                 continue
             self._running[one.slot] = self._tasks.create_task(self._play(one))
+        self._is_beginning = False
+
+    def _leave(self) -> None:
+        """Make room for another rollout."""
+        self._admitted -= 1
+        self._permits.release()
 
     async def _play(self, todo: _Todo) -> None:
         """One rollout, with its attempts."""
@@ -249,7 +283,7 @@ class Scheduler:
             del self._running[todo.slot]
             self._playing.discard(todo.slot)
             self._why.pop(todo.slot, None)
-            self._permits.release()
+            self._leave()
             self._changed.set()
 
     def _is_tried_again(self, todo: _Todo, ending: Ending) -> bool:

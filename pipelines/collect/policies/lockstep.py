@@ -2,12 +2,13 @@
 
 Conversations that begin together are a cohort, one session of the policy. Its next decisions are taken when all of its
 conversations that have not been closed have asked, in a thread, so that environments go on meanwhile. Conversations
-that are opened during a cohort are the next one. That is the pace of a model in this process; what is to run ahead of
+that are opened during a cohort are the next one, in the order of their keys: a session's logits depend, in their last
+bits, on its rows, so the same rollouts have to meet in the same cohorts to come out the same. That is the pace of a model in this process; what is to run ahead of
 the slowest rollout wants an engine.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lake.errors import UsageError
@@ -29,6 +30,8 @@ class LockStepSpeaker:
         self._session: Session | None = None
         self._acting: asyncio.Task[None] | None = None
         self._begin: asyncio.TimerHandle | None = None
+        self.is_filling: Callable[[int], bool] = lambda _: False
+        """Whether more conversations are about to be opened than so many; a cohort waits for them."""
 
     @property
     def card(self) -> PolicyCard:
@@ -45,11 +48,9 @@ class LockStepSpeaker:
         if tools:
             msg = f"{key}: a policy in this process is shown no tools; serve it: `trajlake serve MODEL`, --engine URL"
             raise UsageError(msg)
-        conversation = LockStepConversation(self, seed)
+        conversation = LockStepConversation(self, seed, key)
         self._waiting.append(conversation)
-        if self._begin is not None:
-            self._begin.cancel()
-        self._begin = asyncio.get_running_loop().call_later(_GATHERING_SECONDS, self._gathered)
+        self._gather()
         return conversation
 
     async def close(self) -> None:
@@ -69,14 +70,25 @@ class LockStepSpeaker:
             self._acting = asyncio.create_task(self._act(self._session, list(self._cohort)))
             self._acting.add_done_callback(self._acted)
 
+    def _gather(self) -> None:
+        """Look again in a moment."""
+        if self._begin is not None:
+            self._begin.cancel()
+        self._begin = asyncio.get_running_loop().call_later(_GATHERING_SECONDS, self._gathered)
+
     def _gathered(self) -> None:
         self._begin = None
         self.advance()
 
     def _next_cohort(self) -> None:
         self._waiting = [each for each in self._waiting if not each.is_closed]
-        if self._waiting and all(each.asked is not None for each in self._waiting):
-            self._cohort, self._waiting = self._waiting, []
+        if not self._waiting:
+            return
+        if self.is_filling(len(self._waiting)):
+            self._gather()
+            return
+        if all(each.asked is not None for each in self._waiting):
+            self._cohort, self._waiting = sorted(self._waiting, key=lambda each: each.key), []
             self._session = self._policy.start([each.seed for each in self._cohort])
             for index, each in enumerate(self._cohort):
                 each.index = index
@@ -101,8 +113,8 @@ class LockStepSpeaker:
 class LockStepConversation:
     """One rollout's conversation; see `Conversation`."""
 
-    def __init__(self, speaker: LockStepSpeaker, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, speaker: LockStepSpeaker, seed: int, key: str) -> None:
+        self.seed, self.key = seed, key
         self.index = 0
         self.is_closed = False
         self.asked: tuple[list[Message], tuple[str, ...]] | None = None

@@ -1,0 +1,212 @@
+"""The training side of an online run: score, credit and update of a round, and the checkpoint after it.
+
+One `train` job covers all rounds, its optimizer steps counted through; a resumed run goes on from the newest row of
+`checkpoints` under another attempt. A round is trained on in one piece: a kill before its checkpoint repeats it, on the
+same rollouts, in the same order, with the same weights at its end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from lake import ids
+from lake.errors import CheckpointError, DataRefusedError
+from lake.judgements.credit import Credit, find_credit
+from lake.lake import Lake
+from pipelines.credit.job import run_credit, with_step_source
+from pipelines.score.job import run_score
+from trainer.backends.base import FrozenPolicy, SingleDevice
+from trainer.config import ScheduleConfig, TrainConfig
+from trainer.data.render.render import engine_encoding
+from trainer.data.select.selection import select_episodes
+from trainer.monitor.watch import Alarms, Watch
+from trainer.online.rollouts import of_round
+from trainer.online.settings import OnlineConfig
+from trainer.online.versions import Versions
+from trainer.policy.model_files import load_tokenizer
+from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
+from trainer.runs.factories import learning_rate, make_reference
+from trainer.runs.loop import StepReport, Update, update
+from trainer.runs.runs import RunFolder, RunJob, prune, retained
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What became of a round."""
+
+    live_groups: int | None
+    """Groups with signal; None for losses without advantages."""
+    dead_groups: int | None
+    done: Update | None
+    """None if there was nothing to train on."""
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the round."""
+        groups = {"loop/live_groups": self.live_groups, "loop/dead_groups": self.dead_groups}
+        return {name: float(value) for name, value in groups.items() if value is not None}
+
+
+class Learner:
+    """Trains on one round after the other.
+
+    Args:
+        lake: where rounds are read.
+        run: the run's name.
+        config: the document.
+        trainer: its training part, resolved.
+        backend: the policy as it starts.
+        folder: of the run.
+        versions: where each round's weights go for those who play.
+        job: the training job, started.
+        say: told alarms.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        run: str,
+        config: OnlineConfig,
+        trainer: TrainConfig,
+        backend: SingleDevice,
+        folder: RunFolder,
+        versions: Versions,
+        job: RunJob,
+        say: Callable[[str], None],
+    ) -> None:
+        self._lake, self._run, self._config, self._trainer = lake, run, config, trainer
+        self.backend = backend
+        self._folder, self._versions, self._job, self._say = folder, versions, job, say
+        self._alarms = Alarms(trainer.alarms)
+        self._watch = Watch(trainer, backend.policy, 1, self._alarms)
+        self._encoding = engine_encoding(load_tokenizer(trainer.model))
+        self._reference: FrozenPolicy | None = None
+        if trainer.loss.needs.reference_logprobs:
+            self._reference = make_reference(trainer)  # once, and not in every round
+        self._pending: Update | None = None
+        self._snapshot: dict[str, int] = {}
+        """Table versions that the round was read at."""
+        self._written: list[tuple[int, Path]] = []
+        self.version = 0
+        """Rounds that were trained on: the version of the weights as they are now."""
+        self.saved_version = 0
+        """The newest version that a checkpoint holds."""
+        self.optimizer_steps = 0
+
+    def restore(self, row: dict[str, Any]) -> None:
+        """Go on from a row of `checkpoints`. Raises CheckpointError: its folder is gone or damaged."""
+        place = self._folder.checkpoints / Path(row["uri"]).name
+        state = load_checkpoint(place, self.backend)
+        if state.weights_sha256 != row["sha256"]:
+            raise CheckpointError(f"checkpoint {place} is not the one that the table `checkpoints` names; restore it")
+        self.version = self.saved_version = row["policy_version"]
+        self.optimizer_steps = row["optimizer_step"]
+        self._alarms = Alarms(self._trainer.alarms, state.first_entropy, set(state.standing_alarms))
+        self._watch = Watch(self._trainer, self.backend.policy, 1, self._alarms)
+        self._written = [(self.optimizer_steps, place)]
+
+    def score(self, where: str) -> None:
+        """Let the configured scorers see some episodes; those that were scored are left alone."""
+        for target in self._config.loop.score.targets:
+            run_score(self._lake, target, where=where)
+
+    def learn(self, number: int) -> Learned:
+        """Score, credit and train on a round, and write the weights for those who play; nothing is saved yet."""
+        where = of_round(self._run, number)
+        self.score(where)
+        credit, live, dead = self._credit(where)
+        done = None if live == 0 else self._update(number, where, credit)
+        self._pending = done
+        self.version = number + 1
+        self.optimizer_steps += 0 if done is None else len(done.reports)
+        self._versions.write(self.backend, self.version)
+        return Learned(live, dead, done)
+
+    def save(self) -> None:
+        """Write the checkpoint of the round that was learned from: its folder, what led to it, then its row.
+
+        A round that trained nothing has none; resuming finds once more that there is nothing to train on.
+        """
+        done, self._pending = self._pending, None
+        if done is None:
+            return
+        place = self._folder.checkpoint(self.optimizer_steps, self._job.attempt)
+        snapshot = self._snapshot
+        state = State(
+            optimizer_step=self.optimizer_steps,
+            epoch=0,
+            plan_hash="",
+            snapshot=snapshot,
+            config=self._trainer.model_dump(mode="json"),
+            first_entropy=self._alarms.first_entropy,
+            standing_alarms=sorted(self._alarms.active),
+        )
+        state = save_checkpoint(place, self.backend, state)
+        self._job.write("batches", done.batches)
+        self._job.write("metrics", done.metrics)
+        row = {
+            "optimizer_step": self.optimizer_steps,
+            "run_id": self._run,
+            "policy_version": self.version,
+            "uri": str(place.resolve()),
+            "sha256": state.weights_sha256,
+            "at": datetime.now(UTC),
+            "data_snapshot": msgspec.json.encode(snapshot).decode(),
+            "cursor": msgspec.json.encode({"round": self.version}).decode(),
+        }
+        self._job.write("checkpoints", pl.DataFrame([row]))
+        self.saved_version = self.version
+        self._written = retained([*self._written, (self.optimizer_steps, place)], self._trainer.keep_last, None)
+        if self._trainer.keep_last is not None:
+            prune(self._folder.checkpoints, [path for _, path in self._written])
+
+    def _credit(self, where: str) -> tuple[Credit | None, int | None, int | None]:
+        """The advantages of a round, and how many of its groups are live and dead."""
+        if not self._trainer.loss.needs.advantages:
+            return None, None, None
+        config = self._config.loop.credit
+        estimator = config.build()
+        said = estimator.model_fields_set
+        if "step_source" not in said and config.options.get("episode_source", "score") == "score":
+            estimator = with_step_source(self._lake, estimator, where, config.score, config.rewards)
+        report = run_credit(self._lake, estimator, only=where, score=config.score, rewards=config.rewards)
+        found = find_credit(self._lake, ids.to_text(report.job_id))
+        return found, report.summary.live_groups, report.summary.dead_groups
+
+    def _update(self, number: int, where: str, credit: Credit | None) -> Update | None:
+        trainer = self._trainer
+        chosen = where if trainer.where is None else f"({where}) AND (\n{trainer.where}\n)"
+        snapshot = self._lake.snapshot()
+        self._snapshot = dict(snapshot.versions)
+        try:
+            select_episodes(snapshot, chosen)
+        except DataRefusedError:
+            return None  # none of the round's episodes is wanted
+        config = trainer.model_copy(
+            update={
+                "where": chosen,
+                "schedule": ScheduleConfig(shape="constant", warmup_fraction=0.0),
+                "seed": trainer.seed * 1_000_000 + number,
+            }
+        )
+        assert trainer.learning_rate is not None
+        return update(
+            self.backend,
+            snapshot,
+            credit,
+            config,
+            learning_rate=learning_rate(number, self._config.loop.rounds, trainer.learning_rate, trainer.schedule),
+            first_step=self.optimizer_steps,
+            own_encoding=self._encoding,
+            reference=self._reference,
+            on_step=self._observe,
+        )
+
+    def _observe(self, report: StepReport, total: int) -> None:
+        self._watch.observe(report)
+        for alarm in report.alarms:
+            self._say(alarm)

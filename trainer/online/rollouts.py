@@ -1,0 +1,113 @@
+"""The rollouts of an online run: the round that is trained on, and the evaluations, both by the rollout manager.
+
+Each is a run of its own in `episodes`: RUN, whose rounds are those of the loop, and RUN-eval, whose rounds are the
+evaluations. The manager finds in the lake what has been played, so asking for a round that is there costs a query.
+"""
+
+from collections.abc import Callable
+
+from pydantic import BaseModel
+
+from lake.lake import Lake
+from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.manager.run import Collection, collect
+from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.tasks import TaskSet
+from pipelines.collect.wiring import PlayedWeights, PlayerOptions, player_of, told_options
+from trainer.evaluation.success import read_attempts
+from trainer.online.settings import EvaluationConfig, OnlineConfig
+
+Say = Callable[[str], None]
+
+
+class Evaluated(BaseModel, frozen=True):
+    """What an evaluation came to."""
+
+    success: float
+    """Share of the scored attempts that reach the threshold."""
+    score: float
+    """Their mean score."""
+    attempts: int
+    """Scored ones."""
+    unscored: int
+
+
+class Rollouts:
+    """Plays rounds and evaluations of a run.
+
+    Args:
+        lake: where to; another connection than the trainer's, for both are used at once.
+        run: the run's name.
+        config: the document.
+        tokenizer: folder of the tokenizer that engines have.
+        say: called with a line now and then.
+        progress: called with how far it is.
+    """
+
+    def __init__(self, lake: Lake, run: str, config: OnlineConfig, tokenizer: str, *, say: Say, progress: Say) -> None:
+        self._lake, self._run, self._config = lake, run, config
+        self._tokenizer, self._say, self._progress = tokenizer, say, progress
+        collecting, evaluation = config.loop.collect, config.loop.evaluation
+        self._tasks = collecting.task_set(are_shown=config.shows_prompts)
+        self._held_out = None if evaluation is None else evaluation.task_set(are_shown=config.shows_prompts)
+
+    @property
+    def evaluation_run(self) -> str:
+        """Name of the evaluations' run."""
+        return f"{self._run}-eval"
+
+    def collect(self, number: int, weights: PlayedWeights) -> None:
+        """Make sure that a round is in the lake; what is missing of it is played by these weights."""
+        options, wanted = self._config.loop.collect.player, self._config.wanted(self._run)
+        self._play(number, weights, options, wanted, self._tasks, self._config.loop.collect.limits)
+
+    def evaluate(self, index: int, weights: PlayedWeights, config: EvaluationConfig) -> None:
+        """Make sure that an evaluation, the index-th, is in the lake."""
+        assert self._held_out is not None
+        options = self._config.loop.collect.player
+        if config.env_args is not None:
+            options = options.model_copy(update={"env_args": config.env_args})
+        wanted = Wanted(
+            run=self.evaluation_run,
+            groups=len(self._held_out.tasks),
+            group_size=config.attempts,
+            seed=self._config.trainer.seed,
+        )
+        limits = Limits(parallel=self._config.loop.collect.parallel, retries=self._config.loop.collect.retries)
+        self._play(index, weights, options, wanted, self._held_out, limits)
+
+    def evaluated(self, index: int, config: EvaluationConfig) -> Evaluated:
+        """What the index-th evaluation came to, from the tables. Raises DataRefusedError: nothing of it is scored."""
+        where = of_round(self.evaluation_run, index)
+        rows = read_attempts(self._lake.snapshot(), by="run_id", score=config.score, where=where)
+        scores = rows["score"].drop_nulls()
+        return Evaluated(
+            success=float((scores >= config.threshold).mean() or 0.0),  # type: ignore[arg-type]
+            score=float(scores.mean() or 0.0),  # type: ignore[arg-type]
+            attempts=len(scores),
+            unscored=rows.height - len(scores),
+        )
+
+    def _play(
+        self,
+        number: int,
+        weights: PlayedWeights,
+        options: PlayerOptions,
+        wanted: Wanted,
+        tasks: TaskSet,
+        limits: Limits,
+    ) -> None:
+        # The policy is the run's: its versions are other weights than those of any other run.
+        named = options.model_copy(update={"policy": options.policy or self._run})
+        settings = told_options(named)
+        if named.engines and named.agent is None:
+            named = named.model_copy(update={"tokenizer": named.tokenizer or self._tokenizer})
+        what = Collection(wanted=wanted, limits=limits, rounds=number + 1, settings=settings)
+        player = player_of(named, self._lake.uri, wanted.run, weights)
+        collect(self._lake, player, tasks, what, say=self._say, progress=self._progress)
+
+
+def of_round(run: str, number: int) -> str:
+    """The episodes of a round, as a predicate."""
+    quoted = run.replace("'", "''")
+    return f"run_id = '{quoted}' AND collection_round = {number}"

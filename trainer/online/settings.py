@@ -1,0 +1,232 @@
+"""What an online run is, as one frozen document: the file that `trajlake loop` reads.
+
+    [loop]             rounds, ahead, mode, and what ends it early
+    [loop.collect]     who plays and how many: the options of `trajlake collect`
+    [loop.evaluation]  held-out starts, and what they decide
+    [loop.score]       scorers of every round, before credit
+    [loop.credit]      the estimator; its options in [credit.NAME], as for `trajlake credit`
+    [loop.sync]        how weights reach engines
+    [loop.sft]         the stage before (modes sft and sft+rl), with fields of [trainer]
+    [trainer]          the update of a round, as for `trajlake train`
+
+The run's job holds the whole document, so a resumed run is compared with what it was started with.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from lake.errors import UsageError
+from lake.judgements.scores import ENV_RETURN
+from lake.settings import from_file, merged, validated
+from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.tasks import TaskSet, read_tasks, seeds
+from pipelines.collect.wiring import PROMPTS, PlayerOptions
+from pipelines.credit.estimators import estimator_class
+from pipelines.credit.estimators.protocol import Estimator
+from trainer.config import TrainConfig
+from trainer.frozen import FrozenModel
+from trainer.train_settings import configured, layered
+
+
+class TaskConfig(FrozenModel):
+    """Where rollouts begin."""
+
+    prompts: str | None = None
+    """File of tasks, JSONL or Parquet; None: seeds."""
+    first_seed: int = Field(0, ge=0)
+    """First of them."""
+    tasks: int = Field(10_000, ge=1)
+    """How many."""
+
+    def task_set(self, *, are_shown: bool) -> TaskSet:
+        """The tasks; `are_shown`: nobody else shows what they ask. Raises FormatError: the file holds none."""
+        if self.prompts is None:
+            return seeds(self.first_seed, self.tasks)
+        return read_tasks(self.prompts, are_shown=are_shown)
+
+
+class CollectConfig(TaskConfig):
+    """The rollouts of a round."""
+
+    player: PlayerOptions = PlayerOptions()
+    """Environment or agent, engines, sampling; without engines the model plays in this process. `model` is left open:
+    it is the one that is trained."""
+    groups: int = Field(32, ge=1)
+    """Tasks of a round."""
+    group_size: int = Field(8, ge=1)
+    """Siblings of a task."""
+    oversample: int = Field(0, ge=0)
+    """Siblings more than are kept."""
+    keep: Literal["all", "first"] = "all"
+    """Of an oversampled group: all, or the first that finish."""
+    carry_over: bool = False
+    """With `keep = "first"`: the others go on in the next round, under its weights."""
+    parallel: int = Field(256, ge=1)
+    """Rollouts in flight."""
+    retries: int = Field(1, ge=0)
+    """Attempts after a failure."""
+    episode_seconds: float | None = Field(None, gt=0)
+    """Of a rollout; longer is cut off."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.player.model is not None and self.player.agent is None:
+            raise ValueError("`player.model` is the model that is trained; set `model` in [trainer]")
+        if self.keep == "first" and not self.oversample:
+            raise ValueError('`keep = "first"` needs `oversample`: siblings that may be left out')
+        if self.carry_over and self.keep != "first":
+            raise ValueError('`carry_over` needs `keep = "first"`')
+        return self
+
+    @property
+    def limits(self) -> Limits:
+        """As the manager of rollouts has them."""
+        return Limits(
+            keep=self.keep,
+            carry_over=self.carry_over,
+            parallel=self.parallel,
+            retries=self.retries,
+            episode_seconds=self.episode_seconds,
+        )
+
+
+class EvaluationConfig(TaskConfig):
+    """Held-out starts, played by the weights of some rounds."""
+
+    first_seed: int = Field(1_000_000_000, ge=0)
+    """First of them: far from those that are trained on."""
+    tasks: int = Field(200, ge=1)
+    """How many; all are played each time."""
+    env_args: dict[str, Any] | None = None
+    """Arguments of the environment, where held-out starts have others than those of training."""
+    attempts: int = Field(1, ge=1)
+    """Rollouts of each start."""
+    every: int = Field(5, ge=1)
+    """Rounds between evaluations; the first weights and the last ones are always evaluated."""
+    score: str = ENV_RETURN
+    """env_return, or a scorer of [loop.score]."""
+    threshold: float = 1.0
+    """Score from which on an attempt succeeds."""
+    patience: int | None = Field(None, ge=1)
+    """End after so many evaluations in a row without improvement of the mean score. None: never."""
+    min_improvement: float = Field(0.0, ge=0)
+    """What counts as an improvement."""
+
+
+class ScoringConfig(FrozenModel):
+    """What scores the episodes of a round."""
+
+    targets: tuple[str, ...] = ()
+    """Built-in scorers, or FILE.py:FUNCTION, in this order."""
+
+
+class CreditConfig(FrozenModel):
+    """The advantages of a round."""
+
+    estimator: str = "gigpo"
+    """Its options stand in [credit.NAME]."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of the estimator: what [credit.NAME] says is put here."""
+    score: str = ENV_RETURN
+    """Episode score: env_return, or a scorer."""
+    rewards: str = "env_reward"
+    """Step rewards: env_reward, or a scorer."""
+
+    def build(self) -> Estimator:
+        """The estimator. Raises UsageError: there is none of that name, or its options are wrong."""
+        return validated(estimator_class(self.estimator), self.options, f"credit.{self.estimator}: ")
+
+
+class SyncConfig(FrozenModel):
+    """Weights to engines, by way of a folder that they read."""
+
+    probe: bool = True
+    """Compare their log-probabilities with the trainer's after every push."""
+    limit: float | None = Field(None, gt=0)
+    """Largest difference allowed, in nats; None: 1e-4 in float32, else 0.1 on average."""
+
+
+class LoopConfig(FrozenModel):
+    """When a run goes on, and when it ends."""
+
+    rounds: int = Field(30, ge=1)
+    """Rounds of collect, score, credit, train, sync."""
+    mode: Literal["rl", "sft", "sft+rl"] = "rl"
+    """sft: the stage [loop.sft] alone; sft+rl: the rounds start from its model."""
+    ahead: Literal[0, 1] = 0
+    """1: a round is collected while the one before is trained on, with the weights before that: one version stale."""
+    tokens: int | None = Field(None, ge=1)
+    """Budget: no round begins after so many tokens, prompts and answers, were collected. None: none."""
+    hours: float | None = Field(None, gt=0)
+    """Budget: no round begins after the rounds took so long together. None: none."""
+    collect: CollectConfig = CollectConfig()
+    evaluation: EvaluationConfig | None = None
+    score: ScoringConfig = ScoringConfig()
+    credit: CreditConfig = CreditConfig()
+    sync: SyncConfig = SyncConfig()
+    sft: TrainConfig | None = None
+    """None without that stage."""
+
+    @property
+    def trained_rounds(self) -> int:
+        """Rounds that are trained on: none where the stage before is all."""
+        return 0 if self.mode == "sft" else self.rounds
+
+
+class OnlineConfig(FrozenModel):
+    """The whole document."""
+
+    loop: LoopConfig
+    trainer: TrainConfig
+    """The update of a round. `where` takes episodes of the round away; `schedule` is over the rounds."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if (self.loop.mode != "rl") != (self.loop.sft is not None):
+            raise ValueError(f"mode {self.loop.mode}: [loop.sft] is for the modes sft and sft+rl, and they need it")
+        if self.trainer.validation is not None or self.trainer.mixture:
+            raise ValueError("`validation` and `mixture` are for `trajlake train`; a loop has [loop.evaluation]")
+        return self
+
+    def wanted(self, run: str) -> Wanted:
+        """What a run's rollouts are, for the manager."""
+        collect = self.loop.collect
+        return Wanted(
+            run=run,
+            groups=collect.groups,
+            group_size=collect.group_size,
+            oversample=collect.oversample,
+            seed=self.trainer.seed,
+        )
+
+    @property
+    def shows_prompts(self) -> bool:
+        """Whether tasks are prompts that no environment knows."""
+        return self.loop.collect.player.env == PROMPTS
+
+
+def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
+    """The document of a run.
+
+    Args:
+        file: TOML.
+        given: what the command line sets, nested; it goes before the file.
+
+    Raises:
+        UsageError: no such file, or something wrong in it.
+    """
+    loop, trainer = from_file(file, ["loop"]), from_file(file, ["trainer"])
+    loop, trainer = merged(loop, given.get("loop", {})), layered(trainer, given.get("trainer", {}))
+    name = loop.get("credit", {}).get("estimator", CreditConfig().estimator)
+    if options := from_file(file, ["credit", str(name)]):
+        loop = merged({"credit": {"options": options}}, loop)
+    if isinstance(loop.get("sft"), Mapping):
+        loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"}, loop["sft"])
+    config = validated(OnlineConfig, {"loop": loop, "trainer": configured(trainer).model_dump(exclude_unset=True)})
+    config.loop.credit.build()
+    if not config.loop.collect.player.env and not config.loop.collect.player.agent:
+        raise UsageError(f"{file}: [loop.collect.player] names no `env` and no `agent`; give one of them")
+    return config
