@@ -5,6 +5,7 @@ The manager (`manager/`) owns how many run at once, their time-outs, attempts, a
 dies; a player knows one rollout only.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 

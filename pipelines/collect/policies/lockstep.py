@@ -3,8 +3,8 @@
 Conversations that begin together are a cohort, one session of the policy. Its next decisions are taken when all of its
 conversations that have not been closed have asked, in a thread, so that environments go on meanwhile. Conversations
 that are opened during a cohort are the next one, in the order of their keys: a session's logits depend, in their last
-bits, on its rows, so the same rollouts have to meet in the same cohorts to come out the same. That is the pace of a model in this process; what is to run ahead of
-the slowest rollout wants an engine.
+bits, on its rows, so the same rollouts have to meet in the same cohorts to come out the same. That is the pace of a
+model in this process; what is to run ahead of the slowest rollout wants an engine.
 """
 
 import asyncio
