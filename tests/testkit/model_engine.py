@@ -50,6 +50,9 @@ class ModelEngine:
         self._answer()
         return self._version
 
+    async def newest_version(self) -> int | None:
+        return await self.version()
+
     async def load_weights(self, folder: Path, version: int) -> None:
         self._answer()
         self.loaded.append((folder, version))

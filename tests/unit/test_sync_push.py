@@ -6,6 +6,7 @@ Their log-probabilities are no model's, so the probe is tried where it must fail
 """
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch  # noqa: TID253
 from safetensors.torch import load_file
 
 import lake
-from pipelines.collect.engines import Request, Sampling
+from pipelines.collect.engines import Generation, Request, Sampling
 from pipelines.collect.engines.find import engine_at
 from pipelines.collect.engines.pool import Pool
 from pipelines.collect.engines.sharing import SharingConfig
@@ -80,12 +81,88 @@ def test_one_that_fails_is_told_and_the_others_go_on(cli: Cli, model: Path, serv
     assert done.startswith(f"{server.url}: version none -> 1 in ")
 
 
+STEPS = {
+    "pause": ("vllm", [Fault(status=500, path="/pause")], "version 5, not 6"),
+    "load": ("vllm", [Fault(status=500, path="/collective_rpc")], "version 5 -> unknown, not 6"),
+    "caches": ("vllm", [Fault(status=500, path="/reset_prefix_cache")], "version 5 -> unknown, not 6"),
+    "version": (
+        "vllm",
+        [Fault(wrong="nothing", path="/update_weight_version"), Fault(status=500, path="/update_weight_version")],
+        "version 5 -> unknown, not 6",
+    ),
+    "resume": ("vllm", [Fault(status=500, path="/resume")], "version 5 -> 6, and not to be used"),
+    "pause of sglang": ("sglang", [Fault(status=500, path="/pause")], "version 5, not 6"),
+    "load of sglang": ("sglang", [Fault(status=500, path="/update_weights_from_disk")], "version 5, not 6"),
+    "resume of sglang": (
+        "sglang",
+        [Fault(status=500, path="/continue_generation")],
+        "version 5 -> 6, and not to be used",
+    ),
+}
+"""Of loading weights: where it fails, and what is then told of an engine that had version 5."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_push_that_fails_half_way_says_what_each_engine_has_and_the_next_one_mends_it(
+    step: str, cli: Cli, model: Path, tmp_path: Path
+) -> None:
+    """No set of weights gets the version of another one, though the lake is not asked."""
+    speaks, faults, told = STEPS[step]
+    lk = token_lake(tmp_path / "lake")
+    with token_engine(TokenEngine(speaks=speaks)) as broken, token_engine(TokenEngine(speaks=speaks)) as other:
+        engines = ("--engine", broken.url, "--engine", other.url, "--no-probe")
+        assert cli("push", model, *engines, "--version", "5").code == 0
+        broken.fail(*faults)
+        failed = cli("push", model, *engines, "--version", "6", "--lake", lk.uri)
+        assert failed.code == 1
+        of_broken, of_other = failed.out.splitlines()
+        assert of_broken.startswith(f"{broken.url}: {told}: "), of_broken
+        assert "500" in of_broken
+        assert of_other.startswith(f"{other.url}: version 5 -> 6 in "), of_other
+        job = "SELECT parameters, counts FROM job_runs WHERE kind = 'push'"
+        ((parameters, counts),) = lake.open(lk.uri).sql(job).rows()
+        versions = {"version 5, not 6": 5, "version 5 -> unknown, not 6": None}
+        assert json.loads(parameters)["versions"] == {broken.url: versions.get(told, 6), other.url: 6}
+        assert json.loads(counts) == {"engines": 2, "failed": 1}
+        assert cli("push", model, "--engine", broken.url, "--no-probe", "--version", "4").code == 2
+
+        mended = cli("push", model, *engines)
+        assert mended.code == 0, mended.out
+        assert (broken.version, other.version) == ("7", "7")
+        assert not broken.is_paused
+        (generated,) = asyncio.run(sampled(broken.url))
+        assert {version for version, _, _ in generated.versions} == {7}
+
+
+def test_a_version_that_the_only_engine_failed_to_load_is_counted(cli: Cli, model: Path) -> None:
+    """Else the next weights had the version of the first ones."""
+    with token_engine() as engine:
+        push = ("push", model, "--engine", engine.url, "--no-probe")
+        assert cli(*push, "--version", "5").code == 0
+        engine.fail(Fault(status=500, path="/collective_rpc"))
+        assert cli(*push).code == 1
+        assert "give --version 6 or more" in cli(*push, "--version", "5").fault
+        assert cli(*push).code == 0
+        assert engine.version == "7"
+        engine.fail(Fault(status=500, path="/collective_rpc"))
+        assert cli(*push).code == 1
+        assert cli(*push, "--version", "8").code == 0, "nothing was sampled under it"
+
+
+async def sampled(url: str) -> list[Generation]:
+    engine = engine_at(url)
+    try:
+        return await engine.generate(Request(prompt_ids=[3, 4, 5], sampling=Sampling(max_tokens=8), seed=1))
+    finally:
+        await engine.close()
+
+
 def test_engines_that_compute_something_else_fail(cli: Cli, model: Path, server: TokenEngine, tmp_path: Path) -> None:
     """The differences are in the lake, beside the version; the probe scores its newest tokens."""
     lk = token_lake(tmp_path / "lake")
     told = cli("push", model, "--engine", server.url, "--lake", lk.uri, "--version", "4")
     assert told.code == 1
-    assert "version none, not 4" in told.out
+    assert "version none -> 4, and not to be used: " in told.out
     assert "nats at most" in told.out
     rows = lake.open(lk.uri).sql("SELECT step, name, value FROM run_metrics WHERE name LIKE 'sync/%' ORDER BY name")
     found = {name: (step, value) for step, name, value in rows.iter_rows()}

@@ -36,6 +36,8 @@ class Delivery:
     url: str
     before: int | None
     """Version that it had; None if it was never told one, or did not say."""
+    after: int | None
+    """Version that it has now; None if it does not say: it is gone, or broke off while it loaded."""
     seconds: float
     """Wall time of loading, the pause included."""
     parity: Parity | None = None
@@ -54,7 +56,7 @@ class Push:
 
     @property
     def failed(self) -> tuple[Delivery, ...]:
-        """Engines that do not have the weights."""
+        """Engines that do not have the weights, or must not be used with them."""
         return tuple(delivery for delivery in self.deliveries if delivery.error is not None)
 
     def metrics(self) -> dict[str, float]:

@@ -144,7 +144,7 @@ async def _run(
 
 async def _next_version(source: "Source", engines: Sequence["Engine"], lk: "Lake | None") -> int:
     """Above all that are known, so that no other weights had it: a run's updates alone begin anew with every run."""
-    known = [await engine.version() for engine in engines]
+    known = [await engine.newest_version() for engine in engines]
     if lk is not None:
         known += _versions_seen(lk)
     above = 1 + max((version for version in known if version is not None), default=0)
@@ -161,13 +161,14 @@ def _versions_seen(lk: "Lake") -> list[int | None]:
 
 
 async def _refuse_older(version: int, engines: Sequence["Engine"]) -> None:
-    """Raise UsageError: an engine has that version already, or a newer one."""
+    """Raise UsageError: an engine has that version already, or was given a newer one."""
     for engine in engines:
-        has = await engine.version()
-        if has is not None and has >= version:
+        newest, has = await engine.newest_version(), await engine.version()
+        free = 0 if newest is None else newest + (has == newest)  # one that it could not load is nobody's yet
+        if version < free:
             raise UsageError(
-                f"{engine.url} has version {has} already, and one version means one set of weights: give --version "
-                f"{has + 1} or more, none at all, or --again if these are the weights that version {version} had"
+                f"{engine.url} was given version {newest} already, and one version means one set of weights: give "
+                f"--version {free} or more, none at all, or --again if these are the weights that version {version} had"
             )
 
 
@@ -203,14 +204,19 @@ def _note(lk: "Lake", done: "Push", parameters: dict[str, object]) -> None:
     """A job with its metrics, at the version as their step."""
     from trainer.runs.metrics import metrics_frame
 
-    with lk.job(kind="push", parameters=parameters | {"version": done.version}) as job:
+    held = {delivery.url: delivery.after for delivery in done.deliveries}
+    with lk.job(kind="push", parameters=parameters | {"version": done.version, "versions": held}) as job:
         job.write("metrics", metrics_frame([(done.version, done.metrics())]))
         job.counts |= {"engines": len(done.deliveries), "failed": len(done.failed)}
 
 
 def _line(delivery: "Delivery", version: int) -> str:
-    before = "none" if delivery.before is None else delivery.before
-    said = "" if delivery.parity is None else f"; {delivery.parity}"
-    if delivery.error is not None:
-        return f"{delivery.url}: version {before}, not {version}: {delivery.error}"
-    return f"{delivery.url}: version {before} -> {version} in {delivery.seconds:.2f} s{said}"
+    before = "none" if delivery.before is None else f"{delivery.before}"
+    if delivery.error is None:
+        said = "" if delivery.parity is None else f"; {delivery.parity}"
+        return f"{delivery.url}: version {before} -> {version} in {delivery.seconds:.2f} s{said}"
+    if delivery.after == version != delivery.before:
+        return f"{delivery.url}: version {before} -> {version}, and not to be used: {delivery.error}"
+    has = "unknown" if delivery.after is None else f"{delivery.after}"
+    had = before if delivery.after == delivery.before else f"{before} -> {has}"
+    return f"{delivery.url}: version {had}, not {version}: {delivery.error}"

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from pipelines.collect.engines import Engine, EngineError, EngineGoneError
@@ -101,16 +102,18 @@ class Fleet:
         return found
 
     async def _delivery(self, engine: Engine, load: Load) -> Delivery:
-        began, result = time.monotonic(), Delivery(url=engine.url, before=None, seconds=0.0)
+        began, result = time.monotonic(), Delivery(url=engine.url, before=None, after=None, seconds=0.0)
         try:
             async with self._locks[engine.url]:
                 result = replace(result, before=await engine.version())
                 began = time.monotonic()
                 found, seconds = await self._give(engine, load)
-            return replace(result, seconds=seconds, parity=found)
+                return replace(result, after=await engine.version(), seconds=seconds, parity=found)
         except EngineError as error:
-            found = error.parity if isinstance(error, ParityError) else None
-            return replace(result, seconds=time.monotonic() - began, parity=found, error=str(error))
+            seconds, found = time.monotonic() - began, error.parity if isinstance(error, ParityError) else None
+            with suppress(EngineError):
+                result = replace(result, after=await engine.version())
+            return replace(result, seconds=seconds, parity=found, error=str(error))
 
     async def _has_current(self, engine: Engine) -> bool:
         """Whether it took the current weights over and has them still, or others that somebody pushed since.

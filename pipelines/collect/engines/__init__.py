@@ -117,6 +117,10 @@ class Engine(Protocol):
         """Version of the weights that it has; None if it was never told one. Raises EngineError."""
         ...
 
+    async def newest_version(self) -> int | None:
+        """Newest version that it was given, also if it failed to load it: others must be above. Raises EngineError."""
+        ...
+
     async def load_weights(self, folder: Path, version: int) -> None:
         """Take over the weights of a model folder, under a version; calls in flight go on with the new weights.
 

@@ -93,6 +93,11 @@ class Pool(Shared[Engine]):
         versions = {await member.server.version() for member in self.members if member.problem is None}
         return versions.pop() if len(versions) == 1 else None
 
+    async def newest_version(self) -> int | None:
+        """See `Engine.newest_version`; of all engines that are not gone."""
+        versions = [await member.server.newest_version() for member in self.members if member.problem is None]
+        return max((version for version in versions if version is not None), default=None)
+
     async def load_weights(self, folder: Path, version: int) -> None:
         """See `Engine.load_weights`: of all engines at once. One that is gone gets them when it is back."""
         self._loaded = (folder, version)

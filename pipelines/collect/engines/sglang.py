@@ -108,6 +108,10 @@ class SglangEngine:
         said = read(await self._renamed("/model_info", "/get_model_info"), _ModelInfo, f"{self.url}/model_info")
         return policy_version(said.weight_version)
 
+    async def newest_version(self) -> int | None:
+        """See `Engine.newest_version`; it keeps the weights and the version that it has if it cannot load others."""
+        return await self.version()
+
     async def load_weights(self, folder: Path, version: int) -> None:
         """See `Engine.load_weights`. Calls in flight are computed again under the new weights."""
         try:

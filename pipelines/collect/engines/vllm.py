@@ -38,8 +38,9 @@ from pipelines.collect.engines.once import Once
 
 GENERATE = "/inference/v1/generate"
 COMPLETIONS = "/v1/completions"
-_UNKNOWN = "loading"
-"""Version that stands while weights are loaded, and after that failed: no number, so no token is said to be of one."""
+_LOADING = "loading:"
+"""Stands before the version while weights are loaded, and after that failed: no number, so no token is said to be of
+one."""
 _DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1, or by trajlake serve"
 _LORA = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 
@@ -90,8 +91,11 @@ class VllmEngine:
 
     async def version(self) -> int | None:
         """See `Engine.version`; None too without VLLM_SERVER_DEV_MODE."""
-        said = await self._optional("/weight_info")
-        return policy_version(read(said, _WeightInfo, f"{self.url}/weight_info").weight_version) if said else None
+        return policy_version(await self._weight_version())
+
+    async def newest_version(self) -> int | None:
+        """See `Engine.newest_version`."""
+        return policy_version((await self._weight_version()).removeprefix(_LOADING))
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """See `Engine.load_weights`. A failure leaves the engine without a version; it ends at its next token.
@@ -100,7 +104,7 @@ class VllmEngine:
         """
         try:
             await self._control("/pause?mode=keep")
-            await self._control("/update_weight_version", {"new_version": _UNKNOWN})
+            await self._control("/update_weight_version", {"new_version": f"{_LOADING}{version}"})
             await self._reload(folder)
             # Calls in flight are computed again under the new weights; their prefixes would be kept otherwise.
             said = await self._control("/reset_prefix_cache?reset_running_requests=true")
@@ -190,6 +194,10 @@ class VllmEngine:
             if "maximum context length" in str(error):
                 raise ContextFullError(str(error)) from error
             raise
+
+    async def _weight_version(self) -> str:
+        said = await self._optional("/weight_info")
+        return read(said, _WeightInfo, f"{self.url}/weight_info").weight_version if said else ""
 
     async def _weights(self) -> Upstream:
         """Who asks for the version of the weights around a call, once for all calls that ask together."""
