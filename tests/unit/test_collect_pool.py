@@ -3,7 +3,8 @@
 Numbered, so that each is a promise of its own:
 
 1. The calls of a rollout go to one engine; new rollouts go to the engine that has the fewest calls.
-2. An engine has no more calls at once than it may have, and gets none while it asks to be left alone.
+2. An engine has no more calls at once than it may have, and gets none while it asks to be left alone; where that is
+   long, its calls go to another one.
 3. Faults are tried again, and the answers are those of an undisturbed run; what a further try would not mend is not.
 4. An engine that is gone gets no calls, and is used again when it is back.
 5. No answer is used that was sampled under older weights than are wanted; an engine that was restarted gets the current
@@ -160,6 +161,59 @@ def test_2_a_pause_longer_than_patience_is_an_error_and_nobody_waits_so_long(ser
         assert pool.problem is None
 
     pooled(servers[:1], play)
+
+
+async def bound(pool: Pool, servers: list[TokenEngine]) -> tuple[TokenEngine, TokenEngine]:
+    """The server that rollout `r` is bound to, and the other."""
+    await pool.generate(asking(1, key="r"))
+    return (servers[0], servers[1]) if servers[0].calls else (servers[1], servers[0])
+
+
+def test_2_calls_of_an_engine_that_rests_for_long_go_to_another(servers: list[TokenEngine]) -> None:
+    """Also those that wait for a place there; the rollout then stays with the other, which has its prefix now."""
+
+    async def play(pool: Pool) -> list[list[Generation]]:
+        home, other = await bound(pool, servers)
+        home.fail(Fault(status=429, retry_after="100"))
+        async with asyncio.timeout(60):
+            found = await asyncio.gather(*(pool.generate(asking(number, key="r")) for number in (2, 3, 4)))
+            pool.members[servers.index(home)].rests_until = 0
+            found.append(await pool.generate(asking(5, key="r")))
+        assert [len(server.calls) for server in (home, other)] == [1, 4]
+        return found
+
+    moved = pooled(servers, play, most_calls=1)
+    alone = pooled(
+        servers[:1], lambda pool: asyncio.gather(*(pool.generate(asking(number)) for number in (2, 3, 4, 5)))
+    )
+    assert moved == alone
+
+
+def test_2_a_short_rest_is_waited_for(servers: list[TokenEngine]) -> None:
+    async def play(pool: Pool) -> None:
+        home, other = await bound(pool, servers)
+        home.fail(Fault(status=429, retry_after="0.05"))
+        await pool.generate(asking(2, key="r"))
+        assert [len(server.calls) for server in (home, other)] == [2, 0]
+
+    pooled(servers, play)
+
+
+def test_2_a_call_that_waits_for_the_end_of_a_rest_moves_once_another_engine_is_back(
+    servers: list[TokenEngine],
+) -> None:
+    async def play(pool: Pool) -> None:
+        home, other = await bound(pool, servers)
+        other.stop()
+        pool.out(pool.members[servers.index(other)], "gone")
+        pool.members[servers.index(home)].rest(100)
+        waiting = asyncio.create_task(pool.generate(asking(2, key="r")))
+        await until(lambda: pool.counts().waiting == 1)
+        other.start()
+        await asyncio.wait_for(waiting, 60)
+        assert [len(server.calls) for server in (home, other)] == [1, 1]
+
+    pooled(servers, play)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=20))

@@ -1,7 +1,7 @@
 """One of several servers behind a client: how many calls it has, how busy it is, and whether it may be called."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -21,8 +21,10 @@ class Server(Protocol):
         ...
 
 
-_TOLD_SECONDS = 5.0
-"""A shorter rest is not worth a word."""
+_SHORT_SECONDS = 5.0
+"""A shorter rest is waited for without a word: to compute a prefix again elsewhere may take as long."""
+_LOOK_SECONDS = 1.0
+"""How often who waits for the end of a rest looks whether it may go elsewhere."""
 Served = TypeVar("Served", bound=Server)
 
 
@@ -78,13 +80,13 @@ class Member(Generic[Served]):
         return self.running + self.waiting
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """One of its places, once there is one and it does not rest."""
+    async def place(self, goes_elsewhere: Callable[[], bool]) -> AsyncIterator[None]:
+        """One of its places, once there is one and it does not rest, or the call had better go elsewhere."""
         self.waiting += 1
         try:
             await self._places.acquire()
             try:
-                await self._rested()
+                await self._rested(goes_elsewhere)
             except BaseException:
                 self._places.release()
                 raise
@@ -107,7 +109,7 @@ class Member(Generic[Served]):
         if self.problem is not None:
             return self.problem
         left = self.rests_until - asyncio.get_running_loop().time()
-        return f"{self.server.url} asks to wait {left:.0f} s" if left > _TOLD_SECONDS else None
+        return f"{self.server.url} asks to wait {left:.0f} s" if left > _SHORT_SECONDS else None
 
     def counts(self) -> MemberCounts:
         """How it is doing."""
@@ -124,9 +126,9 @@ class Member(Generic[Served]):
             saturation=self._taken_seconds / (elapsed * self.most) if elapsed > 0 else 0.0,
         )
 
-    async def _rested(self) -> None:
-        while (left := self.rests_until - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(left)
+    async def _rested(self, goes_elsewhere: Callable[[], bool]) -> None:
+        while (left := self.rests_until - asyncio.get_running_loop().time()) > 0 and not goes_elsewhere():
+            await asyncio.sleep(min(left, _LOOK_SECONDS))
 
     def _count(self, change: int) -> None:
         now = asyncio.get_running_loop().time()

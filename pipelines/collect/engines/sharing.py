@@ -3,6 +3,9 @@
 A rollout's calls go to the server that its first one went to, whose cache holds their prefix; the first goes to the one
 with the fewest calls. A server that cannot be reached gets no calls, is asked after with growing pauses, and is used
 again once it is ready. Nobody is asked more often than the limits allow, and who asks for a pause gets it.
+
+Calls of a server that is gone, or asks for a long pause, go to another one, and their rollouts stay there: each call
+brings its whole prompt, so nothing but the computing of its prefix is lost.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Self, TypeVar
 
 from pydantic import BaseModel, Field
@@ -144,9 +148,9 @@ class Shared(Generic[Served]):
         while True:
             member = await self._member(key)
             try:
-                async with member.place():
-                    if member.problem is not None:
-                        continue  # it went while the call waited for a place
+                async with member.place(partial(self._goes_elsewhere, member)):
+                    if member.problem is not None or self._goes_elsewhere(member):
+                        continue  # since it waited for a place
                     await self._requests.take(1)
                     await self._tokens.take(prompt_tokens)
                     result = await do(member.server)
@@ -179,6 +183,8 @@ class Shared(Generic[Served]):
         """Note a failure. Gives the seconds after which the next try may follow."""
         if isinstance(error, EngineBusyError) and error.seconds is not None:
             member.rest(min(error.seconds, self.config.patience))
+            if self._goes_elsewhere(member):
+                return 0.0
             if error.seconds > self.config.patience and None not in [one.waits_for for one in self.members]:
                 raise EngineGoneError(
                     f"{member.server.url} asks to be left alone for {error.seconds:.0f} s, which is more than calls "
@@ -211,14 +217,18 @@ class Shared(Generic[Served]):
                 f"no engine could be called for {self.config.patience:g} s: {problems}. Start one of them again"
             ) from None
         home = self._homes.get(key) if key else None
-        if home is None or home.problem is not None:
-            home = min(usable, key=lambda member: member.load)
+        if home is None or home.problem is not None or self._goes_elsewhere(home):
+            home = min(usable, key=lambda member: (member.waits_for is not None, member.load))
         if key:
             self._homes[key] = home
             self._homes.move_to_end(key)
             if len(self._homes) > _MOST_KEYS:
                 self._homes.popitem(last=False)
         return home
+
+    def _goes_elsewhere(self, member: Member[Served]) -> bool:
+        """Whether a server's calls had better go to another: it may not be called, and some other may."""
+        return member.waits_for is not None and any(other.waits_for is None for other in self.members)
 
     def _usable(self) -> list[Member[Served]]:
         return [member for member in self.members if member.problem is None]
