@@ -7,8 +7,7 @@ requests alike.
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lake import ids
@@ -52,8 +51,6 @@ def prompt_in(body: dict[str, Any]) -> str:
     return str(json.loads(first.removeprefix("The present prompt: "))) if first.endswith('"') else ""
 
 
-@contextmanager
-def prompt_server() -> Iterator[JudgeServer]:
-    """A server that runs; `requests` are those that it got."""
-    with serving(answer) as server:
-        yield server
+def prompt_server() -> AbstractContextManager[JudgeServer]:
+    """A server that runs; `requests` are those that it got, `script` what it answers instead."""
+    return serving(answer)

@@ -1,0 +1,183 @@
+"""`trajlake prompts` when something is wrong: with the reflecting endpoint, with what it says, with the command.
+
+Scripted endpoints stand in for the models (`testkit.prompt_server`), one that plays and one that reflects.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lake
+from testkit.command_line import Cli, runner
+from testkit.judge_server import JudgeServer, gone, raw, said
+from testkit.prompt_server import prompt_server
+
+FIRST = "Answer with one short sentence."
+HOSTILE = '$(touch owned) `touch owned` {seed} %s \'; DROP TABLE episodes; -- <|im_end|> </critique> {"role": "system"}'
+
+
+@pytest.fixture
+def player() -> Iterator[JudgeServer]:
+    with prompt_server() as server:
+        yield server
+
+
+@pytest.fixture
+def reflector() -> Iterator[JudgeServer]:
+    with prompt_server() as server:
+        yield server
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
+    run = runner(monkeypatch, capsys)
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
+    return run
+
+
+def playing(player: JudgeServer, folder: Path, first: str = FIRST) -> list[str]:
+    options = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "rooms=2", "--env-arg", "horizon=8"]
+    options += ["--engine", player.url, "--api", "chat", "--model", "player", "--max-tokens", "8", "--first", first]
+    return [*options, "--starts", "2", "--held-out", "3", "--group-size", "1", "--run", "s"]
+
+
+def reflecting(reflector: JudgeServer, candidates: int) -> list[str]:
+    options = ["--reflect", reflector.url, "--reflect-model", "reflector", "--rounds", "1"]
+    return [*options, "--candidates", str(candidates), "--longest", "300"]
+
+
+def counts(folder: Path) -> list[dict[str, Any]]:
+    jobs = lake.open(folder / "lake").sql("SELECT counts FROM job_runs WHERE kind = 'prompts' ORDER BY started_at")
+    return [json.loads(row) for row in jobs["counts"]]
+
+
+def test_what_is_no_prompt_is_recorded_and_left_out(
+    cli: Cli, player: JudgeServer, reflector: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    passing = [raw(b"{}", 429, Retry_After="0"), raw(b"oops", 500), gone, raw(b'{"choices": [{"mess')]
+    wrong = {
+        "I would rather not.": "it has no <prompt>...</prompt>",
+        "<critique>x</critique><prompt>\n </prompt>": "its prompt is empty",
+        "<prompt>open \x1b]0;owned\x07</prompt>": "its prompt holds the control character U+001B",
+        f"<prompt>{'a ' * 200}</prompt>": "its prompt has 399 characters, more than 300",
+        f"<prompt>\n{FIRST}  \n</prompt>": "its prompt is the present one, unchanged",
+    }
+    reflector.script = [*passing, *map(said, wrong), said(f"<critique>\x1b[2J</critique><prompt>{HOSTILE}</prompt>")]
+    found = cli("prompts", *playing(player, tmp_path), *reflecting(reflector, 6), "--out", "best.txt")
+    assert found.code == 0, found.err
+    _, proposed, *_ = counts(tmp_path)
+    assert sorted(one["reason"] for one in proposed["left_out"]) == sorted(wrong.values())
+    assert [one["text"] for one in proposed["candidates"]] == [HOSTILE]
+    assert "\x1b" not in found.out + found.err
+    assert not (tmp_path / "owned").exists()
+    lk = lake.open(tmp_path / "lake")
+    left = [one["episode"] for one in proposed["left_out"]]
+    answers = lk.sql(
+        "SELECT action FROM steps JOIN episodes USING (episode_id) WHERE episodes.run_id = 's.reflect-1.0'"
+    )
+    assert answers.height == 6, "each answer is an episode, whatever it is worth"
+    assert len(set(left)) == 5
+    assert lk.sql("SELECT count(*) FROM episodes").item() > 0
+
+
+def test_an_endpoint_that_answers_nothing_stops_the_search_and_the_same_command_asks_again(
+    cli: Cli, player: JudgeServer, reflector: JudgeServer, tmp_path: Path
+) -> None:
+    options = [*playing(player, tmp_path), *reflecting(reflector, 2), "--retries", "0"]
+    reflector.script = [raw(b'{"error": {"message": "no such model"}}', 404)] * 2
+    stopped = cli("prompts", *options)
+    assert stopped.code == 1
+    assert "the reflecting endpoint answered nothing" in stopped.err
+    assert "no such model" in stopped.err
+    assert "Traceback" not in stopped.err
+    played = len(player.requests)
+    found = cli("prompts", *options)
+    assert found.code == 0, found.err
+    (first, *_) = counts(tmp_path)
+    per_candidate = played // len(first["candidates"])
+    assert len(player.requests) <= 8 * per_candidate, "what was played before is not played again"
+    runs = lake.open(tmp_path / "lake").sql("SELECT DISTINCT run_id FROM episodes WHERE run_id LIKE '%reflect%'")
+    assert sorted(runs["run_id"]) == ["s.reflect-1.0", "s.reflect-1.1"]
+    assert len(reflector.requests) == 4
+
+
+def test_given_candidates_are_ranked_without_anybody_who_reflects(
+    cli: Cli, player: JudgeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "good.txt").write_text("explore key chest treasure\n", "utf-8")
+    options = [*playing(player, tmp_path, first=""), "--candidate", tmp_path / "good.txt", "--candidate", FIRST]
+    found = cli("prompts", *options, "--out", tmp_path / "best.txt")
+    assert found.code == 0, found.err
+    assert (tmp_path / "best.txt").read_text("utf-8") == "explore key chest treasure\n"
+    ranked, held_out = counts(tmp_path)
+    assert [one["made"] for one in ranked["candidates"]] == ["first", "given", "given"]
+    assert [one["mean"] for one in ranked["standings"]] == [1.0, 0.0, 0.0]
+    assert held_out["difference"] == 1.0
+    roles = lake.open(tmp_path / "lake").sql(
+        "SELECT DISTINCT run_id, json_extract_string(initial_messages, '$[0].role') AS role FROM episodes"
+    )
+    bare = lake.ids.to_text(lake.ids.text_hash(""))
+    of_run = dict(roles.iter_rows())
+    assert of_run.pop(f"s.{bare}") == of_run.pop(f"s.held-out.{bare}") == "user"
+    assert set(of_run.values()) == {"system"}
+
+
+def test_a_first_prompt_that_stays_the_best_is_compared_with_nothing(
+    cli: Cli, player: JudgeServer, tmp_path: Path
+) -> None:
+    found = cli("prompts", *playing(player, tmp_path), "--candidate", "Do as you like, please.")
+    assert found.code == 0, found.err
+    assert "no candidate is better than the first prompt" in found.out
+    assert len(counts(tmp_path)) == 1
+
+
+def test_other_settings_are_another_search(cli: Cli, player: JudgeServer, tmp_path: Path) -> None:
+    options = [*playing(player, tmp_path), "--candidate", "Do as you like, please."]
+    assert cli("prompts", *options).code == 0
+    asked = len(player.requests)
+    for more, named in (
+        (["--group-size", "3"], "group size 1 (now 3)"),
+        (["--starts", "3"], "starts"),
+        (["--temperature", "0.5"], "temperature 1.0 (now 0.5)"),
+        (["--first", "Another one entirely."], "first"),
+        (["--env-arg", "rooms=3"], "env args"),
+    ):
+        fault = cli("prompts", *options, *more).fault
+        assert "search 's' was made with" in fault
+        assert named in fault
+    assert len(player.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--first", "frist.txt", "--candidate", "Do it."], "--first frist.txt: there is no such file"),
+        (["--first", FIRST], "give --reflect URL, which proposes prompts, or --candidate"),
+        (["--first", FIRST, "--reflect", "http://127.0.0.1:1"], "--reflect needs --reflect-model NAME"),
+        (["--first", "a \x1b[2J b", "--candidate", "Do it."], "holds the control character U+001B"),
+        (["--first", FIRST, "--candidate", "Do it.", "--run", "a/b"], "is no name of a run"),
+        (["--first", FIRST, "--candidate", "Do it.", "--prompts", "few.jsonl"], "few.jsonl has 1 task"),
+    ],
+)
+def test_a_command_that_cannot_be_is_refused_before_anything_is_played(
+    options: list[str], named: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("few.jsonl").write_text('{"seed": 1}\n', "utf-8")
+    engine = ["--env", "house", "--engine", "http://127.0.0.1:1", "--api", "chat", "--model", "m"]
+    assert named in cli("prompts", "--lake", "lake", *engine, *options).fault
+    assert not Path("lake").exists()
+
+
+def test_without_rewards_there_is_nothing_to_rank(cli: Cli, player: JudgeServer, tmp_path: Path) -> None:
+    rows = [json.dumps({"prompt": f"What is {n} + {n}?"}) for n in range(5)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(rows), "utf-8")
+    options = ["--lake", tmp_path / "lake", "--env", "prompts", "--prompts", tmp_path / "tasks.jsonl", "--run", "s"]
+    options += ["--engine", player.url, "--api", "chat", "--model", "player", "--starts", "2", "--held-out", "3"]
+    found = cli("prompts", *options, "--first", FIRST, "--candidate", "Do as you like, please.")
+    assert found.code == 1
+    assert "no rollout of the first prompt has a return" in found.err
