@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lake import ids
 from lake.care import compaction, vacuum
+from lake.care.claims import Claim
 from lake.care.pins import LEASE, Lease, Pin, Pins
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.read.snapshot import Snapshot, consistent, versions_at_episodes, versions_at_time
@@ -152,6 +153,18 @@ class Lake:
             LakeAccessError: on entering it, files of the snapshot are gone.
         """
         return Lease(self._store, holder, snapshot.versions, duration, job_id)
+
+    def claim(self, what: str, place: str) -> Claim:
+        """The right to do something that one process at a time may do, wherever it runs; a context. See `Claim`.
+
+        Args:
+            what: in words, `run 'r' is being collected into this lake`.
+            place: where one process at a time makes this claim: it takes over at once what a killed one left.
+
+        Raises:
+            UsageError: on entering it, a process elsewhere holds the claim.
+        """
+        return Claim(self._store, what, place)
 
     def missing(self, versions: Mapping[str, int]) -> str | None:
         """What these versions of the tables need and is not there, in words; None if all is there."""
