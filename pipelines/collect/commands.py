@@ -1,5 +1,6 @@
 """Command `collect`."""
 
+import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,7 @@ def collect(
     from pipelines.collect.manager.shares import collect_with_ray
     from pipelines.collect.tasks import listed, read_tasks, seeds
     from pipelines.collect.wiring import PROMPTS, player_of, recorded_only, told_options
+    from pipelines.executor import RayExecutor
 
     if given["carry_over"] and (given["keep"] != "first" or executor == "ray"):
         raise UsageError("--carry-over needs --keep first, and --executor local")
@@ -120,12 +122,15 @@ def collect(
     what = _collection(given, told_options(options))
     wanted = recorded_only(record_only)
     tell = Teller()
-    # The lake comes last: a command that is refused leaves none behind.
+    # The lake comes last: a command that is refused leaves none behind. Ray's tasks make players of their own, and what
+    # they would refuse is refused here.
+    player = player_of(options, lake_uri, given["run"])
     if executor == "ray":
+        asyncio.run(player.close())
+        cluster = RayExecutor(workers)
         lk = lake.open(lake_uri, create=True)
-        done = collect_with_ray(lk, options, tasks, what, record_only, workers, say=tell.say)
+        done = collect_with_ray(lk, options, tasks, what, record_only, cluster, say=tell.say)
     else:
-        player = player_of(options, lake_uri, given["run"])
         lk = lake.open(lake_uri, create=True)
         done = collect_here(lk, player, tasks, what, say=tell.say, progress=tell.progress, record_only=wanted)
     _tell(done, given["run"], given["rounds"])

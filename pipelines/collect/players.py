@@ -7,12 +7,15 @@ dies; a player knows one rollout only.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from lake.errors import TrajlakeError
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect.environments import Task
 from pipelines.collect.policies import Message
+
+SURPLUS: Final = "surplus"
+"""`stop_reason` of rollouts that are aborted because enough of their siblings have finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,14 @@ class RolloutLog(Protocol):
 
     async def step(self, record: StepRecord) -> None:
         """A decision was taken, and this came of it. Waits while the disk has no room."""
+        ...
+
+    def takes(self, status: str) -> bool:
+        """Whether a rollout that was played to `status` is still wanted, and counts from now on.
+
+        Asked by players that record by themselves, before they record the end. False: it is recorded as aborted
+        (`SURPLUS`), since enough of its siblings finished before it.
+        """
         ...
 
 

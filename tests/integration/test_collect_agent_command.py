@@ -72,13 +72,18 @@ def test_a_task_whose_name_no_address_can_hold_is_left_out(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((), "--agent needs --engine"),
-        (("--engine", "http://127.0.0.1:1", "--tokens-per-second", "9"), "limits of requests and tokens"),
+        (("--agent", "agent.py:agent"), "--agent needs --engine"),
+        (
+            ("--agent", "agent.py:agent", "--engine", "http://127.0.0.1:1", "--tokens-per-second", "9"),
+            "limits of requests and tokens",
+        ),
+        (("--env", "house", "--executor", "ray"), "give --engine URL, or --model FOLDER"),
     ],
 )
-def test_an_agent_needs_an_engine_and_makes_its_own_calls(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
-    done = trajlake("collect", "--lake", tmp_path / "L", "--agent", "agent.py:agent", *options)
+def test_a_command_that_is_refused_leaves_no_lake(tmp_path: Path, options: tuple[str, ...], told: str) -> None:
+    done = trajlake("collect", "--lake", tmp_path / "L", *options)
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "L").exists()
 
 
 def test_a_model_that_the_engine_does_not_serve_is_refused_before_anything_is_played(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What becomes of a rollout by how its agent ends: returns of every kind, exceptions, cancelled, without a call."""
 
 import asyncio
+import contextlib
 import functools
 import threading
 from pathlib import Path
@@ -12,9 +13,13 @@ import pytest
 
 import lake
 from lake.errors import UsageError
+from pipelines.collect import tasks
 from pipelines.collect.agents import Client, Result
 from pipelines.collect.engines import EngineError
 from pipelines.collect.environments import Task
+from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.manager.run import Collection, collect
+from pipelines.collect.manager.scheduler import Limits
 from testkit.agent_rollouts import NoLog, played, player, rollout
 from testkit.engine_server import Engine, engine_server
 
@@ -275,3 +280,32 @@ def test_a_proxy_that_dies_is_told_and_the_next_rollout_has_another(tmp_path: Pa
     with engine_server() as engine:
         asyncio.run(run(engine))
     assert rows_in(tmp_path, "task_id, env_return, num_steps") == [("first", 1.0, 1), ("second", 2.0, 1)]
+
+
+def test_of_agents_that_finish_at_once_no_more_are_kept_than_were_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the proxy records an end the manager says whether it still counts; one that does not keeps its reward."""
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "manager"))
+    together: dict[int, asyncio.Barrier] = {}
+
+    async def agent(task: Task, client: Client) -> float:
+        async with client.async_openai() as api:
+            said: Any = [{"role": "user", "content": "hello"}]
+            await api.chat.completions.create(model=client.model, messages=said, **client.sampling)
+        with contextlib.suppress(asyncio.CancelledError):  # it does not let itself be interrupted either
+            await together.setdefault(task.seed, asyncio.Barrier(5)).wait()
+        return 1.0
+
+    what = Collection(
+        wanted=Wanted(run="r", groups=2, group_size=3, oversample=2), limits=Limits(keep="first"), rounds=1
+    )
+    with engine_server() as engine:
+        playing = player(agent, [engine.url], tmp_path)
+        lk = lake.open(tmp_path / "lake", create=True)
+        done = collect(lk, playing, tasks.seeds(0, 2), what, say=lambda line: None, progress=lambda line: None)
+    assert (done.figures.finished, done.figures.aborted) == (6, 4)
+    found = lk.sql("SELECT seed, status, stop_reason, env_return, count(*) FROM episodes GROUP BY ALL ORDER BY ALL")
+    assert found.rows() == [
+        (seed, *ended) for seed in range(2) for ended in (("aborted", "surplus", 1.0, 2), ("completed", None, 1.0, 3))
+    ]

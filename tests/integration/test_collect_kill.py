@@ -44,9 +44,9 @@ def engine() -> Iterator[TokenEngine]:
 
 
 class Collecting:
-    """A process that collects into `folder / "lake"`."""
+    """A process that collects into `folder / "lake"`, on a machine that has a spool of its own."""
 
-    def __init__(self, folder: Path, tokenizer: Path, engine: TokenEngine, *options: str) -> None:
+    def __init__(self, folder: Path, tokenizer: Path, engine: TokenEngine, *options: str, spool: str = "spool") -> None:
         arguments = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "horizon=4", "--tokenizer"]
         arguments += [str(tokenizer), "--engine", engine.url, "--api", "vllm", "--max-tokens", "4", *options]
         self.process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Collecting:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(TRAJLAKE_SPOOL=str(folder / "spool"), OMP_NUM_THREADS="1"),
+            env=environment(TRAJLAKE_SPOOL=str(folder / spool), OMP_NUM_THREADS="1"),
         )
 
     def finish(self) -> tuple[int, str, str]:
@@ -142,6 +142,23 @@ def test_ctrl_c_delivers_what_has_ended_and_the_same_command_goes_on(
     assert status == 0
     assert f"{part} there before" in out
     assert content(tmp_path)["episodes"].height == 16
+
+
+def test_a_run_is_collected_on_one_machine_at_a_time(tmp_path: Path, tokenizer: Path, engine: TokenEngine) -> None:
+    """Another one that reaches the same lake is told who is at work; where it was killed, it goes on at once."""
+    engine.seconds = DEADLINE
+    options = ("--groups", "2", "--group-size", "2")
+    collecting = Collecting(tmp_path, tokenizer, engine, *options)
+    after_calls(engine, 4, collecting.process)
+    status, _, err = Collecting(tmp_path, tokenizer, engine, *options, spool="elsewhere").finish()
+    assert status == 2, err
+    assert f"run 'collect' is being collected into this lake by process {collecting.process.pid} on" in err
+    collecting.process.kill()
+    collecting.finish()
+    engine.seconds = 0
+    status, _, err = Collecting(tmp_path, tokenizer, engine, *options).finish()
+    assert status == 0, err
+    assert content(tmp_path)["episodes"].height == 4
 
 
 @pytest.mark.slow

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lake
+from lake.care.claims import Claim
 from lake.errors import LakeAccessError, UsageError
 from lake.live.frames import Begin
 from lake.records import EpisodeRecord
@@ -227,9 +229,7 @@ def test_what_an_environment_raises_is_a_failed_attempt_and_is_tried_again(place
     done, _ = run(tmp_path, lambda: Countdown(fault), parallel=1, group_size=2)
     assert (done.figures.finished, done.figures.failed, done.figures.retried) == (4, 0, 1)
     found = rows(tmp_path, "attempt, status, num_steps")
-    # An environment that names its tasks had not done so when it failed to open: that attempt is of no group.
-    expected = [(0, "completed")] * 3 + [(1, "completed")] + [(0, "failed")] * (place == "reset")
-    assert sorted(row[:2] for row in found) == sorted(expected)
+    assert sorted(row[:2] for row in found) == [(0, "completed")] * 3 + [(1, "completed")]
     # The failed attempt is recorded, without the key.
     with lake.open(tmp_path / "lake").snapshot().session(retracted_too=True) as session:
         failed = session.query("SELECT error, attempt, stop_reason FROM episodes WHERE status = 'failed'").rows()
@@ -330,6 +330,45 @@ def test_a_failure_that_stays_is_recorded_and_its_siblings_go_on(tmp_path: Path)
     assert all(row[3] == "step 0: ValueError: never works" for row in found if row[0] == 1)
     # Nothing is tried again by the next process.
     assert run(tmp_path, Bad, count=2, retries=2)[0].rounds == 0
+
+
+def test_failures_to_open_stand_in_the_group_that_the_environment_names(tmp_path: Path) -> None:
+    """Also those of rollouts that never begin, and of a process that stopped before the others had begun."""
+    left = {0: 2, 1: 2}
+
+    def closed_at_first(place: str, seed: int) -> None:
+        if place == "reset" and left[seed]:
+            left[seed] -= 1
+            raise RuntimeError("closed")
+
+    async def gone_later(number: int, turn: int) -> None:
+        if number == 2:
+            raise EngineGoneError("gone")
+
+    def play(speaker: Speaks) -> None:
+        run(tmp_path, lambda: Countdown(closed_at_first), speaker, count=2, parallel=1)
+
+    with pytest.raises(StoppedError):
+        play(Speaks(gone_later))
+    assert len(rows(tmp_path)) == 2
+    play(Speaks())
+    found = rows(tmp_path, "seed, rollout_index, attempt, status, task_id")
+    assert found == [
+        (seed, index, *((0, "completed") if index else (1, "failed")), f"count-{seed}")
+        for seed in range(2)
+        for index in range(3)
+    ]
+    all_attempts = lake.open(tmp_path / "lake").snapshot().scan_all("episodes").collect()
+    assert (all_attempts["group_id"].n_unique(), all_attempts.height) == (2, 8)
+
+
+def test_an_environment_that_never_opens_is_recorded_by_its_seed(tmp_path: Path) -> None:
+    def closed(place: str, seed: int) -> None:
+        raise RuntimeError("closed")
+
+    done, _ = run(tmp_path, lambda: Countdown(closed), count=2)
+    assert (done.figures.failed, done.figures.retried) == (6, 6)
+    assert set(rows(tmp_path, "attempt, status, task_id")) == {(1, "failed", "seed 0"), (1, "failed", "seed 1")}
 
 
 async def _for_ever(number: int, turn: int) -> None:
@@ -498,6 +537,34 @@ def test_those_that_are_carried_over_go_on_in_the_next_round_and_keep_their_own(
     assert all("carried" not in line or "run again with --rounds 3 to finish them" in line for line in said)
 
 
+def test_a_carried_rollout_that_begins_differently_takes_its_group_of_the_earlier_round_along(tmp_path: Path) -> None:
+    class Two(Countdown):
+        said = "as ever"
+
+        async def reset(self, task: Task) -> Outcome:
+            await super().reset(task)
+            self._left = 2
+            return Outcome(messages=[{"role": "user", "content": self.said}], task_id=str(task.seed))
+
+    class Other(Two):
+        said = "other"
+
+    async def the_last_two_wait(number: int, turn: int) -> None:
+        if number % 4 in (3, 0) and turn:
+            await asyncio.Event().wait()
+
+    options: dict[str, Any] = {"group_size": 2, "oversample": 2, "keep": "first", "carry_over": True}
+    _, said = run(tmp_path, Two, Speaks(the_last_two_wait), **options)
+    assert said[-1] == "4 rollouts are carried over; run again with --rounds 2 to finish them"
+    with pytest.raises(StartError, match=r"began differently in rollout [23] of round 0"):
+        run(tmp_path, Other, rounds=2, **options)
+    found = rows(tmp_path, "collection_round, status, stop_reason")
+    assert {row[1:] for row in found if row[0] == 0} == {("failed", "starts_differ")}
+    assert {row[1] for row in found if row[0] == 1} == {"completed"}
+    lk = lake.open(tmp_path / "lake")
+    assert lk.sql("SELECT count(*) FROM retractions").rows() == [(4,)]
+
+
 def test_the_best_of_each_group_are_a_selection_and_nothing_is_deleted(tmp_path: Path) -> None:
     class Lottery(Countdown):
         async def step(self, action: Message) -> Outcome:
@@ -577,6 +644,24 @@ def test_two_processes_cannot_collect_one_run(tmp_path: Path) -> None:
         Store(lk, "r")
     with Store(lk, "r"):
         pass
+
+
+def test_a_process_that_was_not_heard_of_for_too_long_stops_when_another_one_has_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def soon(lk: lake.Lake, name: str, place: str) -> Claim:
+        return Claim(lk._store, name, place, timedelta(seconds=1))
+
+    monkeypatch.setattr("pipelines.collect.manager.run.claimed", soon)
+
+    async def somebody_else_comes(number: int, turn: int) -> None:
+        if number == 1:
+            place = next((tmp_path / "spool").rglob("collect-r/collect")).read_text().split()[0]
+            assert soon(lake.open(tmp_path / "lake"), "r", place)._taken()
+        await asyncio.Event().wait()
+
+    with pytest.raises(StoppedError, match=r"it was taken over by process \d+ on .* same command goes on"):
+        run(tmp_path, speaker=Speaks(somebody_else_comes))
 
 
 def test_what_two_spools_hold_of_one_rollout_is_one(tmp_path: Path) -> None:

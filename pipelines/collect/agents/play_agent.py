@@ -11,6 +11,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from pipelines.collect.agents.results import end_body, ending_of, failure_of, le
 from pipelines.collect.engines import EngineError, EngineGoneError, EngineRefusedError
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.threads import Worker
-from pipelines.collect.players import Ending, Rollout, RolloutLog
+from pipelines.collect.players import SURPLUS, Ending, Rollout, RolloutLog
 
 if TYPE_CHECKING:
     import aiohttp
@@ -133,7 +134,7 @@ class AgentPlayer:
                 return
 
     async def play(self, rollout: Rollout, log: RolloutLog) -> Ending:
-        """Play one rollout; the log stays empty, since the proxy records.
+        """Play one rollout; nothing is written to the log, since the proxy records.
 
         Raises:
             UsageError: the task has a name that no address can hold.
@@ -145,7 +146,7 @@ class AgentPlayer:
         endpoint.in_flight += 1
         base = f"{endpoint.base()}{path}/v1"
         try:
-            return await self._played(rollout, endpoint, base)
+            return await self._played(rollout, endpoint, base, log)
         finally:
             endpoint.in_flight -= 1
 
@@ -160,7 +161,7 @@ class AgentPlayer:
 
     # ------------------------------------------------------------ one rollout
 
-    async def _played(self, rollout: Rollout, endpoint: Endpoint, base: str) -> Ending:
+    async def _played(self, rollout: Rollout, endpoint: Endpoint, base: str, log: RolloutLog) -> Ending:
         client = Client(
             base_url=base,
             model=await self._served(endpoint),
@@ -178,10 +179,13 @@ class AgentPlayer:
             error = cancelled  # the agent's own
         except BaseException as raised:  # of the agent, whatever it is: Ctrl-C is the manager's affair
             error = raised
-        if error is None:
-            return await self._ended(rollout, endpoint, base, result, body)
-        result = failure_of(error)
-        return await self._ended(rollout, endpoint, base, result, end_body(result, rollout, self._environment))
+        if error is not None:
+            result = failure_of(error)
+            body = end_body(result, rollout, self._environment)
+        if not log.takes(result.status):
+            result = replace(result, status="aborted", stop_reason=SURPLUS)
+            body = end_body(result, rollout, self._environment)
+        return await self._ended(rollout, endpoint, base, result, body)
 
     async def _run(self, rollout: Rollout, client: Client) -> Any:
         agent = self._agent

@@ -32,6 +32,9 @@ STOPPED = "stopped"
 """`stop_reason` of an agent's rollouts that were running when the collection was stopped: an agent cannot go on."""
 
 
+UNOPENED = ""
+"""`environment` of rollouts whose environment did not open."""
+
 _RUN = re.compile(r"[^\W_][\w.+=:@-]*")
 """Names of runs stand in paths of files and of addresses."""
 _LONGEST_RUN = 128
@@ -221,6 +224,7 @@ class Played(msgspec.Struct, frozen=True):
         return self.status != "failed" or self.stop_reason == STARTS_DIFFER or self.attempt >= retries
 
 
+_GROUP = ["collection_round", "seed"]
 _COLUMNS = ["collection_round", "seed", "rollout_index", "attempt", "status", "stop_reason"]
 
 
@@ -233,41 +237,53 @@ def played(snapshot: Snapshot, run: str, rounds: Sequence[int]) -> dict[Slot, Pl
     return found
 
 
-def starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, int]:
-    """How the groups of a round began, of those that the lake has something of; see `start_hash`."""
+class Start(NamedTuple):
+    """How the rollouts of a group begin, each of them."""
+
+    hash: int
+    """Of what the policy is shown: messages and tools."""
+    task_id: str
+    """As the environment names the task."""
+
+
+def starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, Start]:
+    """How the groups of a round began, of those that the lake has a rollout of which began."""
     rows = snapshot.scan("episodes").filter(run_id=run, collection_round=number)
     # One of each group: siblings that began otherwise were never played.
     rows = rows.filter(pl.col("initial_messages").is_not_null(), pl.col("num_steps") > 0)
-    part = collected(rows.select(*KEYS, "seed", "stop_reason"))
+    rows = rows.filter(pl.col("environment") != UNOPENED)
+    part = collected(rows.select(*KEYS, "seed", "task_id", "stop_reason"))
     part = part.filter(pl.col("stop_reason").ne_missing(STARTS_DIFFER)).unique("seed", keep="first")
     if part.is_empty():
         return {}
     documents = ("initial_messages", "tools")
-    found = rows_of(snapshot, "episodes", part, ("seed", *documents), documents)
+    found = rows_of(snapshot, "episodes", part, ("seed", "task_id", *documents), documents)
     return {
-        Group(number, seed): hash_of(
-            msgspec.json.decode(messages), None if tools is None else msgspec.json.decode(tools)
+        Group(number, seed): Start(
+            _hash(msgspec.json.decode(messages), None if tools is None else msgspec.json.decode(tools)), task_id
         )
-        for seed, messages, tools in found.select("seed", *documents).iter_rows()
+        for seed, task_id, messages, tools in found.select("seed", "task_id", *documents).iter_rows()
     }
 
 
-def retract_broken(lake: Lake, run: str, number: int) -> int:
-    """Hide what was recorded of groups before a sibling of theirs began differently; how many episodes."""
-    rows = lake.snapshot().scan("episodes").filter(run_id=run, collection_round=number)
-    found = collected(rows.select("episode_id", "seed", "stop_reason"))
-    refused = found["stop_reason"].eq_missing(STARTS_DIFFER)
-    others = found.filter(pl.col("seed").is_in(found.filter(refused)["seed"].implode()), ~refused)
+def retract_broken(lake: Lake, run: str) -> int:
+    """Hide what was recorded of groups before a sibling of theirs began differently; how many episodes.
+
+    Groups of all rounds: the sibling may be one that was carried over, or an earlier process was killed before this.
+    """
+    rows = lake.snapshot().scan("episodes").filter(run_id=run).select("episode_id", *_GROUP, "stop_reason")
+    refused = pl.col("stop_reason").eq_missing(STARTS_DIFFER)
+    broken = rows.filter(refused).select(_GROUP).unique()
+    others = collected(rows.filter(~refused).join(broken, on=_GROUP, how="semi", nulls_equal=True))
     if others.is_empty():
         return 0
     return lake.retract(others["episode_id"].to_list(), reason="a sibling of its group began differently")
 
 
-def start_hash(record: EpisodeRecord) -> int:
-    """Hash of what the policy is shown at the beginning, messages and tools: equal for siblings."""
-    return hash_of(record.initial_messages, record.tools)
+def start_of(record: EpisodeRecord) -> Start:
+    """How a rollout began."""
+    return Start(_hash(record.initial_messages, record.tools), record.task_id)
 
 
-def hash_of(messages: object, tools: object) -> int:
-    """See `start_hash`."""
+def _hash(messages: object, tools: object) -> int:
     return ids.bytes_hash(msgspec.json.encode([messages, tools or None], order="sorted"))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from lake.care.claims import Claim
 from lake.errors import TrajlakeError
 from lake.lake import Lake
 from lake.live.delivery import Deliveries
@@ -91,13 +92,19 @@ def collect(
         StartError: siblings began differently.
         StoppedError: Ctrl-C, or an engine that is gone; all that has ended is recorded.
     """
-    with Store(lake, what.wanted.run, record_only=record_only) as store, Interrupts(say) as interrupts:
+    run = what.wanted.run
+    with (
+        Store(lake, run, record_only=record_only) as store,
+        claimed(lake, run, store.place) as claim,
+        Interrupts(say) as interrupts,
+    ):
         collector = _Collector(
             lake=lake,
             player=player,
             tasks=tasks,
             what=what,
             store=store,
+            claim=claim,
             outcome=Outcome(Figures(), store.counts),
             say=say,
             progress=progress,
@@ -118,6 +125,7 @@ class _Collector:
     tasks: TaskSet
     what: Collection
     store: Store
+    claim: Claim
     outcome: Outcome
     say: Say
     progress: Say
@@ -130,11 +138,11 @@ class _Collector:
             await self.player.settle()
             async with Scheduler(wanted.run, wanted.seed, of, self.player, self.store, self.what.limits) as scheduler:
                 interrupts.reach(scheduler)
-                telling = asyncio.create_task(self._tell(scheduler))
+                watching = asyncio.create_task(self._watch(scheduler))
                 try:
                     await self._rounds(scheduler)
                 finally:
-                    telling.cancel()
+                    watching.cancel()
                     left = scheduler.in_flight
             if left:
                 more = self.what.rounds + 1
@@ -149,8 +157,6 @@ class _Collector:
             self.say(plan.title if planned.job_id is None else f"{plan.title}, which is not done")
             await self._round(scheduler, planned)
             self.outcome.rounds += 1
-            if retracted := retract_broken(lake, what.wanted.run, plan.round):
-                self.say(f"{counted(retracted, 'episode')} of groups that began differently are retracted")
             if what.limits.keep == "best":
                 self.say(keep_best(lake, what.wanted.run, plan))
             if scheduler.broken:
@@ -164,16 +170,21 @@ class _Collector:
             self.outcome.figures.merge(figures)
             if scheduler.stopped_by is not None:
                 raise _stopped(scheduler, figures)
+            if retracted := retract_broken(self.lake, self.what.wanted.run):
+                self.say(f"{counted(retracted, 'episode')} of groups that began differently are retracted")
             write_figures(job, plan, figures, {**self.player.figures(), "carried": scheduler.in_flight})
 
-    async def _tell(self, scheduler: Scheduler) -> None:
-        """How far it is, every so often."""
+    async def _watch(self, scheduler: Scheduler) -> None:
+        """Tell every so often how far it is; stop once the run is somebody else's."""
         meter = Meter()
         while True:
             await asyncio.sleep(self.what.progress_seconds)
             problem = self.store.problem or self.player.problem
             steps, running = self.store.steps, scheduler.in_flight
             self.progress(meter.line(scheduler.figures, steps, running, self.player.figures(), problem))
+            if self.claim.lost is not None:
+                scheduler.stop(self.claim.lost)
+                scheduler.abort()
 
 
 async def play_round(lake: Lake, scheduler: Scheduler, plan: Plan, tasks: Sequence[Task]) -> Figures:
@@ -198,6 +209,7 @@ async def play_round(lake: Lake, scheduler: Scheduler, plan: Plan, tasks: Sequen
         await player.settle()
         if total.planned:
             figures.planned = figures.present = 0  # the first pass counted them
+            total.left_out = 0  # they are left out once more
         total.merge(figures)
         if scheduler.stopped_by is not None or not player.is_recorder:
             return total
@@ -210,6 +222,11 @@ async def play_round(lake: Lake, scheduler: Scheduler, plan: Plan, tasks: Sequen
             why = scheduler.lost_by or "the table `rejects` may say why"
             scheduler.stop(f"{counted(lost, 'rollout')} of round {plan.round} cannot be recorded: {why}")
             return total
+
+
+def claimed(lake: Lake, run: str, place: str) -> Claim:
+    """The right to collect a run, for a process that holds the lock of `place`; a context. Raises UsageError."""
+    return lake.claim(f"run {run!r} is being collected into this lake", place)
 
 
 def begun_job(lake: Lake, planned: Planned, what: Collection) -> Job:

@@ -6,6 +6,7 @@ those that are carried over run on while the next round begins.
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -18,10 +19,11 @@ from pipelines.collect.engines import EngineError, EngineGoneError
 from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.episode_records import begun, rollout_seed
 from pipelines.collect.manager.figures import Figures
-from pipelines.collect.manager.rounds import REPLAY_DIFFERS, STARTS_DIFFER, Group, Plan, Played, Slot, start_hash
+from pipelines.collect.manager.rounds import REPLAY_DIFFERS, STARTS_DIFFER, UNOPENED, Group, Plan, Played, Slot, Start
 from pipelines.collect.manager.siblings import FINISHED, Keep, Siblings
 from pipelines.collect.manager.store import Opened, Recording, Store
-from pipelines.collect.players import Ending, Player, ReplayError, Rollout, StartError
+from pipelines.collect.manager.todo import Todo, carried, missing, siblings_of
+from pipelines.collect.players import SURPLUS, Ending, Player, ReplayError, Rollout, StartError
 from pipelines.collect.policies import PolicyCard
 from pipelines.collect.user_code import FAULTS, is_cancellation
 
@@ -40,15 +42,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     episode_seconds: float | None = None
     grace: float = 60.0
     """Seconds that rollouts may go on after the first Ctrl-C."""
-
-
-class _Todo(msgspec.Struct):
-    """A rollout to be played."""
-
-    slot: Slot
-    siblings: Siblings
-    attempt: int = 0
-    opened: Opened | None = None
 
 
 class Scheduler:
@@ -127,7 +120,7 @@ class Scheduler:
             self._interrupt(slot, "stopped")
 
     async def play(
-        self, plan: Plan, tasks: Iterable[Task], found: Mapping[Slot, Played], starts: Mapping[Group, int]
+        self, plan: Plan, tasks: Iterable[Task], found: Mapping[Slot, Played], starts: Mapping[Group, Start]
     ) -> Figures:
         """Play a round until nothing of it is missing, or somebody stops it.
 
@@ -137,16 +130,17 @@ class Scheduler:
             found: what the lake has, of this round and of those whose rollouts were carried over.
             starts: how groups of the round began, where the lake knows.
         """
-        groups = [self._siblings(plan, task, starts) for task in tasks]
+        groups = [siblings_of(plan, task, self._limits.keep, starts) for task in tasks]
         self.figures = Figures(planned=sum(siblings.total for siblings in groups))
         self._ended.clear()
         began = asyncio.get_running_loop().time()
         opened = self._opened(found)
         if self.player.plays_together and self._forget_part(plan, groups, found, opened):
             found, opened = {}, {}
-        todo = [self._carried(one) for slot, one in opened.items() if slot.group.number != plan.round]
+        todo = carried([one for slot, one in opened.items() if slot.group.number != plan.round], self._of)
         for siblings in groups:
-            todo += self._missing(plan, siblings, found, opened)
+            todo += missing(siblings, found, opened, self._limits.retries)
+            self.figures.present += siblings.ended
         self.player.gather(self._is_filling)
         await self._begin(todo)
         while not self._is_over(groups):
@@ -181,18 +175,6 @@ class Scheduler:
         does_carry = self._limits.carry_over
         return all(one.ended == one.total or (does_carry and one.is_full and not one.unwritten) for one in groups)
 
-    def _siblings(self, plan: Plan, task: Task, starts: Mapping[Group, int]) -> Siblings:
-        group = Group(plan.round, task.seed)
-        enough = plan.group_size if self._limits.keep == "first" else None
-        return Siblings(
-            group=group,
-            task=task,
-            total=plan.siblings,
-            expected=plan.siblings if self._limits.keep == "all" else plan.group_size,
-            enough=enough,
-            start=starts.get(group),
-        )
-
     def _opened(self, found: Mapping[Slot, Played]) -> dict[Slot, Opened]:
         """What earlier processes left open and is of use."""
         useful: dict[Slot, Opened] = {}
@@ -206,42 +188,7 @@ class Scheduler:
         self.store.opened = []
         return useful
 
-    def _carried(self, opened: Opened) -> _Todo:
-        """A rollout of an earlier round, which is not waited for."""
-        group = opened.slot.group
-        record = opened.record
-        siblings = Siblings(
-            group=group,
-            task=self._of[group.seed],
-            total=1,
-            expected=record.expected_group_size,
-            start=start_hash(record),
-        )
-        return _Todo(opened.slot, siblings, opened.record.attempt, opened)
-
-    def _missing(
-        self, plan: Plan, siblings: Siblings, found: Mapping[Slot, Played], opened: Mapping[Slot, Opened]
-    ) -> list[_Todo]:
-        """The rollouts of a group that are not there; those that had begun come first."""
-        going: list[_Todo] = []
-        fresh: list[_Todo] = []
-        for number in range(plan.siblings):
-            slot = Slot(siblings.group, number)
-            known, left = found.get(slot), opened.get(slot)
-            if left is not None:
-                siblings.start = start_hash(left.record) if siblings.start is None else siblings.start
-                going.append(_Todo(slot, siblings, left.record.attempt, left))
-            elif known is None:
-                fresh.append(_Todo(slot, siblings))
-            elif known.is_over(self._limits.retries):
-                siblings.finish(known.status)
-                siblings.ended += 1
-                self.figures.present += 1
-            else:
-                fresh.append(_Todo(slot, siblings, known.attempt + 1))
-        return going + fresh
-
-    async def _begin(self, todo: Iterable[_Todo]) -> None:
+    async def _begin(self, todo: Iterable[Todo]) -> None:
         """Begin rollouts as there is room for them."""
         self._is_beginning = True
         for one in todo:
@@ -264,7 +211,7 @@ class Scheduler:
         self._admitted -= 1
         self._permits.release()
 
-    async def _play(self, todo: _Todo) -> None:
+    async def _play(self, todo: Todo) -> None:
         """One rollout, with its attempts."""
         try:
             while True:
@@ -275,7 +222,7 @@ class Scheduler:
                 self.figures.add(ending, is_last=is_last)
                 if is_last:
                     self._ended.add(todo.slot)
-                    todo.siblings.ended += 1
+                    self._count(todo.siblings)
                     return
                 todo.attempt += 1
                 todo.opened = None
@@ -286,12 +233,12 @@ class Scheduler:
             self._leave()
             self._changed.set()
 
-    def _is_tried_again(self, todo: _Todo, ending: Ending) -> bool:
+    def _is_tried_again(self, todo: Todo, ending: Ending) -> bool:
         if self.stopped_by is not None or todo.siblings.is_closed:
             return False
         return not Played(todo.attempt, ending.status, ending.stop_reason).is_over(self._limits.retries)
 
-    async def _attempt(self, todo: _Todo) -> Ending | None:
+    async def _attempt(self, todo: Todo) -> Ending | None:
         """Play and record one attempt; None if it is left out, or stays open."""
         slot, siblings = todo.slot, todo.siblings
         if self._why.get(slot) == "stopped":
@@ -305,7 +252,8 @@ class Scheduler:
             expected_group_size=siblings.expected,
             seed=rollout_seed(self._seed, slot.group.number, slot.group.seed, slot.rollout, todo.attempt),
         )
-        recording = Recording(self.store, siblings.check, todo.opened)
+        takes = partial(self._takes, slot, siblings)
+        recording = Recording(self.store, partial(self._begins, siblings), takes, todo.opened)
         self.figures.resumed += todo.opened is not None
         ending = self._ended_already(siblings, recording)
         self._playing.add(slot)
@@ -313,7 +261,8 @@ class Scheduler:
             ending = ending or await self._played(rollout, recording, siblings)
             if ending is None:
                 self._ended.add(slot)
-                siblings.ended += 1
+                siblings.finish(slot.rollout, "failed")
+                self._count(siblings)
                 return None
         except asyncio.CancelledError:
             why = self._why.get(slot)
@@ -324,30 +273,58 @@ class Scheduler:
             task.uncancel()
             if why == "stopped":
                 return None
-            if why == "surplus" and not recording.count and not self.player.is_recorder:
+            if why == SURPLUS and not recording.count and not self.player.is_recorder:
                 self._leave_out(siblings)
                 return None
             ending = self._ended_already(siblings, recording)
             assert ending is not None, why
-        self._playing.discard(slot)
-        if ending.status in FINISHED and not self.player.is_recorder:
-            # Siblings may have finished in the same moment; what the proxy has recorded of an agent stands.
+        if self.player.is_recorder:
+            siblings.finish(slot.rollout, ending.status)  # which the proxy may have refused
+            return ending
+        if not takes(ending.status):
             ending = self._ended_already(siblings, recording) or ending
-        siblings.finish(ending.status)
-        if siblings.is_full and not self._limits.carry_over:
-            self._interrupt_siblings(slot, "surplus")
-        if not self.player.is_recorder:
-            siblings.unwritten += 1
-            await recording.end(ending, _never_begun(rollout))
-            siblings.unwritten -= 1
+        await self._record(rollout, ending, recording, siblings)
         return ending
+
+    def _takes(self, slot: Slot, siblings: Siblings, status: str) -> bool:
+        """See `RolloutLog.takes`."""
+        self._playing.discard(slot)
+        does_carry = self._limits.carry_over
+        if status in FINISHED and (siblings.broken is not None or (siblings.is_full and not does_carry)):
+            return False
+        siblings.finish(slot.rollout, status)
+        if siblings.is_full and not does_carry:
+            self._interrupt_siblings(slot, SURPLUS)
+        return True
+
+    async def _record(self, rollout: Rollout, ending: Ending, recording: Recording, siblings: Siblings) -> None:
+        """Have a rollout that has ended on the disk; one whose task has no name yet waits for it."""
+        has_name = recording.record is not None or rollout.task.name is not None or siblings.start is not None
+        if not has_name:
+            siblings.unnamed.append(lambda: recording.end(ending, _never_begun(rollout, siblings)))
+            return
+        siblings.unwritten += 1
+        recording.end(ending, _never_begun(rollout, siblings))
+        await self.store.synced()
+        siblings.unwritten -= 1
+
+    def _begins(self, siblings: Siblings, record: EpisodeRecord) -> None:
+        """A rollout begins. Raises StartError: its siblings began otherwise."""
+        siblings.check(record)
+        self._record_unnamed(siblings)
+
+    def _record_unnamed(self, siblings: Siblings) -> None:
+        """Record failures that waited: it is known what the environment calls the task, or nobody is going to say."""
+        for record in siblings.unnamed:
+            record()
+        siblings.unnamed.clear()
 
     def _ended_already(self, siblings: Siblings, recording: Recording) -> Ending | None:
         """How a rollout ends for its siblings' sake; None if it may go on."""
         if siblings.broken is not None:
             return recording.sums.ending("failed", stop_reason=STARTS_DIFFER, error=siblings.broken)
         if siblings.is_full and not self._limits.carry_over:
-            return recording.sums.ending("aborted", terminated=False, stop_reason="surplus")
+            return recording.sums.ending("aborted", terminated=False, stop_reason=SURPLUS)
         return None
 
     async def _played(self, rollout: Rollout, recording: Recording, siblings: Siblings) -> Ending | None:
@@ -386,8 +363,14 @@ class Scheduler:
             return late if is_late else sums.ending("failed", stop_reason="error", error=told(error))
 
     def _leave_out(self, siblings: Siblings) -> None:
-        siblings.ended += 1
         self.figures.left_out += 1
+        self._count(siblings)
+
+    def _count(self, siblings: Siblings) -> None:
+        """Nothing more is tried of one of them."""
+        siblings.ended += 1
+        if siblings.ended == siblings.total:
+            self._record_unnamed(siblings)
 
     def _interrupt_siblings(self, own: Slot, why: Why) -> None:
         for slot in self._running:
@@ -401,7 +384,8 @@ class Scheduler:
                 self._running[slot].cancel(why)  # a player that records by itself says why
 
 
-def _never_begun(rollout: Rollout) -> EpisodeRecord:
-    """What is recorded of a rollout whose environment did not open."""
-    name = rollout.task.name or f"seed {rollout.task.seed}"
-    return begun(rollout, Outcome(messages=[], task_id=name), PolicyCard(name=""), environment="", split=None)
+def _never_begun(rollout: Rollout, siblings: Siblings) -> EpisodeRecord:
+    """What is recorded of a rollout whose environment did not open: in the group of those siblings that did."""
+    seed = rollout.task.seed
+    name = rollout.task.name or (f"seed {seed}" if siblings.start is None else siblings.start.task_id)
+    return begun(rollout, Outcome(messages=[], task_id=name), PolicyCard(name=""), environment=UNOPENED, split=None)

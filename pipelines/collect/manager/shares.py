@@ -7,6 +7,7 @@ by another one: what had been delivered is there, and the rest is played.
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import msgspec
 
@@ -14,10 +15,22 @@ import lake
 from lake.errors import WorkerLostError
 from lake.lake import Lake
 from lake.live.delivery import Deliveries
+from lake.live.places import root_of
 from pipelines.collect.environments import Task
 from pipelines.collect.manager.figures import Figures
-from pipelines.collect.manager.rounds import Plan, next_round, retract_broken
-from pipelines.collect.manager.run import Collection, Outcome, Say, begun_job, keep_best, play_round, write_figures
+from pipelines.collect.manager.folder_lock import FolderLock
+from pipelines.collect.manager.rounds import Plan, Planned, next_round, retract_broken
+from pipelines.collect.manager.run import (
+    Collection,
+    Outcome,
+    Say,
+    StoppedError,
+    begun_job,
+    claimed,
+    keep_best,
+    play_round,
+    write_figures,
+)
 from pipelines.collect.manager.scheduler import Scheduler
 from pipelines.collect.manager.store import Store
 from pipelines.collect.players import StartError
@@ -55,7 +68,7 @@ def collect_with_ray(
     tasks: TaskSet,
     what: Collection,
     record_only: str | None,
-    workers: int | None,
+    executor: RayExecutor,
     *,
     say: Say,
 ) -> Outcome:
@@ -67,23 +80,26 @@ def collect_with_ray(
         tasks: where rollouts begin.
         what: how many, and how.
         record_only: FILE:function or module:function, which every machine has.
-        workers: Ray tasks; one per CPU of the cluster unless given.
+        executor: runs the tasks.
         say: called with a line for each round.
 
     Raises:
-        MissingExtraError: Ray is not installed.
         UsageError: as `run.collect`.
         StartError: siblings began differently.
+        StoppedError: another process took the run over.
         WorkerLostError: tasks died again and again.
     """
-    executor = RayExecutor(workers)
-    outcome = Outcome(Figures(), Deliveries())
-    run = what.wanted.run
-    while (planned := next_round(lk, tasks, what.wanted, what.parameters)).plan.round < what.rounds:
-        plan = planned.plan
-        say(f"{plan.title}, by {executor.workers} workers")
-        with begun_job(lk, planned, what) as job:
-            began = time.monotonic()
+    outcome, run = Outcome(Figures(), Deliveries()), what.wanted.run
+    with ExitStack() as held:
+        lock = FolderLock(root_of(lk.uri, f"collect-{run}"), run)
+        held.callback(lock.release)
+        claim = held.enter_context(claimed(lk, run, lock.place))
+        while (planned := next_round(lk, tasks, what.wanted, what.parameters)).plan.round < what.rounds:
+            if claim.lost is not None:
+                raise StoppedError(claim.lost)
+            plan = planned.plan
+            say(f"{plan.title}, by {executor.workers} workers")
+            parts = _parts(plan.drawn(tasks), executor.workers)
             shares = [
                 Share(
                     number=number,
@@ -94,26 +110,36 @@ def collect_with_ray(
                     options=options,
                     record_only=record_only,
                 )
-                for number, part in enumerate(_parts(plan.drawn(tasks), executor.workers))
+                for number, part in enumerate(parts)
             ]
-            figures, counts, broken = Figures(), dict[str, float](), list[str]()
-            for shared in executor.map(play_share, shares):
-                figures.merge(shared.figures)
-                outcome.dropped += shared.dropped
-                outcome.delivered.rejected += shared.delivered.rejected
-                broken += shared.broken
-                for name, value in shared.counts.items():
-                    counts[name] = counts.get(name, 0.0) + value
-            figures.seconds = time.monotonic() - began  # they ran at once
-            outcome.figures.merge(figures)
-            write_figures(job, plan, figures, counts)
-        outcome.rounds += 1
-        retract_broken(lk, run, plan.round)
-        if what.limits.keep == "best":
-            say(keep_best(lk, run, plan))
-        if broken:
-            raise StartError("; ".join(broken))
+            broken = _round(lk, planned, what, executor, shares, outcome)
+            if what.limits.keep == "best":
+                say(keep_best(lk, run, plan))
+            if broken:
+                raise StartError("; ".join(broken))
     return outcome
+
+
+def _round(
+    lk: Lake, planned: Planned, what: Collection, executor: RayExecutor, shares: Sequence[Share], outcome: Outcome
+) -> list[str]:
+    """Have the shares of a round played, as its job; which groups began differently."""
+    figures, counts, broken = Figures(), dict[str, float](), list[str]()
+    with begun_job(lk, planned, what) as job:
+        began = time.monotonic()
+        for shared in executor.map(play_share, shares):
+            figures.merge(shared.figures)
+            outcome.dropped += shared.dropped
+            outcome.delivered.rejected += shared.delivered.rejected
+            broken += shared.broken
+            for name, value in shared.counts.items():
+                counts[name] = counts.get(name, 0.0) + value
+        figures.seconds = time.monotonic() - began  # they ran at once
+        outcome.figures.merge(figures)
+        retract_broken(lk, what.wanted.run)
+        write_figures(job, planned.plan, figures, counts)
+    outcome.rounds += 1
+    return broken
 
 
 def _parts(tasks: Sequence[Task], count: int) -> list[Sequence[Task]]:

@@ -4,6 +4,7 @@ They begin in the same messages, or none of them is compared with another. Where
 first that finish are kept (`keep` is first), or all of them until a selection chooses the best.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from lake import ids
 from lake.records import EpisodeRecord
 from pipelines.collect.environments import Task
-from pipelines.collect.manager.rounds import Group, start_hash
+from pipelines.collect.manager.rounds import Group, Start, start_of
 from pipelines.collect.players import StartError
 
 Keep = Literal["all", "first", "best"]
@@ -30,10 +31,13 @@ class Siblings(msgspec.Struct, kw_only=True):
     """Rollouts that credit is going to see."""
     enough: int | None = None
     """Rollouts that have to finish; those that still run then are superfluous. None: all are played to their end."""
-    start: int | None = None
+    start: Start | None = None
     """How it begins, once anybody knows."""
     ended: int = 0
-    finished: int = 0
+    finished: set[int] = msgspec.field(default_factory=set)
+    """Numbers of the rollouts that were played to their end."""
+    unnamed: list[Callable[[], None]] = []
+    """Each records a failure whose environment did not open, while nobody knows as yet what it calls the task."""
     unwritten: int = 0
     """Rollouts that have ended and wait for the disk."""
     broken: str | None = None
@@ -42,27 +46,31 @@ class Siblings(msgspec.Struct, kw_only=True):
     @property
     def is_full(self) -> bool:
         """Whether those that still run are superfluous."""
-        return self.enough is not None and self.finished >= self.enough
+        return self.enough is not None and len(self.finished) >= self.enough
 
     @property
     def is_closed(self) -> bool:
         """Whether no further rollout begins."""
         return self.is_full or self.broken is not None
 
-    def finish(self, status: str) -> None:
+    def finish(self, rollout: int, status: str) -> None:
         """A rollout was played to `status`; that it is on the disk is not waited for, so that the next one knows."""
-        self.finished += status in FINISHED
+        if status in FINISHED:
+            self.finished.add(rollout)
+        else:
+            self.finished.discard(rollout)
 
     def check(self, record: EpisodeRecord) -> None:
         """Compare how a rollout begins with its siblings. Raises StartError."""
-        own = start_hash(record)
+        own = start_of(record)
         if self.start is None:
             self.start = own
-        elif own != self.start:
+        elif own.hash != self.start.hash:
+            hashes = ids.to_text(own.hash), ids.to_text(self.start.hash)
             self.broken = (
                 f"task {record.task_id!r} (seed {self.group.seed}) began differently in rollout {record.rollout_index} "
-                f"of round {self.group.number}: the hash of its first messages and tools is {ids.to_text(own)}, and "
-                f"that of its siblings {ids.to_text(self.start)}; their rewards cannot be compared. The environment's "
-                "`reset` has to answer equal tasks alike, in every process"
+                f"of round {self.group.number}: the hash of its first messages and tools is {hashes[0]}, and that of "
+                f"its siblings {hashes[1]}; their rewards cannot be compared. The environment's `reset` has to answer "
+                "equal tasks alike, in every process"
             )
             raise StartError(self.broken)

@@ -6,12 +6,8 @@ before the lake is asked what is there; what was open goes on.
 """
 
 import asyncio
-import fcntl
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -27,14 +23,13 @@ from lake.live.sink import told
 from lake.live.spool import Spool
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect.episode_records import Sums
+from pipelines.collect.manager.folder_lock import FolderLock
 from pipelines.collect.manager.rounds import Group, Slot
 from pipelines.collect.players import Ending
 from pipelines.collect.user_code import FAULTS
 
 MAX_BYTES = 2 << 30
 """Of a spool; above it no further rollouts begin until the lake has taken some."""
-_OWNER = "collect"
-"""File in the folder of the spools, locked by the process that collects the run."""
 _LOOK_SECONDS = 0.05
 _COPYING_SECONDS = 120.0
 _log = logging.getLogger("trajlake")
@@ -83,7 +78,7 @@ class Store:
         """Episodes that `record_only` did not want."""
         self.is_leaving = False
         """Nobody waits for a disk that refuses: what is in memory is written when the store is closed, or lost."""
-        self._lock = _locked(self.root, part)
+        self._lock = FolderLock(self.root, part)
         self._spool = Spool.create(self.root, max_bytes=MAX_BYTES)
         self.opened = self._take_over()
         """What dead processes left open."""
@@ -113,6 +108,11 @@ class Store:
         return self._spool.problem or self.counts.problem
 
     @property
+    def place(self) -> str:
+        """The spool's folder; see `FolderLock.place`."""
+        return self._lock.place
+
+    @property
     def carried(self) -> set[int]:
         """Rounds of what dead processes left open."""
         return {one.slot.group.number for one in self.opened}
@@ -135,8 +135,7 @@ class Store:
         self._spool.sync(10.0)
         is_all = self._delivery.close()
         self._spool.close(remove=is_all)
-        with suppress(OSError):
-            os.close(self._lock)
+        self._lock.release()
 
     def append(self, key: bytes, number: int, frame: Frame) -> None:
         """Take a frame into memory; it is on the disk soon. Raises FrameError: it holds what no table can."""
@@ -209,37 +208,25 @@ def _opened(key: bytes, log: EpisodeLog) -> Opened:
     return Opened(key, first.episode, [frame.step for frame in others if isinstance(frame, Step)])
 
 
-def _locked(root: Path, part: str) -> int:
-    """The lock of who collects a run on this machine. Raises UsageError: somebody else does."""
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(root / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise LakeAccessError(f"{root}: {error.strerror or error}; set TRAJLAKE_SPOOL to another folder") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        owner = os.pread(lock, 20, 0).decode(errors="replace").strip()
-        os.close(lock)
-        raise UsageError(
-            f"run {part!r} is being collected into this lake by process {owner or '?'}; wait for it, or choose "
-            "another --run"
-        ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
-    return lock
-
-
 class Recording:
     """The log of one rollout: what a player writes to, and how the manager ends it.
 
     Args:
         check: called with the episode as it begins; raises StartError where a sibling began otherwise.
+        takes: see `RolloutLog.takes`.
         opened: what an earlier process left of it.
     """
 
-    def __init__(self, store: Store, check: Callable[[EpisodeRecord], None], opened: Opened | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        check: Callable[[EpisodeRecord], None],
+        takes: Callable[[str], bool],
+        opened: Opened | None = None,
+    ) -> None:
         self._store, self._check, self._opened = store, check, opened
+        self.takes = takes
+        """See `RolloutLog.takes`."""
         self._key = new_key() if opened is None else opened.key
         self.steps: list[StepRecord] = [] if opened is None else opened.steps
         """Those that were there already."""
@@ -285,8 +272,8 @@ class Recording:
         self._append(self.count + 1, Step(index=self.count, step=step))
         self.sums.add(step)
 
-    async def end(self, ending: Ending, otherwise: EpisodeRecord) -> bool:
-        """End the episode durably; whether it is recorded.
+    def end(self, ending: Ending, otherwise: EpisodeRecord) -> None:
+        """End the episode; it is on the disk after `Store.synced`.
 
         Args:
             ending: how.
@@ -311,10 +298,8 @@ class Recording:
             if not self._store.wants(assemble(self._frames)):
                 self._store.dropped += 1
                 self.leave_out("--record-only")
-                return False
+                return
         self._append(self.count + 1, end)
-        await self._store.synced()
-        return True
 
     def leave_out(self, reason: str) -> None:
         """Let nothing of it be recorded."""
