@@ -10,10 +10,11 @@ from lake.export.target import conversation
 from lake.read.episodes import KEYS, read_episodes
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
 from pipelines.collect.policies import Message
 
 _LEAST_SHOWN = 80
-"""Characters of a message that are shown at least, where not all of it fits."""
+"""Characters of a message below which it is left out rather than cut further."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -113,15 +114,15 @@ def _without_prompt(messages: list[Message], prompt: str) -> list[Message]:
 
 
 def shortened(messages: Sequence[Message], limit: int) -> str:
-    """Messages as JSON, one a line, in `limit` characters at most: long ones are cut, then those in the middle go.
+    """Messages as JSON, one a line, in `limit` characters at most: the longest are cut, then those in the middle go.
 
     Beginning and end are what is kept: the task is told first, and how it ended last.
     """
     lines = [_line(message, None) for message in messages]
-    if _size(lines) <= limit:
-        return "\n".join(lines)
-    each = max(_LEAST_SHOWN, limit // max(1, len(messages)))
-    lines = [_line(message, each) for message in messages]
+    most = limit
+    while _size(lines) > limit and most > _LEAST_SHOWN:
+        most //= 2
+        lines = [_line(message, most) for message in messages]
     if _size(lines) <= limit:
         return "\n".join(lines)
     head: list[str] = []
@@ -146,7 +147,7 @@ def _size(lines: Sequence[str]) -> int:
 
 
 def _left_out(count: int) -> str:
-    return f"({count} messages left out)"
+    return f"({counted(count, 'message')} left out)"
 
 
 def _line(message: Message, most: int | None) -> str:
