@@ -45,8 +45,8 @@ def loop(
     from lake.settings import typed_pairs
     from pipelines.collect.options import Teller
     from trainer.commands import file_faults
-    from trainer.online.run import run_loop
     from trainer.online.settings import OnlineConfig, read_config
+    from trainer.online.start import run_loop
 
     config = read_config(config_file, typed_pairs(pairs, OnlineConfig))
     quiet()

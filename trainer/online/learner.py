@@ -33,6 +33,7 @@ from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.factories import learning_rate, make_reference
 from trainer.runs.loop import StepReport, Update, update
 from trainer.runs.runs import RunFolder, RunJob, prune, retained
+from trainer.runs.training_run import export_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,11 @@ class Learner:
         self.optimizer_steps += 0 if done is None else len(done.reports)
         self._versions.write(self.backend, self.version)
         return Learned(live, dead, done)
+
+    def export(self, folder: Path) -> None:
+        """Write the model as it is now in Hugging Face layout; the job says how far it came."""
+        export_model(self.backend, self._trainer, folder)
+        self._job.counts |= {"optimizer_steps": self.optimizer_steps, "weights_sha256": self.backend.digest()}
 
     def save(self) -> None:
         """Write the checkpoint of the round that was learned from: its folder, what led to it, then its row.

@@ -1,0 +1,149 @@
+"""Starting an online run, and going on with one: which jobs it is, what it must not differ in, and where it starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lake import ids
+from lake.errors import CheckpointError, UsageError
+from lake.lake import Lake
+from lake.read.text_table import counted
+from pipelines.collect.wiring import told_options
+from trainer.backends.base import SingleDevice
+from trainer.online.learner import Learner
+from trainer.online.rollouts import Rollouts, Say
+from trainer.online.run import LoopResult, OnlineRun
+from trainer.online.settings import OnlineConfig
+from trainer.online.versions import Versions
+from trainer.policy.model import policy_of
+from trainer.runs.offline import make_deterministic, resolve, resume, train, training_code
+from trainer.runs.runs import RunFolder, differences, left_open_when_interrupted, next_attempt
+
+KIND = "loop"
+_MAY_CHANGE = ("loop.tokens", "loop.hours", "loop.collect.player.engines", "loop.collect.parallel")
+"""Settings that a resumed run may have others of: they change no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """The jobs of a run that the lake knows."""
+
+    loop_job: int
+    train_job: int
+    parameters: dict[str, Any]
+    status: str
+
+
+def run_loop(
+    lake: Lake,
+    collecting: Lake,
+    config: OnlineConfig,
+    out: Path,
+    run_id: str,
+    *,
+    resumes: bool,
+    say: Say,
+    progress: Say,
+) -> LoopResult:
+    """Run the loop in a folder, or go on with it.
+
+    Args:
+        lake: of the trainer.
+        collecting: the same lake, for the rollouts, which may be collected while the trainer reads.
+        config: the document.
+        out: folder of the run: checkpoints, versions, `final`, `best`.
+        run_id: the run's name.
+        resumes: go on with the run of that name, if there is one; else another of that name is refused.
+        say: called with a line for each round and evaluation.
+        progress: called with how far collecting is.
+
+    Raises:
+        UsageError: the run exists already, or was started with another document, or no engine takes the weights.
+        CheckpointError: what a resumed run needs is gone or damaged.
+        StoppedError: Ctrl-C, or an engine that is gone; the run goes on when it is resumed.
+    """
+    folder = RunFolder(out)
+    with folder.locked():
+        parameters = _parameters(config)
+        started = _find(lake, run_id)
+        _check_started(started, parameters, run_id, resumes=resumes)
+        rollouts = Rollouts(collecting, run_id, config, config.trainer.model, say=say, progress=progress)
+        model = _start(lake, config, folder, run_id, say)
+        trainer = config.trainer.model_copy(update={"model": model})
+        make_deterministic(trainer)
+        backend = SingleDevice(policy_of(trainer), trainer.optimizer)
+        trainer = resolve(trainer, backend.policy)
+        train_job = lake.job(
+            kind="train",
+            run_id=run_id,
+            parameters=trainer.model_dump(mode="json"),
+            code=training_code(),
+            job_id=None if started is None else started.train_job,
+            attempt=0 if started is None else next_attempt(lake, started.train_job),
+        )
+        job = lake.job(
+            kind=KIND,
+            run_id=run_id,
+            parameters=parameters | {"train_job": ids.to_text(train_job.job_id)},
+            job_id=None if started is None else started.loop_job,
+            attempt=0 if started is None else next_attempt(lake, started.loop_job),
+        )
+        with left_open_when_interrupted(job), left_open_when_interrupted(train_job):
+            versions = Versions(folder.path / "versions", trainer)
+            learner = Learner(lake, run_id, config, trainer, backend, folder, versions, train_job, say)
+            run = OnlineRun(lake, run_id, config, folder, learner, rollouts, versions, job, say)
+            if started is None:
+                versions.write(backend, 0)
+            else:
+                run.go_on(started.train_job)
+            return run.finish(run.play())
+
+
+def _start(lake: Lake, config: OnlineConfig, folder: RunFolder, run_id: str, say: Say) -> str:
+    """The model that the rounds start from: the configured one, or what the stage [loop.sft] makes of it."""
+    sft = config.loop.sft
+    if sft is None:
+        return config.trainer.model
+    place, name = folder.path / "sft", f"{run_id}/sft"
+    is_new = RunFolder(place).read() is None
+    result = train(lake, sft, place, run_id=name) if is_new else resume(lake, place)
+    say(f"sft: {counted(result.optimizer_steps, 'update')}, {result.model}")
+    return str(result.model.resolve())
+
+
+def _parameters(config: OnlineConfig) -> dict[str, Any]:
+    """The document as the job's parameters say it, without keys."""
+    said = config.model_dump(mode="json")
+    said["loop"]["collect"]["player"] = told_options(config.loop.collect.player)
+    return said
+
+
+def _find(lake: Lake, run_id: str) -> _Started | None:
+    """The run of a name, of this lake."""
+    rows = lake.sql(
+        "SELECT job_id, parameters::JSON AS parameters, status FROM job_runs WHERE kind = ? AND run_id = ?",
+        [KIND, run_id],
+    )
+    if rows.is_empty():
+        return None
+    job_id, text, status = rows.row(0)
+    parameters = msgspec.json.decode(text)
+    return _Started(job_id, ids.from_text(parameters.pop("train_job")), parameters, status)
+
+
+def _check_started(started: _Started | None, parameters: dict[str, Any], run_id: str, *, resumes: bool) -> None:
+    if started is None:
+        return
+    if not resumes:
+        raise UsageError(f"the lake holds a run {run_id!r} already; go on with it (--resume), or choose another --run")
+    if started.status != "started":
+        raise CheckpointError(f"run {run_id!r} has {started.status} already; choose another --run")
+    changed = [
+        difference
+        for difference in differences(parameters, started.parameters)
+        if not difference.startswith(_MAY_CHANGE)
+    ]
+    if changed:
+        raise UsageError(f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}")
