@@ -5,8 +5,6 @@ The endpoint is deterministic, so what a killed run that goes on has in the lake
 
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -25,9 +23,8 @@ from pipelines.collect.manager.run import Collection, Outcome, StoppedError, col
 from pipelines.collect.manager.scheduler import Limits
 from testkit.agent_rollouts import player
 from testkit.engine_server import Engine, Sampled, engine_server
-from testkit.processes import environment
+from testkit.processes import Forked
 
-COUNT = 32
 CONTENT = """
     SELECT e.task_id, e.rollout_index, e.attempt, e.seed, e.env_return, e.status, e.relation, s.step_index, s.action,
            t.context_ids, t.action_ids, t.prefix_step_index
@@ -46,16 +43,8 @@ class Deterministic(Engine):
         return sampled
 
 
-def started(folder: Path, engine: Engine) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "testkit.agent_collector", str(folder), engine.url, str(COUNT)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment())
-
-
-def finished(folder: Path, engine: Engine) -> str:
-    process = started(folder, engine)
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    return said
+def started(folder: Path, engine: Engine, count: int) -> Forked:
+    return Forked("testkit.agent_collector", folder, engine.url, count)
 
 
 def content(folder: Path) -> list[tuple[Any, ...]]:
@@ -72,46 +61,44 @@ def proxies(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def kill_after(folder: Path, engine: Engine, calls: int) -> None:
+def kill_after(folder: Path, engine: Engine, count: int, calls: int) -> None:
     """Kill a run when the engine has had so many calls more, and wait until its proxy is gone."""
-    process, before = started(folder, engine), len(engine.calls)
-    while len(engine.calls) < before + calls and process.poll() is None:
+    process, before = started(folder, engine, count), len(engine.calls)
+    while len(engine.calls) < before + calls and process.running:
         time.sleep(0.001)
     killed(process, folder)
 
 
-def kill_after_ends(folder: Path, engine: Engine, ends: int) -> None:
+def kill_after_ends(folder: Path, engine: Engine, count: int, ends: int) -> None:
     """Kill a run when so many of its rollouts have ended, and wait until its proxy is gone."""
-    process = started(folder, engine)
-    assert process.stdout is not None
-    while ends and (line := process.stdout.readline()):
-        ends -= line == "ended\n"
+    process = started(folder, engine, count)
+    while ends and (line := process.hear()) is not None:
+        ends -= line == "ended"
     assert not ends, "it ended before"
     killed(process, folder)
 
 
-def killed(process: "subprocess.Popen[str]", folder: Path) -> None:
+def killed(process: Forked, folder: Path) -> None:
     process.kill()
-    process.communicate(timeout=60)
     deadline = time.monotonic() + 60
     while proxies(folder):
         assert time.monotonic() < deadline, "the proxy outlives its parent"
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kills", "count"), [(1, 16), pytest.param(20, 32, marks=pytest.mark.slow)])
+def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int, count: int, tmp_path: Path) -> None:
     """What had ended is delivered before the lake is asked what is there, and is not played again."""
     drawn = random.Random(kills)
     with engine_server(Deterministic()) as engine:
-        finished(tmp_path / "undisturbed", engine)
-        assert len(engine.calls) == 3 * COUNT
-        kill_after_ends(tmp_path / "killed", engine, 3)
+        started(tmp_path / "undisturbed", engine, count).finish()
+        assert len(engine.calls) == 3 * count
+        kill_after_ends(tmp_path / "killed", engine, count, 3)
         for _ in range(kills - 1):
-            kill_after(tmp_path / "killed", engine, drawn.randrange(1, 3 * COUNT))
+            kill_after(tmp_path / "killed", engine, count, drawn.randrange(1, 3 * count))
         before = len(engine.calls)
-        there = int(re.findall(r"settled (\d+)", finished(tmp_path / "killed", engine))[0])
-        assert len(engine.calls) - before == 3 * (COUNT - there)
+        there = int(re.findall(r"settled (\d+)", started(tmp_path / "killed", engine, count).finish())[0])
+        assert len(engine.calls) - before == 3 * (count - there)
     assert there
     assert content(tmp_path / "killed") == content(tmp_path / "undisturbed")
     rejected = lake.open(str(tmp_path / "killed" / "lake")).sql("SELECT count(*) FROM rejects").rows()

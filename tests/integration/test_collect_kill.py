@@ -4,10 +4,9 @@ The engine answers by prompt and seed alone, so a run that was killed has to end
 """
 
 import contextlib
+import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +17,12 @@ import pytest
 import lake
 from testkit.chat_models import tokenizer_of
 from testkit.disks import disk
-from testkit.processes import environment
+from testkit.processes import Forked
 from testkit.token_engine import TokenEngine, token_engine
 
 DEADLINE = 600
 MOST_MEMORY = 1_500_000
 """kB of a process that plays 2,000 rollouts of the house at once; 0.6 GB was seen, most of it imports."""
-COMMAND = [sys.executable, "-c", "import sys; sys.modules['torch'] = None; from lake.cli import main; main()"]
-"""Without torch, which takes seconds to import: the engine has the model, and a tokenizer does without."""
 OWN = ("write_id", "job_id", "series_id", "at")
 """Columns that say who wrote a row, and when."""
 
@@ -43,37 +40,33 @@ def engine() -> Iterator[TokenEngine]:
         yield engine
 
 
-class Collecting:
+class Collecting(Forked):
     """A process that collects into `folder / "lake"`, on a machine that has a spool of its own."""
 
     def __init__(self, folder: Path, tokenizer: Path, engine: TokenEngine, *options: str, spool: str = "spool") -> None:
         arguments = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "horizon=4", "--tokenizer"]
         arguments += [str(tokenizer), "--engine", engine.url, "--api", "vllm", "--max-tokens", "4", *options]
-        self.process = subprocess.Popen(
-            [*COMMAND, "collect", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(TRAJLAKE_SPOOL=str(folder / spool), OMP_NUM_THREADS="1"),
-        )
+        super().__init__("testkit.collect_worker", folder / spool, "collect", *arguments)
 
-    def finish(self) -> tuple[int, str, str]:
-        """Its exit status, and what it said."""
-        out, err = self.process.communicate(timeout=DEADLINE)
-        return self.process.returncode, out, err
+    def ended(self) -> tuple[int, str, str]:
+        """Its exit status, and what it said; waits for its end."""
+        said = []
+        while (line := self.hear(DEADLINE)) is not None:
+            said.append(line)
+        return self.wait(), "\n".join(said), self.error
 
 
-def after_calls(engine: TokenEngine, count: int, process: subprocess.Popen[str]) -> None:
+def after_calls(engine: TokenEngine, count: int, process: Collecting) -> None:
     """Wait until the engine was called so often more, or the process has ended."""
     goal, pause = len(engine.calls) + count, threading.Event()
-    while len(engine.calls) < goal and process.poll() is None:
+    while len(engine.calls) < goal and process.running:
         pause.wait(0.002)
 
 
-def peak_of(process: subprocess.Popen[str]) -> int:
+def peak_of(process: Collecting) -> int:
     """The most memory that a process ever held, in kB; waits for its end."""
     peak, pause = 0, threading.Event()
-    while process.poll() is None:
+    while process.running:
         with contextlib.suppress(OSError, StopIteration):
             lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
             peak = max(peak, next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
@@ -100,17 +93,16 @@ def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
 ) -> None:
     options = ("--groups", str(groups), "--parallel", str(parallel), "--parallel-calls", str(parallel))
     undisturbed = Collecting(tmp_path / "undisturbed", tokenizer, engine, *options)
-    assert peak_of(undisturbed.process) < MOST_MEMORY
-    assert undisturbed.finish()[0] == 0
+    assert peak_of(undisturbed) < MOST_MEMORY
+    assert undisturbed.ended()[0] == 0
     expected = content(tmp_path / "undisturbed")
     calls = len(engine.calls)
     draw = random.Random(kills)
     for _ in range(kills):
         collecting = Collecting(tmp_path / "killed", tokenizer, engine, *options)
-        after_calls(engine, draw.randrange(1, max(2, calls // (kills + 1))), collecting.process)
-        collecting.process.kill()
-        collecting.finish()
-    status, out, err = Collecting(tmp_path / "killed", tokenizer, engine, *options).finish()
+        after_calls(engine, draw.randrange(1, max(2, calls // (kills + 1))), collecting)
+        collecting.kill()
+    status, out, err = Collecting(tmp_path / "killed", tokenizer, engine, *options).ended()
     assert status == 0, err
     found = content(tmp_path / "killed")
     for name, frame in expected.items():
@@ -129,16 +121,16 @@ def test_ctrl_c_delivers_what_has_ended_and_the_same_command_goes_on(
 ) -> None:
     options = ("--groups", "4", "--group-size", "4", "--parallel", "4")
     collecting = Collecting(tmp_path, tokenizer, engine, *options)
-    after_calls(engine, 12, collecting.process)
-    collecting.process.send_signal(signal.SIGINT)
-    status, _, err = collecting.finish()
+    after_calls(engine, 12, collecting)
+    os.kill(collecting.pid, signal.SIGINT)
+    status, _, err = collecting.ended()
     assert status == 1
     assert "stopping: rollouts that run may finish" in err
     assert "the same command goes on" in err
     assert "Traceback" not in err
     part = content(tmp_path)["episodes"].height
     assert 0 < part < 16
-    status, out, _ = Collecting(tmp_path, tokenizer, engine, *options).finish()
+    status, out, _ = Collecting(tmp_path, tokenizer, engine, *options).ended()
     assert status == 0
     assert f"{part} there before" in out
     assert content(tmp_path)["episodes"].height == 16
@@ -149,14 +141,13 @@ def test_a_run_is_collected_on_one_machine_at_a_time(tmp_path: Path, tokenizer: 
     engine.seconds = DEADLINE
     options = ("--groups", "2", "--group-size", "2")
     collecting = Collecting(tmp_path, tokenizer, engine, *options)
-    after_calls(engine, 4, collecting.process)
-    status, _, err = Collecting(tmp_path, tokenizer, engine, *options, spool="elsewhere").finish()
+    after_calls(engine, 4, collecting)
+    status, _, err = Collecting(tmp_path, tokenizer, engine, *options, spool="elsewhere").ended()
     assert status == 2, err
-    assert f"run 'collect' is being collected into this lake by process {collecting.process.pid} on" in err
-    collecting.process.kill()
-    collecting.finish()
+    assert f"run 'collect' is being collected into this lake by process {collecting.pid} on" in err
+    collecting.kill()
     engine.seconds = 0
-    status, _, err = Collecting(tmp_path, tokenizer, engine, *options).finish()
+    status, _, err = Collecting(tmp_path, tokenizer, engine, *options).ended()
     assert status == 0, err
     assert content(tmp_path)["episodes"].height == 4
 
@@ -167,9 +158,9 @@ def test_ray_tasks_that_share_a_round_play_the_same_episodes(
     tmp_path: Path, tokenizer: Path, engine: TokenEngine
 ) -> None:
     options = ("--groups", "4", "--group-size", "4", "--rounds", "2")
-    assert Collecting(tmp_path / "local", tokenizer, engine, *options).finish()[0] == 0
+    assert Collecting(tmp_path / "local", tokenizer, engine, *options).ended()[0] == 0
     shared = Collecting(tmp_path / "shared", tokenizer, engine, *options, "--executor", "ray", "--workers", "2")
-    status, out, err = shared.finish()
+    status, out, err = shared.ended()
     assert status == 0, err
     assert "2 rounds, 32 episodes finished" in out
     expected, found = content(tmp_path / "local"), content(tmp_path / "shared")
@@ -185,21 +176,16 @@ def test_a_full_disk_holds_rollouts_up_and_loses_none(tmp_path: Path, tokenizer:
         (tmp_path / "spool").symlink_to(small)
         filler = small / "filler"
         collecting = Collecting(tmp_path, tokenizer, engine, *options)
-        after_calls(engine, 8, collecting.process)
+        after_calls(engine, 8, collecting)
         filler.write_bytes(b"")
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        err = collecting.process.stderr
-        assert err is not None
-        lines = []
-        for line in err:
-            lines.append(line)
-            if "waiting: No space left on device" in line:
-                break
-        assert "waiting" in lines[-1], lines
+        while "waiting: No space left on device" not in collecting.error:
+            assert collecting.running, collecting.error
+            threading.Event().wait(0.02)
         filler.unlink()
-        status, out, rest = collecting.finish()
-    assert status == 0, (lines, rest)
+        status, out, err = collecting.ended()
+    assert status == 0, err
     assert "32 episodes finished" in out
     assert content(tmp_path)["episodes"].height == 32

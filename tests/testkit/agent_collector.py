@@ -4,8 +4,11 @@ Arguments: a folder, the engine's URL, how many rollouts.
 """
 
 import asyncio
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import aiohttp  # noqa: F401 - before the process forks
+import openai  # noqa: F401
 
 import lake
 from lake.errors import TrajlakeError
@@ -52,5 +55,6 @@ async def collect(folder: Path, engine: str, count: int) -> None:
     print("done", flush=True)
 
 
-if __name__ == "__main__":
-    asyncio.run(collect(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+def main(args: Sequence[str]) -> None:
+    """Play; for `testkit.processes.Forked`."""
+    asyncio.run(collect(Path(args[0]), args[1], int(args[2])))

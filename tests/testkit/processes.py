@@ -42,10 +42,10 @@ def trajlake(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[s
 class _Server:
     """The process that forks workers (`testkit.worker_server`); it ends when this one does, with all its workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
         self._connection, far = socket.socketpair()
         self._lock = threading.Lock()
-        program = [sys.executable, "-m", "testkit.worker_server", str(far.fileno())]
+        program = [sys.executable, "-m", "testkit.worker_server", module, str(far.fileno())]
         # In a session of its own: Ctrl-C is for the test, which then closes the socket.
         self._process = subprocess.Popen(
             program,
@@ -69,8 +69,8 @@ class _Server:
 
 
 @cache
-def _server() -> _Server:
-    server = _Server()
+def _server(module: str) -> _Server:
+    server = _Server(module)
     atexit.register(server.close)
     return server
 
@@ -84,11 +84,16 @@ class Worker:
     """
 
     def __init__(self, *args: str | Path | int, faults: str = "") -> None:
+        self._begin("testkit.lake_worker", [faults, *map(str, args)])
+
+    def _begin(self, module: str, args: list[str]) -> None:
+        """Start `main(args)` of a module."""
+        self._server = _server(module)
         theirs_in, self._stdin = os.pipe()
         self._stdout, theirs_out = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         descriptors = [theirs_in, theirs_out, self._stderr.fileno()]
-        self.pid: int = _server().ask(descriptors, run=[faults, *map(str, args)])
+        self.pid: int = self._server.ask(descriptors, run=args)
         os.close(theirs_in)
         os.close(theirs_out)
         self._status: int | None = None
@@ -123,7 +128,7 @@ class Worker:
     def running(self) -> bool:
         """Whether it is still at work, or stopped."""
         if self._status is None:
-            self._status = _server().ask(wait=self.pid, block=False)
+            self._status = self._server.ask(wait=self.pid, block=False)
         return self._status is None
 
     @property
@@ -144,7 +149,7 @@ class Worker:
         """SIGKILL, unless it has ended, and wait for the end; whether it was killed."""
         if self.running:
             os.kill(self.pid, signal.SIGKILL)
-            self._status = _server().ask(wait=self.pid, block=True)
+            self._status = self._server.ask(wait=self.pid, block=True)
         return self._status == -signal.SIGKILL
 
     def wait(self) -> int:
@@ -152,7 +157,7 @@ class Worker:
         while self.hear() is not None:
             pass
         if self._status is None:
-            self._status = _server().ask(wait=self.pid, block=True)
+            self._status = self._server.ask(wait=self.pid, block=True)
         return self._status
 
     def finish(self) -> str:
@@ -167,6 +172,18 @@ class Worker:
         for descriptor in (self._stdin, self._stdout):
             os.close(descriptor)
         self._stderr.close()
+
+
+class Forked(Worker):
+    """A process that runs `main(args)` of a module of the testkit, which a server has imported already.
+
+    Args:
+        module: testkit.collect_worker, say.
+        args: of its `main`.
+    """
+
+    def __init__(self, module: str, *args: str | Path | int) -> None:
+        self._begin(module, list(map(str, args)))
 
 
 def at_the_gate(*workers: Worker) -> None:

@@ -1,15 +1,17 @@
 """A helper process that forks workers: one interpreter pays for the imports, a worker is ready in milliseconds.
 
-It has imported what workers need and called nothing of it: polars, DuckDB and delta-rs start their threads (pools of
-rayon and tokio) at the first call, and a fork knows only the thread that forked. What runs after the imports are
-allocator threads, which prepare for forks. Measured: 400 forks that create a lake, record, run a credit job and query,
-none of which hung or failed. Workers are real processes, which a test may stop and kill like any other.
+It has imported the module that they run, with what that needs, and called nothing of it: polars, DuckDB and delta-rs
+start their threads (pools of rayon and tokio) at the first call, and a fork knows only the thread that forked. After
+the imports there are allocator threads only, which prepare for forks. Measured: 400 forks that create a lake, record,
+run a credit job and query, none of which hung or failed. Workers are real processes, which a test may stop and kill
+like any other.
 
 Requests come one at a time over a socket, each answered by one line of JSON: `run` starts a worker on the three file
 descriptors that come along, `wait` tells how one ended. The workers still running when the test goes are killed.
 """
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -18,15 +20,16 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-
-from testkit import lake_worker
+from collections.abc import Callable, Sequence
 
 _REQUEST_BYTES = 1 << 16
 
 
-def serve(connection: socket.socket) -> None:
-    """Answer requests until the other side closes its end."""
+Main = Callable[[Sequence[str]], None]
+
+
+def serve(connection: socket.socket, main: Main) -> None:
+    """Answer requests until the other side closes its end; workers run `main`."""
     running: set[int] = set()
     gc.freeze()
     while True:
@@ -35,7 +38,7 @@ def serve(connection: socket.socket) -> None:
             break
         request = json.loads(data)
         if "run" in request:
-            answer = _start(request["run"], descriptors, connection)
+            answer = _start(main, request["run"], descriptors, connection)
             running.add(answer)
         else:
             answer = _ended(request["wait"], block=request["block"])
@@ -47,26 +50,28 @@ def serve(connection: socket.socket) -> None:
         os.waitpid(pid, 0)
 
 
-def _start(args: Sequence[str], descriptors: Sequence[int], connection: socket.socket) -> int:
+def _start(main: Main, args: Sequence[str], descriptors: Sequence[int], connection: socket.socket) -> int:
     pid = os.fork()
     if pid == 0:
         connection.close()
-        _become(args, descriptors)
+        _become(main, args, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     return pid
 
 
-def _become(args: Sequence[str], descriptors: Sequence[int]) -> None:
-    """Run a command of the worker on the given standard streams, and end the process."""
+def _become(main: Main, args: Sequence[str], descriptors: Sequence[int]) -> None:
+    """Run `main` on the given standard streams, and end the process."""
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
     random.seed()
     code = 1
     try:
-        lake_worker.main(args)
+        main(args)
         code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -83,5 +88,5 @@ def _ended(pid: int, *, block: bool) -> int | None:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside a thread
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[2])), importlib.import_module(sys.argv[1]).main)
     os._exit(0)  # DuckDB would tell of what `gc.freeze` keeps

@@ -1,0 +1,32 @@
+"""`trajlake` in a forked process, for tests that start, stop and kill many that collect.
+
+Without torch, which takes seconds to import: the engine has the model, and a tokenizer does without.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+sys.modules["torch"] = None  # type: ignore[assignment]
+for _name in (
+    "transformers.models.auto.tokenization_auto",
+    "lake.cli",
+    "pipelines.collect.commands",
+    "pipelines.collect.environments.house",
+    "pipelines.collect.manager.shares",
+):
+    importlib.import_module(_name)  # before the process forks
+
+
+def main(args: Sequence[str]) -> None:
+    """Run a command.
+
+    Args:
+        args: the folder of spools, then the command line.
+    """
+    from lake.cli import main as command
+
+    os.environ["TRAJLAKE_SPOOL"] = args[0]
+    sys.argv = ["trajlake", *args[1:]]
+    command()
