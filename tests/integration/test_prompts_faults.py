@@ -110,13 +110,18 @@ def test_given_candidates_are_ranked_without_anybody_who_reflects(
 ) -> None:
     (tmp_path / "good.txt").write_text("explore key chest treasure\n", "utf-8")
     options = [*playing(player, tmp_path, first=""), "--candidate", tmp_path / "good.txt", "--candidate", FIRST]
-    found = cli("prompts", *options, "--out", tmp_path / "best.txt")
+    found = cli("prompts", *options, "--starts", "6", "--held-out", "20", "--out", tmp_path / "best.txt")
     assert found.code == 0, found.err
     assert (tmp_path / "best.txt").read_text("utf-8") == "explore key chest treasure\n"
     ranked, held_out = counts(tmp_path)
     assert [one["made"] for one in ranked["candidates"]] == ["first", "given", "given"]
     assert [one["mean"] for one in ranked["standings"]] == [1.0, 0.0, 0.0]
     assert held_out["difference"] == 1.0
+    names = "SELECT list(DISTINCT task_id) FROM episodes WHERE run_id LIKE '%held-out%' = ?"
+    seen, other = (set(lake.open(tmp_path / "lake").sql(names, [is_held_out]).item()) for is_held_out in (False, True))
+    assert held_out["seen"] == len(seen & other) > 0, "one of the worlds has two seeds"
+    assert held_out["starts"] == len(other - seen)
+    assert "left out: the search had played the same under another seed" in found.out
     roles = lake.open(tmp_path / "lake").sql(
         "SELECT DISTINCT run_id, json_extract_string(initial_messages, '$[0].role') AS role FROM episodes"
     )

@@ -2,11 +2,16 @@
 
 The model `player` plays the house of the demo. It reads its system prompt: with each word of SKILLS in it, it plays
 well in one more quarter of its rollouts, and in the others it only looks around. Which ones depends on the opening and
-the seed alone. The model `reflector` proposes the present prompt with one more of these words. Both answer equal
-requests alike.
+the seed alone. The model `walker` walks at random in TextWorldExpress' coin game, and takes the coin where it sees it;
+it opens doors, and does not walk back, if its prompt says so.
+
+The models `reflector` and `coach` propose the present prompt with one more of SKILLS, or of ADVICE. All of them answer
+equal requests alike.
 """
 
 import json
+import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,11 +21,15 @@ from pipelines.collect.policies import Turn
 from testkit.judge_server import JudgeServer, serving
 
 SKILLS = ("explore", "key", "chest", "treasure")
+ADVICE = ("Open doors that are closed.", "Never walk back the way you came.", "Be polite to everyone.")
+OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
+_EXIT = re.compile(r"[Tt]o the (North|South|East|West) you see (a closed)?")
 
 
 def answer(body: dict[str, Any]) -> str:
     """What the model that is asked for says."""
-    return reflected(body) if body["model"] == "reflector" else action(body)
+    said = {"player": action, "walker": walk}.get(body["model"])
+    return said(body) if said is not None else reflected(body, {"reflector": SKILLS, "coach": ADVICE}[body["model"]])
 
 
 def action(body: dict[str, Any]) -> str:
@@ -37,12 +46,31 @@ def action(body: dict[str, Any]) -> str:
     return turn
 
 
-def reflected(body: dict[str, Any]) -> str:
-    """The reflector's: a critique, and the present prompt with a word that it lacks."""
+def walk(body: dict[str, Any]) -> str:
+    """The walker's: through an exit of the room that it saw last."""
+    prompt, *messages = body["messages"]
+    opens, turns = (advice in prompt["content"] for advice in ADVICE[:2])
+    seen = [message["content"] for message in messages if "You are in" in message["content"]][-1]
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    if "coin" in seen.partition("You are in")[2]:
+        return "take coin"
+    if said and said[-1].startswith("open door to "):
+        return f"move {said[-1].removeprefix('open door to ')}"
+    exits = {match[1].lower(): match[2] is not None for match in _EXIT.finditer(seen)}
+    came = OPPOSITE[said[-1].removeprefix("move ")] if said and said[-1].startswith("move ") else ""
+    ways = [way for way in exits if not (turns and way == came)] or list(exits)
+    if not ways:
+        return "look around"
+    way = ways[ids.key_hash("walk", body["seed"]) % len(ways)]
+    return f"open door to {way}" if opens and exits[way] else f"move {way}"
+
+
+def reflected(body: dict[str, Any], words: Sequence[str]) -> str:
+    """A critique, and the present prompt with one of the words that it lacks."""
     present = prompt_in(body)
-    missing = [word for word in SKILLS if word not in present]
+    missing = [word for word in words if word not in present]
     word = missing[body["seed"] % len(missing)] if missing else "soon"
-    return f"<critique>\nIt does not say {word}.\n</critique>\n<prompt>\n{present} {word}\n</prompt>"
+    return f"<critique>\nIt does not say {word}\n</critique>\n<prompt>\n{present} {word}\n</prompt>"
 
 
 def prompt_in(body: dict[str, Any]) -> str:
