@@ -7,10 +7,11 @@
 
 Episodes of the demo's house are collected into a lake by the manager, so many at once. Then the same calls (prompts and
 lengths of answers, in the order of each episode, as many episodes at once) are sent to the engine by a bare aiohttp
-client that does nothing else: no environment, no template, no tokenizer, no spool, no lake. Both start with an empty
-prefix cache. Without --engine it is the scripted server of the tests, a process of its own, which answers each call
-after so many seconds (--pace), as an engine does that has processors of its own. Prints a Markdown table for
-docs/benchmarks.md, which states the machine.
+client that does nothing else: no environment, no template, no tokenizer, no spool, no lake; and once more by that
+client while it spends on each call the CPU that collecting spent more than it: how much of the engine's speed any
+client with that much to do leaves, where they share their cores. All start with an empty prefix cache. Without --engine
+it is the scripted server of the tests, a process of its own, which answers each call after so many seconds (--pace), as
+an engine does that has processors of its own. Prints a Markdown table for docs/benchmarks.md, which states the machine.
 """
 
 import argparse
@@ -24,8 +25,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -114,9 +116,12 @@ def calls_of(uri: str) -> list[list[Call]]:
     return list(calls.values())
 
 
-async def bare(url: str, episodes: list[list[Call]], parallel: int) -> float:
-    """Seconds of the same calls without anything around them."""
-    waiting = iter(episodes)
+def bare(url: str, episodes: list[list[Call]], parallel: int, burnt: float = 0.0) -> float:
+    """Seconds of the same calls without anything around them but so many seconds of CPU each."""
+    return asyncio.run(_bare(url, iter(episodes), parallel, burnt))
+
+
+async def _bare(url: str, waiting: Iterator[list[Call]], parallel: int, burnt: float) -> float:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def client() -> None:
@@ -131,6 +136,9 @@ async def bare(url: str, episodes: list[list[Call]], parallel: int) -> float:
                     async with session.post(f"{url}/inference/v1/generate", json=body) as response:
                         answer = await response.json()
                         assert len(answer["choices"][0]["token_ids"]) == length
+                    until = time.thread_time() + burnt
+                    while time.thread_time() < until:
+                        pass
 
         began = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(parallel)))
@@ -145,39 +153,45 @@ def measure(url: str, model: str, given: argparse.Namespace) -> None:
         "at once",
         "calls",
         "bare, tokens/s",
+        "bare with our CPU, tokens/s",
         "collected, tokens/s",
-        "ratio",
-        "CPU of a call, bare / collected, ms",
+        "collected / bare",
+        "collected / bare with our CPU",
+        "CPU of a call, bare / with ours / collected, ms",
         "load",
     )
     rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for run in range(1, given.runs + 1):
         with tempfile.TemporaryDirectory() as folder:
             uri = f"{folder}/lake"
-            asyncio.run(forget(url))
-            began = processor_seconds()
-            ours = collected(uri, url, model, given.episodes, given.parallel, given.max_tokens)
-            our_cpu = processor_seconds() - began
+            collecting = partial(collected, uri, url, model, given.episodes, given.parallel, given.max_tokens)
+            ours, our_cpu = measured(url, collecting)
             episodes = calls_of(uri)
-        asyncio.run(forget(url))
-        began = processor_seconds()
-        theirs = asyncio.run(bare(url, episodes, given.parallel))
-        their_cpu = processor_seconds() - began
         calls = sum(map(len, episodes))
+        theirs, their_cpu = measured(url, partial(bare, url, episodes, given.parallel))
+        burnt = max(0.0, (our_cpu - their_cpu) / calls)
+        control, control_cpu = measured(url, partial(bare, url, episodes, given.parallel, burnt))
         tokens = sum(length for episode in episodes for _, length in episode)
         cells = (
             f"{run}",
             f"{len(episodes)}",
             f"{given.parallel}",
             f"{calls:,}",
-            f"{tokens / theirs:,.0f}",
-            f"{tokens / ours:,.0f}",
-            f"{theirs / ours:.2f}",
-            f"{1000 * their_cpu / calls:.2f} / {1000 * our_cpu / calls:.2f}",
+            *(f"{tokens / seconds:,.0f}" for seconds in (theirs, control, ours)),
+            *(f"{seconds / ours:.2f}" for seconds in (theirs, control)),
+            " / ".join(f"{1000 * seconds / calls:.2f}" for seconds in (their_cpu, control_cpu, our_cpu)),
             f"{os.getloadavg()[0]:.1f}",
         )
         rows.append(f"| {' | '.join(cells)} |")
     print(f"machine: {os.cpu_count()} cores ({platform.machine()})\n", *rows, sep="\n")
+
+
+def measured(url: str, do: Callable[[], float]) -> tuple[float, float]:
+    """Seconds that something says it took before an engine without prefixes, and the seconds of CPU of this process."""
+    asyncio.run(forget(url))
+    began = processor_seconds()
+    seconds = do()
+    return seconds, processor_seconds() - began
 
 
 def processor_seconds() -> float:
@@ -195,7 +209,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--parallel", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=2, help="of both, in turn")
+    parser.add_argument("--runs", type=int, default=2, help="of all three, in turn")
     given = parser.parse_args()
     if (given.engine is None) != (given.model is None):
         parser.error("--engine and --model go together")

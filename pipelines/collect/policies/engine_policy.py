@@ -27,7 +27,7 @@ from pipelines.collect.engines import (
 )
 from pipelines.collect.policies import Decision, Message, PolicyCard
 from pipelines.collect.policies.drift import Drift, DriftCounts, between, is_left_out, record_of
-from pipelines.collect.policies.rendering import ContextRenderer
+from pipelines.collect.policies.rendering import ContextRenderer, for_template
 from pipelines.collect.policies.tool_calls import ToolFormat, format_of, take_apart
 
 if TYPE_CHECKING:
@@ -127,6 +127,8 @@ class EnginePolicy:
 class _Prompt:
     """What the engine is shown next."""
 
+    messages: list[Message]
+    """The new ones, as templates take them."""
     ids: list[int]
     """All of it."""
     context: list[int]
@@ -163,7 +165,7 @@ class EngineConversation:
         prompt = self._prompt(messages)
         sampled = await self._sample(prompt)
         decision = self._decision(prompt, sampled, await self._policy.engine.describe())
-        self._go_on(messages, prompt, decision, sampled.ids)
+        self._go_on(prompt, decision, sampled.ids)
         return decision
 
     def resume(self, turns: Sequence[tuple[Sequence[Message], Decision]]) -> None:
@@ -175,7 +177,7 @@ class EngineConversation:
                 starts = tokens.prefix_step_index is None or not self._ids
                 whole = list(tokens.context_ids) if starts else [*self._ids, *tokens.context_ids]
                 prompt = replace(prompt, ids=whole)
-            self._go_on(messages, prompt, decision, None if tokens is None else list(tokens.action_ids))
+            self._go_on(prompt, decision, None if tokens is None else list(tokens.action_ids))
 
     def close(self) -> None:
         """Nothing is held for it."""
@@ -183,18 +185,19 @@ class EngineConversation:
     def _prompt(self, messages: Sequence[Message]) -> _Prompt:
         """The next prompt, as a continuation of what the engine saw if the template writes it as one."""
         renderer = self._policy.renderer
+        new = [for_template(message) for message in messages]
         try:
-            text = renderer.text([*self._said, *messages], self._tools)
+            text = renderer.text([*self._said, *new], self._tools)
         except DataRefusedError:  # some templates want calls apart from the text before they take a tool's answer
-            text = renderer.text([*self._spelled, *messages], self._tools)
+            text = renderer.text([*self._spelled, *new], self._tools)
         if not self._ids:
             whole = renderer.encode(text, is_inside=False)
-            return _Prompt(whole, whole, None if self._turns else UNSET, text, None)
+            return _Prompt(new, whole, whole, None if self._turns else UNSET, text, None)
         if text.startswith(self._text):
             context = [*self._glue, *renderer.encode(text[len(self._text) :], is_inside=True)]
-            return _Prompt([*self._ids, *context], context, UNSET, text, None)
+            return _Prompt(new, [*self._ids, *context], context, UNSET, text, None)
         whole = renderer.encode(text, is_inside=False)
-        return _Prompt(whole, whole, None, text, self._rewriting(messages, text, whole))
+        return _Prompt(new, whole, whole, None, text, self._rewriting(new, text, whole))
 
     def _rewriting(self, messages: Sequence[Message], text: str, whole: list[int]) -> Drift | None:
         """How a prompt differs from the one that would go on from what the engine saw."""
@@ -285,14 +288,12 @@ class EngineConversation:
         rendered = renderer.encode(renderer.opening + said + end, is_inside=True)
         return between("retokenised", [*opening, *action, *glue], rendered, offset=len(prompt.ids) - len(opening))
 
-    def _go_on(
-        self, messages: Sequence[Message], prompt: _Prompt, decision: Decision, action: list[int] | None
-    ) -> None:
+    def _go_on(self, prompt: _Prompt, decision: Decision, action: list[int] | None) -> None:
         """Take a turn in; without `action` (its tokens are not known) the next prompt is whole."""
         said = str(decision.action) if action is None else self._content(action)
-        self._said += [*messages, {"role": "assistant", "content": said}]
+        self._said += [*prompt.messages, {"role": "assistant", "content": said}]
         reasoning = {"reasoning_content": decision.reasoning} if decision.reasoning else {}
-        self._spelled += [*messages, decision.message | reasoning]
+        self._spelled += [*prompt.messages, for_template(decision.message | reasoning)]
         self._turns += 1
         if action is None:
             self._said[-1] = self._spelled[-1]

@@ -48,6 +48,9 @@ class ContextRenderer:
             )
             raise DataRefusedError(msg)
         self.tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer  # without what surrounds it, which takes longer than it does
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self._special = re.compile("|".join(map(re.escape, _longest_first(tokenizer.all_special_tokens))) or "(?!)")
         swallowing = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.rstrip}
         leads = [token for token in tokenizer.all_special_tokens if token not in swallowing]
@@ -70,13 +73,15 @@ class ContextRenderer:
     ) -> str:
         """What the template writes of a conversation, up to where the assistant begins if it `prompts`.
 
+        Messages are as `for_template` makes them: once each, as a conversation is written anew with every turn.
+
         Raises:
             DataRefusedError: the template cannot write it.
         """
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    [for_template(message) for message in messages],
+                    list(messages),
                     tools=list(tools) if tools else None,
                     add_generation_prompt=prompts,
                     tokenize=False,
@@ -97,7 +102,7 @@ class ContextRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, markers included."""
-        return str(self.tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+        return str(self._backend.decode(token_ids, skip_special_tokens=False))
 
     def context(self, messages: Sequence[Message], is_first: bool) -> list[int]:
         """Token ids that the new messages and the generation prompt add; DataRefusedError if the template rewrites.
@@ -108,7 +113,7 @@ class ContextRenderer:
         return list(self._context(msgspec.json.encode(messages, order="deterministic"), is_first))
 
     def _render(self, encoded: bytes, is_first: bool) -> tuple[int, ...]:
-        messages: list[Message] = msgspec.json.decode(encoded)
+        messages = [for_template(message) for message in msgspec.json.decode(encoded)]
         text = self.text(messages if is_first else [*_PROBE, *messages])
         if not is_first:
             generated = self.text(_PROBE[:1]) + str(self.tokenizer.eos_token)
@@ -130,7 +135,7 @@ class ContextRenderer:
 
     def _raw(self, text: str) -> list[int]:
         try:
-            return [int(token) for token in self.tokenizer.encode(text, add_special_tokens=False)]
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
         except Exception as error:
             # The class of errors in Rust code is Exception itself: here, a word that is not in a closed vocabulary.
             folder, said = self.tokenizer.name_or_path, text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}..."
