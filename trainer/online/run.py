@@ -14,6 +14,7 @@ An evaluation of version k comes before round k is trained on, and after the las
 """
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -86,20 +87,8 @@ class OnlineRun:
             self.versions.write(self.learner.backend, 0)
         else:
             self.learner.restore(row)
-        known = self.lake.sql(
-            "SELECT step, name, value FROM run_metrics WHERE job_id = ? AND step < ? ORDER BY step",
-            [self.job.job_id, self.learner.version],
-        )
-        for step, name, value in known.iter_rows():
-            self.metrics.setdefault(step, {})[name] = value
-        for version, figures in self.metrics.items():
-            if "eval/score" in figures:
-                self.evaluations[version] = Evaluated(
-                    success=figures["eval/success"],
-                    score=figures["eval/score"],
-                    attempts=int(figures["eval/attempts"]),
-                    unscored=int(figures["eval/unscored"]),
-                )
+        self.metrics = noted(self.lake, self.job.job_id, self.learner.version)
+        self.evaluations = evaluations_in(self.metrics)
 
     def play(self) -> str:
         """Round after round until the end; why it ended."""
@@ -248,3 +237,27 @@ class OnlineRun:
             entropy = f", entropy {sum(entropies) / len(entropies):.2f}" if entropies else ""
             what = f"{counted(len(learned.done.reports), 'update')}{entropy}"
         return f"round {number + 1}/{self.config.loop.rounds}{mean}{groups}: {what}"
+
+
+def noted(lake: Lake, job_id: int, before: int | None = None) -> dict[int, dict[str, float]]:
+    """The metrics that a run wrote, by round; those of rounds from `before` on are left out, as they come again."""
+    rows = lake.sql("SELECT step, name, value FROM run_metrics WHERE job_id = ? ORDER BY step", [job_id])
+    found: dict[int, dict[str, float]] = {}
+    for step, name, value in rows.iter_rows():
+        if before is None or step < before:
+            found.setdefault(step, {})[name] = value
+    return found
+
+
+def evaluations_in(metrics: Mapping[int, Mapping[str, float]]) -> dict[int, Evaluated]:
+    """The evaluations among metrics, by version."""
+    return {
+        version: Evaluated(
+            success=row["eval/success"],
+            score=row["eval/score"],
+            attempts=int(row["eval/attempts"]),
+            unscored=int(row["eval/unscored"]),
+        )
+        for version, row in metrics.items()
+        if "eval/score" in row
+    }

@@ -14,7 +14,7 @@ from pipelines.collect.wiring import told_options
 from trainer.backends.base import SingleDevice
 from trainer.online.learner import Learner
 from trainer.online.rollouts import Rollouts, Say
-from trainer.online.run import LoopResult, OnlineRun
+from trainer.online.run import LoopResult, OnlineRun, evaluations_in, noted
 from trainer.online.settings import OnlineConfig
 from trainer.online.versions import Versions
 from trainer.policy.model import policy_of
@@ -69,6 +69,9 @@ def run_loop(
         parameters = _parameters(config)
         started = _find(lake, run_id)
         _check_started(started, parameters, run_id, resumes=resumes)
+        if started is not None and started.status == "succeeded":
+            say("this run had finished already")
+            return _finished(lake, started, folder)
         rollouts = Rollouts(collecting, run_id, config, config.trainer.model, say=say, progress=progress)
         model = _start(lake, config, folder, run_id, say)
         trainer = config.trainer.model_copy(update={"model": model})
@@ -113,6 +116,21 @@ def _start(lake: Lake, config: OnlineConfig, folder: RunFolder, run_id: str, say
     return str(result.model.resolve())
 
 
+def _finished(lake: Lake, started: _Started, folder: RunFolder) -> LoopResult:
+    """What a run that has ended came to."""
+    counts = msgspec.json.decode(lake.sql("SELECT counts FROM job_runs WHERE job_id = ?", [started.loop_job]).item())
+    updates = msgspec.json.decode(lake.sql("SELECT counts FROM job_runs WHERE job_id = ?", [started.train_job]).item())
+    return LoopResult(
+        rounds=counts["rounds"],
+        optimizer_steps=updates["optimizer_steps"],
+        stopped_by=counts["stopped_by"],
+        evaluations=evaluations_in(noted(lake, started.loop_job)),
+        best_version=counts.get("best_version"),
+        weights_sha256=counts["weights_sha256"],
+        model=folder.final,
+    )
+
+
 def _parameters(config: OnlineConfig) -> dict[str, Any]:
     """The document as the job's parameters say it, without keys."""
     said = config.model_dump(mode="json")
@@ -138,8 +156,11 @@ def _check_started(started: _Started | None, parameters: dict[str, Any], run_id:
         return
     if not resumes:
         raise UsageError(f"the lake holds a run {run_id!r} already; go on with it (--resume), or choose another --run")
-    if started.status != "started":
-        raise CheckpointError(f"run {run_id!r} has {started.status} already; choose another --run")
+    if started.status not in ("started", "succeeded"):
+        query = f"SELECT error FROM job_runs WHERE job_id = id('{ids.to_text(started.loop_job)}')"
+        raise CheckpointError(
+            f'run {run_id!r} {started.status}; `trajlake sql "{query}"` says why; choose another --run'
+        )
     changed = [
         difference
         for difference in differences(parameters, started.parameters)

@@ -1,0 +1,190 @@
+"""`trajlake loop`: what a run leaves in the tables, what ends it, what a resumed one may differ in."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import lake
+from lake.errors import CheckpointError, UsageError
+from lake.lake import Lake
+from testkit.loops import facts, looped, write_config
+from testkit.word_game import save_model
+from trainer.online.run import LoopResult
+from trainer.online.settings import OnlineConfig, read_config
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "random")
+
+
+def config_of(folder: Path, model: Path, **given: Any) -> OnlineConfig:
+    return read_config(str(write_config(folder, model)), given)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, LoopResult]:
+    """An undisturbed run."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, looped(folder, config_of(folder, model))
+
+
+@pytest.fixture(scope="module")
+def lk(whole: tuple[Path, LoopResult]) -> Lake:
+    return lake.open(whole[0] / "lake")
+
+
+def test_every_round_is_played_by_the_weights_of_the_rounds_before(lk: Lake) -> None:
+    rows = lk.sql(
+        "SELECT DISTINCT e.run_id, e.collection_round, t.policy_version FROM episodes AS e "
+        "JOIN tokens AS t USING (episode_id) ORDER BY ALL"
+    )
+    rounds = [("asking", number, number) for number in range(3)]
+    assert rows.rows() == [*rounds, ("asking-eval", 0, 0), ("asking-eval", 1, 2), ("asking-eval", 2, 3)]
+    assert lk.sql("SELECT count(*) FROM episodes GROUP BY run_id ORDER BY 1").to_series().to_list() == [18, 48]
+
+
+def test_updates_consume_their_round_whole_and_nothing_else(lk: Lake) -> None:
+    wrong = lk.sql(
+        "SELECT * FROM trained_batches AS b JOIN episodes AS e USING (episode_id) "
+        "WHERE e.run_id <> 'asking' OR e.collection_round <> b.optimizer_step // 2"
+    )
+    assert wrong.is_empty()
+    missing = lk.sql(
+        "SELECT episode_id FROM episodes WHERE run_id = 'asking' AND group_id IN "
+        "(SELECT group_id FROM episodes GROUP BY ALL HAVING count(DISTINCT env_return) > 1) "
+        "EXCEPT SELECT episode_id FROM trained_batches"
+    )
+    assert missing.is_empty()
+
+
+def test_checkpoints_say_which_version_they_are(lk: Lake, whole: tuple[Path, LoopResult]) -> None:
+    rows = lk.sql("SELECT optimizer_step, policy_version, sha256 FROM checkpoints WHERE run_id = 'asking' ORDER BY 1")
+    assert [row[:2] for row in rows.iter_rows()] == [(2, 1), (4, 2), (6, 3)]
+    assert rows["sha256"][-1] == whole[1].weights_sha256
+
+
+def test_the_final_model_is_the_last_version_and_the_best_one_lies_beside_it(whole: tuple[Path, LoopResult]) -> None:
+    folder, done = whole
+    final = load_file(done.model / "model.safetensors")
+    last = load_file(folder / "out" / "versions" / "v3" / "model.safetensors")
+    assert all((final[name] == last[name]).all() for name in final)
+    assert done.best_version == max(done.evaluations, key=lambda version: (done.evaluations[version].score, -version))
+    assert (folder / "out" / "best" / "model.safetensors").is_file()
+
+
+def test_what_was_decided_by_is_in_the_metrics_of_the_loop(lk: Lake, whole: tuple[Path, LoopResult]) -> None:
+    rows = lk.sql("SELECT name, step, value FROM run_metrics WHERE kind = 'loop'")
+    found = {(name, step): value for name, step, value in rows.iter_rows()}
+    assert [found["loop/episodes", number] for number in range(3)] == [16, 16, 16]
+    mean, tokens = lk.sql(
+        "SELECT avg(env_return), (SELECT sum(len(context_ids) + len(action_ids)) FROM tokens WHERE episode_id IN "
+        "(SELECT episode_id FROM episodes WHERE run_id = 'asking' AND collection_round = 1)) "
+        "FROM episodes WHERE run_id = 'asking' AND collection_round = 1"
+    ).row(0)
+    assert (found["loop/return", 1], found["loop/tokens", 1]) == (pytest.approx(mean), tokens)
+    assert {step for name, step in found if name == "eval/score"} == {0, 2, 3} == set(whole[1].evaluations)
+    counts = lk.sql("SELECT status, counts FROM job_runs WHERE kind = 'loop'").row(0)
+    assert counts[0] == "succeeded"
+    assert '"stopped_by":"rounds"' in counts[1]
+
+
+def test_a_finished_run_says_what_it_came_to(whole: tuple[Path, LoopResult], model: Path) -> None:
+    folder, done = whole
+    before = facts(lake.open(folder / "lake"))
+    assert looped(folder, config_of(folder, model), resumes=True) == done
+    assert facts(lake.open(folder / "lake")) == before
+
+
+def test_a_name_that_is_taken_is_refused(whole: tuple[Path, LoopResult], model: Path) -> None:
+    folder, _ = whole
+    with pytest.raises(UsageError, match="holds a run 'asking' already; go on with it"):
+        looped(folder, config_of(folder, model))
+
+
+def test_a_round_ahead_is_one_version_stale(tmp_path: Path, model: Path) -> None:
+    done = looped(tmp_path, config_of(tmp_path, model, loop={"ahead": 1, "evaluation": {"every": 3}}))
+    rows = lake.open(tmp_path / "lake").sql(
+        "SELECT DISTINCT e.collection_round, t.policy_version FROM episodes AS e JOIN tokens AS t USING (episode_id) "
+        "WHERE e.run_id = 'asking' ORDER BY ALL"
+    )
+    assert rows.rows() == [(0, 0), (1, 0), (2, 1)]
+    assert done.rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "reason", "rounds"),
+    [
+        ({"tokens": 1}, "tokens", 1),
+        ({"hours": 1e-9}, "hours", 1),
+        ({"evaluation": {"patience": 1, "min_improvement": 1.0, "every": 1}}, "patience", 1),
+    ],
+)
+def test_what_ends_a_run_early(tmp_path: Path, model: Path, given: dict[str, Any], reason: str, rounds: int) -> None:
+    done = looped(tmp_path, config_of(tmp_path, model, loop=given))
+    assert (done.stopped_by, done.rounds) == (reason, rounds)
+
+
+def test_a_round_without_signal_trains_nothing_and_the_run_goes_on(tmp_path: Path, model: Path) -> None:
+    """One sibling a group: every group is dead, and weights stay as they are."""
+    given = {"rounds": 2, "collect": {"group_size": 1}, "evaluation": {"every": 2}}
+    done = looped(tmp_path, config_of(tmp_path, model, loop=given))
+    lk = lake.open(tmp_path / "lake")
+    assert (done.rounds, done.optimizer_steps) == (2, 0)
+    assert lk.sql("SELECT * FROM checkpoints").is_empty()
+    start, end = (load_file(place / "model.safetensors") for place in (model, done.model))
+    assert all((start[name] == end[name]).all() for name in end)
+
+
+def test_scorers_see_a_round_before_credit_does(tmp_path: Path, model: Path) -> None:
+    reward = tmp_path / "short.py"
+    reward.write_text('def short(messages):\n    return 1.0 / len(messages[-1]["content"] or "x")\n')
+    given = {
+        "rounds": 1,
+        "score": {"targets": [f"{reward}:short"]},
+        "credit": {"score": "short"},
+        "evaluation": {"score": "short"},
+    }
+    looped(tmp_path, config_of(tmp_path, model, loop=given))
+    lk = lake.open(tmp_path / "lake")
+    runs = (
+        lk.sql("SELECT DISTINCT e.run_id FROM scores JOIN episodes AS e USING (episode_id) ORDER BY 1")
+        .to_series()
+        .to_list()
+    )
+    assert runs == ["asking", "asking-eval"]
+    assert "short" in lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit'").item()
+
+
+def test_the_stage_before_is_trained_first_and_the_rounds_start_from_it(tmp_path: Path, model: Path) -> None:
+    """Traces of the lake are learned from (sft), and version 0 is what came of it."""
+    traces = looped(tmp_path / "traces", config_of(tmp_path, model, loop={"rounds": 1}))
+    assert traces.rounds == 1
+    given = {"mode": "sft+rl", "rounds": 1, "sft": {"where": "env_return > 0 AND run_id = 'asking'", "epochs": 1}}
+    config = config_of(tmp_path, model, loop=given)
+    (tmp_path / "traces" / "out").rename(tmp_path / "traces" / "first")
+    lk = lake.open(tmp_path / "traces" / "lake")
+    from trainer.online.start import run_loop
+
+    done = run_loop(lk, lk, config, tmp_path / "traces" / "out", "both", resumes=False, say=print, progress=print)
+    stage, first = (
+        load_file(tmp_path / "traces" / "out" / place / "model.safetensors") for place in ("sft/final", "versions/v0")
+    )
+    assert done.rounds == 1
+    assert all((stage[name] == first[name]).all() for name in stage)
+    assert any((stage[name] != value).any() for name, value in load_file(model / "model.safetensors").items())
+
+
+def test_a_resumed_run_keeps_its_configuration_but_where_it_is_played(tmp_path: Path, model: Path) -> None:
+    from trainer.online.start import _check_started, _parameters, _Started
+
+    config = config_of(tmp_path, model)
+    started = _Started(1, 2, _parameters(config), "started")
+    for given in ({"tokens": 5}, {"collect": {"parallel": 2}}, {"collect": {"player": {"engines": ["http://a:1"]}}}):
+        _check_started(started, _parameters(config_of(tmp_path, model, loop=given)), "asking", resumes=True)
+    with pytest.raises(UsageError, match=r"loop\.rounds 9 \(the run has 3\)"):
+        _check_started(started, _parameters(config_of(tmp_path, model, loop={"rounds": 9})), "asking", resumes=True)
+    with pytest.raises(CheckpointError, match="says why; choose another --run"):
+        _check_started(_Started(1, 2, {}, "failed"), _parameters(config), "asking", resumes=True)
