@@ -43,7 +43,7 @@ def given_text(value: str, option: str) -> str:
     if value.strip() == "":
         return ""
     if "\n" not in value and len(value) < 1024 and Path(value).is_file():
-        return prompt_text(value)
+        return fit(prompt_text(value), f"{option} {value}")
     if len(value.split()) == 1:
         raise UsageError(
             f"{option} {printable(value)}: there is no such file; give a file, or a prompt of several words"

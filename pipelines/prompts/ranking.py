@@ -23,8 +23,6 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
     returns: dict[str, float]
     """Start (its task id) -> mean return of its rollouts that finished."""
-    rollouts: int
-    """Those with a return."""
     unknown: int
     """Rollouts that failed, or that nothing rewarded."""
 
@@ -59,7 +57,7 @@ def read_played(snapshot: Snapshot, run: str) -> Played:
     known = found.drop_nulls("return")
     means = known.group_by("task_id").agg(pl.col("return").mean()).sort("task_id")
     returns = dict(means.iter_rows())
-    return Played(returns=returns, rollouts=known.height, unknown=found.height - known.height)
+    return Played(returns=returns, unknown=found.height - known.height)
 
 
 def rank(played: Mapping[str, Played], first: str, *, seed: int) -> list[Standing]:

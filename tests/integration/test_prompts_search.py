@@ -5,8 +5,6 @@ The endpoint stands in for two models (`testkit.prompt_server`); everything else
 
 import json
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +16,13 @@ import pytest
 import lake
 from testkit.command_line import Cli, runner
 from testkit.judge_server import JudgeServer
-from testkit.processes import environment
+from testkit.processes import Forked
 from testkit.prompt_server import prompt_server
 
 FIRST = "Answer with one short sentence."
 DEADLINE = 600
 OWN = ("write_id", "job_id", "series_id", "at")
 """Columns that say who wrote a row, and when."""
-COMMAND = [sys.executable, "-c", "import sys; sys.modules['torch'] = None; from lake.cli import main; main()"]
 
 
 @pytest.fixture
@@ -112,29 +109,44 @@ def test_reflection_finds_a_better_prompt_and_everything_is_rows(cli: Cli, serve
     of_held_out = seeds.filter(pl.col("run_id").str.contains("held-out"))
     assert of_held_out["seeds"].n_unique() == 1
     assert not set(of_held_out["seeds"][0]) & set(of_search["seeds"][0])
+    sampled = [
+        {body["seed"] for body in server.requests if body["messages"][0]["content"] == one["text"] and first_turn(body)}
+        for each in (first, second, third)
+        for one in each["candidates"]
+    ]
+    assert set.intersection(*sampled) == min(sampled, key=len), "with the same seeds"
+    assert len(min(sampled, key=len)) == 8
     metrics = lk.sql("SELECT name FROM metrics WHERE name LIKE '%best' OR name LIKE 'held_out%'")["name"].to_list()
     assert sorted(metrics) == ["held_out/difference", "held_out/p", *["return/best"] * 3]
+
+
+def first_turn(body: dict[str, Any]) -> bool:
+    return len(body["messages"]) == 2 and body["model"] == "player"
 
 
 def same(candidate: dict[str, Any], out: Path) -> bool:
     return bool(candidate["text"] == out.read_text("utf-8").strip())
 
 
-def search(folder: Path, *options: str) -> subprocess.Popen[str]:
+class Searching(Forked):
     """A search in a process of its own."""
-    return subprocess.Popen(
-        [*COMMAND, "prompts", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(TRAJLAKE_SPOOL=str(folder / "spool"), OMP_NUM_THREADS="1"),
-    )
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        super().__init__("testkit.collect_worker", folder / "spool", "prompts", *options)
+
+    def ended(self) -> str:
+        """What it printed; waits for its end, which has to be a good one."""
+        said = []
+        while (line := self.hear(DEADLINE)) is not None:
+            said.append(line)
+        assert self.wait() == 0, self.error
+        return "\n".join(said)
 
 
-def after_requests(server: JudgeServer, count: int, process: subprocess.Popen[str]) -> None:
+def after_requests(server: JudgeServer, count: int, process: Searching) -> None:
     """Wait until the server was asked so often more, or the process has ended."""
     goal, pause = len(server.requests) + count, threading.Event()
-    while len(server.requests) < goal and process.poll() is None:
+    while len(server.requests) < goal and process.running:
         pause.wait(0.002)
 
 
@@ -147,20 +159,14 @@ def test_killed_at_random_moments_a_search_ends_as_if_nothing_had_happened(
     kills: int, server: JudgeServer, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    undisturbed = search(whole, *playing(server, whole), *reflecting(server))
-    shown, err = undisturbed.communicate(timeout=DEADLINE)
-    assert undisturbed.returncode == 0, err
+    shown = Searching(whole, *playing(server, whole), *reflecting(server)).ended()
     requests, reflections = len(server.requests), asked_to_reflect(server)
     draw = random.Random(kills)
     for _ in range(kills):
-        process = search(killed, *playing(server, killed), *reflecting(server))
-        after_requests(server, draw.randrange(1, 2 * requests // kills), process)
-        process.kill()
-        process.communicate(timeout=DEADLINE)
-    process = search(killed, *playing(server, killed), *reflecting(server))
-    out, err = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0, err
-    assert out == shown
+        searching = Searching(killed, *playing(server, killed), *reflecting(server))
+        after_requests(server, draw.randrange(1, 2 * requests // kills), searching)
+        searching.kill()
+    assert Searching(killed, *playing(server, killed), *reflecting(server)).ended() == shown
     found = content(killed)
     for name, frame in content(whole).items():
         assert found[name].equals(frame), name

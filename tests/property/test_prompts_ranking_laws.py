@@ -12,7 +12,7 @@ RETURNS = st.dictionaries(st.sampled_from("abcdefg"), st.integers(-3, 3).map(flo
 
 
 def played(returns: dict[str, float]) -> Played:
-    return Played(returns=returns, rollouts=len(returns), unknown=0)
+    return Played(returns=returns, unknown=0)
 
 
 def oracle(one: dict[str, float], other: dict[str, float]) -> tuple[float, float] | None:
@@ -59,7 +59,7 @@ def test_starts_that_were_seen_are_left_out() -> None:
 def test_a_candidate_of_which_nothing_is_known_stands_last() -> None:
     every = {
         "first": played({"a": 0.0}),
-        "silent": Played(returns={}, rollouts=0, unknown=4),
+        "silent": Played(returns={}, unknown=4),
         "bad": played({"a": -2.0}),
     }
     standings = rank(every, "first", seed=0)

@@ -1,6 +1,7 @@
 """What the reflecting model is asked, and what its answers are taken for."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -141,8 +142,13 @@ def test_equal_prompts_are_one_candidate() -> None:
     assert one.id == other.id != Candidate(text="Look!", made="first").id
 
 
-def test_a_prompt_is_a_file_or_several_words(tmp_path: object) -> None:
+def test_a_prompt_is_a_file_or_several_words(tmp_path: Path) -> None:
     assert given_text("Look around.", "--first") == "Look around."
     assert given_text("  ", "--first") == ""
+    (tmp_path / "first.txt").write_bytes(b"Look around.\r\nThen go.\r\n")
+    assert given_text(str(tmp_path / "first.txt"), "--first") == "Look around.\nThen go."
+    (tmp_path / "hostile.txt").write_bytes(b"Look \x1b[2J around.")
+    with pytest.raises(UsageError, match=r"hostile\.txt holds the control character U\+001B"):
+        given_text(str(tmp_path / "hostile.txt"), "--first")
     with pytest.raises(UsageError, match=r"--first prompt\.txt: there is no such file"):
         given_text("prompt.txt", "--first")
