@@ -42,13 +42,21 @@ class Client:
 
     def openai(self) -> "OpenAI":
         """A client of the package openai. Raises MissingExtraError."""
-        client: OpenAI = _openai().OpenAI(base_url=self.base_url, api_key=self.api_key, max_retries=0)
+        client: OpenAI = _openai().OpenAI(**self._options())
         return client
 
     def async_openai(self) -> "AsyncOpenAI":
         """An async client of the package openai. Raises MissingExtraError."""
-        client: AsyncOpenAI = _openai().AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, max_retries=0)
+        client: AsyncOpenAI = _openai().AsyncOpenAI(**self._options())
         return client
+
+    def _options(self) -> dict[str, Any]:
+        """Of a client of the package openai: its own time-outs, but for the 5 s that it has to connect.
+
+        Many agents in one event loop hold it up for longer while they make their clients, 30 ms each.
+        """
+        patience = _openai().Timeout(600.0, connect=120.0)
+        return {"base_url": self.base_url, "api_key": self.api_key, "max_retries": 0, "timeout": patience}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

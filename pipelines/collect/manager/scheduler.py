@@ -276,8 +276,9 @@ class Scheduler:
             if why == SURPLUS and not recording.count and not self.player.is_recorder:
                 self._leave_out(siblings)
                 return None
-            ending = self._ended_already(siblings, recording)
-            assert ending is not None, why
+            # Whoever made it superfluous may have got lost since.
+            aborted = recording.sums.ending("aborted", terminated=False, stop_reason=why)
+            ending = self._ended_already(siblings, recording) or aborted
         if self.player.is_recorder:
             siblings.finish(slot.rollout, ending.status)  # which the proxy may have refused
             return ending
