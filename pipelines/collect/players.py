@@ -16,6 +16,8 @@ from pipelines.collect.policies import Message
 
 SURPLUS: Final = "surplus"
 """`stop_reason` of rollouts that are aborted because enough of their siblings have finished."""
+EPISODE_TIMEOUT: Final = "episode_timeout"
+"""`stop_reason` of rollouts that are cut off because their time is up; the message that they are cancelled with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

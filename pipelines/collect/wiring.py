@@ -23,6 +23,7 @@ from pipelines.collect.engines.http import reached
 from pipelines.collect.engines.pool import Pool
 from pipelines.collect.engines.sharing import Shared, SharingConfig
 from pipelines.collect.environments import Environment
+from pipelines.collect.model_folder import model_folder
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import Player
 from pipelines.collect.policies import Speaker
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 PROMPTS = "prompts"
 """The environment of tasks that are nothing but a prompt."""
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+"""Whatever a model's folder asks for, nothing is fetched and no code in it is run."""
 _AGENT_CALL_SECONDS = 600.0
 """How long an engine may be silent before an agent, unless something else is said."""
 
@@ -213,8 +216,9 @@ def _speaker(options: PlayerOptions, weights: PlayedWeights | None) -> tuple[Spe
             "--engine needs the tokenizer of its model: --model FOLDER or --tokenizer FOLDER; or --api chat, which "
             "records text only"
         )
+    tokens = model_folder(source)
     for url in options.engines:
-        _refuse_other_tokens(url, Path(source))
+        _refuse_other_tokens(url, tokens)
     folder, version = (None, None) if weights is None else weights
     members = [engine_at(url, api) for url, api in apis.items()]
     pool = Pool(members, config, wanted_version=version, folder=folder)
@@ -271,7 +275,7 @@ def _in_process(options: PlayerOptions, weights: PlayedWeights | None) -> Speake
 
     tokenizer = _tokenizer(options.tokenizer or place)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(place)
+        model: Any = AutoModelForCausalLM.from_pretrained(model_folder(place), **_LOCAL)
     except (OSError, ValueError) as error:
         raise UsageError(f"--model {place} cannot be loaded: {error}") from error
     name, version = options.policy or Path(place).name, 0 if weights is None else weights.version
@@ -285,7 +289,7 @@ def _tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     # One text is encoded at a time: threads for that only spin, and take the processor from an engine on this machine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_folder(folder), **_LOCAL)
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder} holds no tokenizer: {error}") from error
     if tokenizer.chat_template is None:

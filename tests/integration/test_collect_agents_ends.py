@@ -20,6 +20,7 @@ from pipelines.collect.environments import Task
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.run import Collection, collect
 from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.players import EPISODE_TIMEOUT
 from testkit.agent_rollouts import NoLog, played, player, rollout
 from testkit.engine_server import Engine, engine_server
 
@@ -219,7 +220,12 @@ def test_one_task_in_two_rounds_and_of_two_seeds_is_four_groups_before_several_e
     assert {row[3] for row in groups} == {None}
 
 
-def test_a_rollout_that_was_cancelled_takes_nothing_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("why", "recorded"), [(None, ("aborted", "cancelled")), (EPISODE_TIMEOUT, ("truncated", "episode_timeout"))]
+)
+def test_a_rollout_that_was_cancelled_takes_nothing_more(
+    why: str | None, recorded: tuple[str, str], tmp_path: Path
+) -> None:
     """Its calls are broken off at the engine, and a thread that goes on is refused, under a sub-agent's name too."""
     begun, cancelled, refused = threading.Event(), threading.Event(), []
 
@@ -241,7 +247,7 @@ def test_a_rollout_that_was_cancelled_takes_nothing_more(tmp_path: Path) -> None
         await asyncio.to_thread(begun.wait, 120)
         while "hang" not in engine.asked:
             await asyncio.sleep(0.01)
-        playing.cancel()
+        playing.cancel(why)
         with pytest.raises(asyncio.CancelledError):
             await playing
         cancelled.set()
@@ -249,7 +255,7 @@ def test_a_rollout_that_was_cancelled_takes_nothing_more(tmp_path: Path) -> None
             await asyncio.sleep(0.01)
         await with_proxies.settle()
         found = "status, stop_reason, env_return, num_steps, error"
-        assert rows_in(tmp_path, found) == [("aborted", "cancelled", None, 1, None)]
+        assert rows_in(tmp_path, found) == [(*recorded, None, 1, None)]
         assert engine.left == 1
         await with_proxies.close()
 

@@ -371,10 +371,6 @@ def test_an_environment_that_never_opens_is_recorded_by_its_seed(tmp_path: Path)
     assert set(rows(tmp_path, "attempt, status, task_id")) == {(1, "failed", "seed 0"), (1, "failed", "seed 1")}
 
 
-async def _for_ever(number: int, turn: int) -> None:
-    await asyncio.Event().wait()
-
-
 @pytest.mark.parametrize(
     ("player", "limits", "expected"),
     [
@@ -385,8 +381,20 @@ async def _for_ever(number: int, turn: int) -> None:
 def test_calls_and_episodes_that_take_too_long(
     player: dict[str, Any], limits: dict[str, Any], expected: tuple[str, str], tmp_path: Path
 ) -> None:
-    run(tmp_path, speaker=Speaks(_for_ever), player=player, retries=0, **limits)
+    """Who records rollouts by itself hears why it is cancelled: what it records and what is counted are one."""
+    heard = set()
+
+    async def for_ever(number: int, turn: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as cancelled:
+            heard.add(str(cancelled))
+            raise
+
+    done, _ = run(tmp_path, speaker=Speaks(for_ever), player=player, retries=0, **limits)
     assert set(rows(tmp_path, "status, stop_reason")) == {expected}
+    assert heard == {"episode_timeout" if limits else ""}
+    assert (done.figures.finished, done.figures.failed) == ((6, 0) if limits else (0, 6))
 
 
 def test_steps_that_take_too_long_and_answers_that_are_none(tmp_path: Path) -> None:

@@ -204,6 +204,13 @@ def test_what_make_gives_is_looked_at_before_anything_is_played(
         ("said('x', reward='1')", "the reward '1'"),
         ("said('x', terminated=1)", "terminated 1; valid: True or False"),
         ("said('x', terminated=True, truncated=True)", "both terminated and truncated"),
+        ("said('x', is_action_valid='no')", "is_action_valid 'no'; valid: True, False, or None"),
+        ("said('x', is_error=1)", "is_error 1; valid: True, False, or None"),
+        ("said('x', tools={'look': {}})", "`tools` that are an object of type dict; valid: a list of schemas"),
+        ("said('x', task_id=5)", "`task_id` that is an object of type int; valid: a text"),
+        (r"said('a file \udcff')", r"`messages[0]` that is no JSON ('utf-8' codec can't encode character '\udcff'"),
+        (r"said('x', extra={'y': '\ud800'})", "`extra` that is no JSON"),
+        (r"said('x', task_id='\ud800')", "`task_id` that is no JSON"),
     ],
 )
 @pytest.mark.parametrize("kind", ["async ", ""])
@@ -221,6 +228,12 @@ def test_what_is_no_outcome_is_told(kind: str, given: str, told: str, written: C
 def test_an_opening_without_messages_is_told(written: Callable[[str], str]) -> None:
     text = "class Env:\n  def reset(self, task): return Outcome(messages=[])\n  def step(self, action): ...\n"
     with pytest.raises(EnvironmentFaultError, match="no messages; valid: at least one"):
+        played(load_environment(f"{written(text)}:Env", {})())
+
+
+def test_a_reward_that_no_action_led_to_is_told_and_not_dropped(written: Callable[[str], str]) -> None:
+    text = "class Env:\n  def reset(self, task): return said('?', reward=1.0)\n  def step(self, action): ...\n"
+    with pytest.raises(EnvironmentFaultError, match="reset gave the reward 1, and no action led there"):
         played(load_environment(f"{written(text)}:Env", {})())
 
 

@@ -30,10 +30,13 @@ def test_what_a_folder_lacks_is_named(tmp_path, missing, told):
         check_model(model, "cpu")
 
 
-def test_no_folder_and_an_adapter_are_told_apart(tmp_path):
+def test_no_folder_a_run_and_an_adapter_are_told_apart(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         check_model(tmp_path / "Qwen" / "Qwen3-8B", "cuda")
-    model = model_folder(tmp_path)
+    (tmp_path / "run-1").mkdir()
+    model = model_folder(tmp_path).rename(tmp_path / "run-1" / "final")
+    with pytest.raises(UsageError, match="run-1 is the folder of a training run; its model is .*run-1/final"):
+        check_model(tmp_path / "run-1", "cuda")
     (model / "config.json").rename(model / "adapter_config.json")
     with pytest.raises(UsageError, match="LoRA adapter; serve its base model with --lora"):
         check_model(model, "cuda")

@@ -26,7 +26,7 @@ from pipelines.collect.agents.results import end_body, ending_of, failure_of, le
 from pipelines.collect.engines import EngineError, EngineGoneError, EngineRefusedError
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.threads import Worker
-from pipelines.collect.players import SURPLUS, Ending, Rollout, RolloutLog
+from pipelines.collect.players import EPISODE_TIMEOUT, SURPLUS, Ending, Rollout, RolloutLog
 
 if TYPE_CHECKING:
     import aiohttp
@@ -174,7 +174,7 @@ class AgentPlayer:
             body = end_body(result, rollout, self._environment)
         except asyncio.CancelledError as cancelled:
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                await self._abort(rollout, endpoint, base, str(cancelled) or "cancelled")
+                await self._abort(rollout, endpoint, base, str(cancelled) or "cancelled", log)
                 raise
             error = cancelled  # the agent's own
         except BaseException as raised:  # of the agent, whatever it is: Ctrl-C is the manager's affair
@@ -198,8 +198,9 @@ class AgentPlayer:
             thread.end()
         return await value if inspect.isawaitable(value) else value
 
-    async def _abort(self, rollout: Rollout, endpoint: Endpoint, base: str, reason: str) -> None:
-        result = Result(status="aborted", stop_reason=reason)
+    async def _abort(self, rollout: Rollout, endpoint: Endpoint, base: str, reason: str, log: RolloutLog) -> None:
+        is_cut_off = reason == EPISODE_TIMEOUT and log.takes("truncated")
+        result = Result(status="truncated" if is_cut_off else "aborted", stop_reason=reason)
         body = end_body(result, rollout, self._environment)
         try:
             await self._ended(rollout, endpoint, base, result, body)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lake.errors import MissingExtraError, UsageError
+from pipelines.collect.model_folder import model_folder
 
 Device = Literal["auto", "cpu", "cuda"]
 _CHECKOUT = Path(__file__).resolve().parents[3]
@@ -59,7 +60,9 @@ def find_installation(python: Path | None, device: Device) -> Installation:
     try:
         asked = subprocess.run([str(chosen), "-c", _ASK], capture_output=True, text=True, check=True, timeout=300)
         known = json.loads(asked.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+    except subprocess.SubprocessError as error:  # whose text is the whole program that it was asked by
+        raise UsageError(f"{chosen} is no Python that can be run: asked for its vLLM, it fails") from error
+    except (OSError, ValueError, IndexError) as error:
         raise UsageError(f"{chosen} is no Python that can be run: {error}") from error
     if known["version"] is None:
         raise MissingExtraError(f"{chosen} has no vLLM; {_how_to_install()}")
@@ -102,11 +105,7 @@ def check_options(further: Sequence[str]) -> None:
 
 def check_model(model: Path, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
     """The configuration of a model folder. Raises UsageError: something that vLLM needs is not in it."""
-    if not model.is_dir():
-        raise UsageError(
-            f"{model}: no such folder; valid: a model's folder with config.json, weights and tokenizer, such as "
-            "`trajlake train` writes; of a model hub, download it first"
-        )
+    model_folder(model)
     if (model / "adapter_config.json").exists() and not (model / "config.json").exists():
         raise UsageError(f"{model} holds a LoRA adapter; serve its base model with --lora")
     try:

@@ -43,7 +43,7 @@ class Outcome:
     messages: list[Message]
     """What the policy is shown next, without anything it has seen or said before; after the end, what came last."""
     reward: float | None = None
-    """Of the action that led here; None if nothing rewarded it, and from `reset`."""
+    """Of the action that led here; None if nothing rewarded it, and from `reset`, where one is refused."""
     terminated: bool = False
     """The environment ended the episode: success or failure."""
     truncated: bool = False

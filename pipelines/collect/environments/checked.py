@@ -168,20 +168,34 @@ def wrong_outcome(given: object, *, is_opening: bool = False) -> str | None:
         return f"{_a(given)}; valid: Outcome(messages=[...], reward=..., terminated=...)"
     if given.reward is not None and not _is_finite(given.reward):
         return f"the reward {shown(given.reward)}; valid: a finite number, or None where nothing rewarded it"
+    if is_opening and given.reward:
+        return f"the reward {given.reward:g}, and no action led there; valid: rewards from step"
+    return _wrong_flags(given) or _wrong_documents(given) or _wrong_messages(given.messages, is_opening=is_opening)
+
+
+def _wrong_flags(given: Outcome) -> str | None:
     for flag, value in {"terminated": given.terminated, "truncated": given.truncated}.items():
         if not isinstance(value, bool):
-            return f"{flag} {value!r}; valid: True or False"
+            return f"{flag} {shown(value)}; valid: True or False"
     if given.terminated and given.truncated:
         return "both terminated and truncated; valid: terminated if the task is over, else truncated"
-    return _wrong_documents(given) or _wrong_messages(given.messages, is_opening=is_opening)
+    for flag, known in {"is_action_valid": given.is_action_valid, "is_error": given.is_error}.items():
+        if not isinstance(known, bool | None):
+            return f"{flag} {shown(known)}; valid: True, False, or None where it does not say"
+    return None
 
 
 def _wrong_documents(given: Outcome) -> str | None:
-    for name, part in {"tools": given.tools, "ground_truth": given.ground_truth, "extra": given.extra}.items():
+    parts = {"tools": given.tools, "ground_truth": given.ground_truth, "extra": given.extra, "task_id": given.task_id}
+    for name, part in parts.items():
         if part is not None and (problem := _not_json(part)):
-            return f"`{name}` that is no JSON ({problem}); valid: what JSON can say, numbers finite"
+            return f"`{name}` that is no JSON ({problem}); valid: what JSON can say, numbers finite and text Unicode"
     if given.extra is not None and not isinstance(given.extra, dict):
         return f"`extra` that is {_a(given.extra)}; valid: a dict"
+    if given.tools is not None and not (isinstance(given.tools, list) and all(isinstance(t, dict) for t in given.tools)):
+        return f"`tools` that are {_a(given.tools)}; valid: a list of schemas, as in an OpenAI request"
+    if not isinstance(given.task_id, str | None):
+        return f"`task_id` that is {_a(given.task_id)}; valid: a text, or None"
     return None
 
 
@@ -196,6 +210,8 @@ def _wrong_messages(messages: Any, *, is_opening: bool) -> str | None:
             checked(message, f"messages[{index}]")
         except (ShapeError, TypeError) as error:
             return f"{error}; {valid}"
+        if problem := _not_json(message):
+            return f"`messages[{index}]` that is no JSON ({problem}); valid: what JSON can say, its text Unicode"
     return None
 
 
@@ -209,9 +225,9 @@ def _is_finite(value: Any) -> bool:
 
 
 def _not_json(value: Any) -> str | None:
-    """Why a value cannot be written as JSON; None if it can."""
+    """Why a value cannot be written as JSON in UTF-8 (no lone surrogates); None if it can."""
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         return str(error)
     return None

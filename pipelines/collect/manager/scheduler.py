@@ -23,12 +23,12 @@ from pipelines.collect.manager.rounds import REPLAY_DIFFERS, STARTS_DIFFER, UNOP
 from pipelines.collect.manager.siblings import FINISHED, Keep, Siblings
 from pipelines.collect.manager.store import Opened, Recording, Store
 from pipelines.collect.manager.todo import Todo, carried, missing, siblings_of
-from pipelines.collect.players import SURPLUS, Ending, Player, ReplayError, Rollout, StartError
+from pipelines.collect.players import EPISODE_TIMEOUT, SURPLUS, Ending, Player, ReplayError, Rollout, StartError
 from pipelines.collect.policies import PolicyCard
 from pipelines.collect.user_code import FAULTS, is_cancellation
 
 _LOOK_SECONDS = 0.05
-Why = Literal["surplus", "starts_differ", "stopped"]
+Why = Literal["surplus", "starts_differ", "stopped", "episode_timeout"]
 """Why a running rollout is interrupted."""
 
 
@@ -276,9 +276,11 @@ class Scheduler:
             if why == SURPLUS and not recording.count and not self.player.is_recorder:
                 self._leave_out(siblings)
                 return None
-            # Whoever made it superfluous may have got lost since.
-            aborted = recording.sums.ending("aborted", terminated=False, stop_reason=why)
-            ending = self._ended_already(siblings, recording) or aborted
+            if why == EPISODE_TIMEOUT:
+                ending = recording.sums.ending("truncated", terminated=False, stop_reason=why)
+            else:  # whoever made it superfluous may have got lost since
+                aborted = recording.sums.ending("aborted", terminated=False, stop_reason=why)
+                ending = self._ended_already(siblings, recording) or aborted
         if self.player.is_recorder:
             siblings.finish(slot.rollout, ending.status)  # which the proxy may have refused
             return ending
@@ -331,10 +333,11 @@ class Scheduler:
     async def _played(self, rollout: Rollout, recording: Recording, siblings: Siblings) -> Ending | None:
         """Play; whatever goes wrong is an ending, too. None: whoever records it could not."""
         slot = Slot(siblings.group, rollout.rollout_index)
-        sums, limit = recording.sums, self._limits.episode_seconds
+        sums, seconds = recording.sums, self._limits.episode_seconds
+        loop = asyncio.get_running_loop()
+        late = None if seconds is None else loop.call_later(seconds, self._interrupt, slot, EPISODE_TIMEOUT)
         try:
-            async with asyncio.timeout(limit) as timer:
-                return await self.player.play(rollout, recording)
+            return await self.player.play(rollout, recording)
         except StartError as error:
             self.broken.append(str(error))
             self._interrupt_siblings(slot, "starts_differ")
@@ -359,9 +362,10 @@ class Scheduler:
         except FAULTS as error:
             if is_cancellation(error):
                 raise
-            is_late = isinstance(error, TimeoutError) and timer.expired()
-            late = sums.ending("truncated", terminated=False, stop_reason="episode_timeout")
-            return late if is_late else sums.ending("failed", stop_reason="error", error=told(error))
+            return sums.ending("failed", stop_reason="error", error=told(error))
+        finally:
+            if late is not None:
+                late.cancel()
 
     def _leave_out(self, siblings: Siblings) -> None:
         self.figures.left_out += 1
