@@ -1,4 +1,4 @@
-"""The folder of a model, by which engines are started and whose tokenizer is theirs: what can be wrong with its name."""
+"""The folder of a model that is served or played with: what can be wrong with the name of one."""
 
 from pathlib import Path
 

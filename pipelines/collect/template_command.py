@@ -26,4 +26,6 @@ def template(kind: str, file: Path) -> None:
             written.write(source.read_text("utf-8").replace("THIS_FILE.py", str(file)))
     except FileExistsError:
         raise UsageError(f"{file} is there already; give another name, or move it away") from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
     click.echo(f"wrote {file}; play it: trajlake collect {_PLAYED_BY[kind].format(file=file)} ...")

@@ -132,6 +132,28 @@ def test_options_of_speakers_that_cannot_be_are_refused(tmp_path, options, told,
     assert not (tmp_path / "lake").exists()
 
 
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B: no such folder; valid: a model's folder"),
+        ("run-1", "run-1 is the folder of a training run; its model is run-1/final"),
+        ("foreign", "foreign holds no tokenizer: "),
+    ],
+)
+def test_nothing_is_fetched_for_a_tokenizer_and_no_code_of_it_is_run(tmp_path, model, told, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run-1" / "final").mkdir(parents=True)
+    (tmp_path / "run-1" / "final" / "config.json").write_text("{}")
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": [null, "own.Own"]}}')
+    (tmp_path / "foreign" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: ...\n")
+    with token_engine() as engine:
+        done = cli("collect", "--env", "house", "--engine", engine.url, "--model", model, "--lake", tmp_path / "lake")
+    assert (done.code, told in done.err) == (2, True), done.err
+    assert "trust_remote_code" in done.err or model != "foreign"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_engine_of_another_tokenizer_is_refused_by_both_folders(tmp_path, cli):
     """Its ids would be recorded as if they were this tokenizer's; and the environment's name is looked up first."""
     for name, words in (("served", ["one"]), ("given", ["two", "three"])):

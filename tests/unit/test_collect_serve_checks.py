@@ -35,7 +35,7 @@ def test_no_folder_a_run_and_an_adapter_are_told_apart(tmp_path):
         check_model(tmp_path / "Qwen" / "Qwen3-8B", "cuda")
     (tmp_path / "run-1").mkdir()
     model = model_folder(tmp_path).rename(tmp_path / "run-1" / "final")
-    with pytest.raises(UsageError, match="run-1 is the folder of a training run; its model is .*run-1/final"):
+    with pytest.raises(UsageError, match=r"run-1 is the folder of a training run; its model is .*run-1/final"):
         check_model(tmp_path / "run-1", "cuda")
     (model / "config.json").rename(model / "adapter_config.json")
     with pytest.raises(UsageError, match="LoRA adapter; serve its base model with --lora"):

@@ -130,3 +130,5 @@ def test_what_is_there_already_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(TrajlakeError, match=r"call it .*mine\.py"):
         written("agent", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
+    with pytest.raises(TrajlakeError, match=r"nowhere/mine\.py cannot be written: No such file or directory"):
+        written("agent", tmp_path / "nowhere" / "mine.py")

@@ -201,7 +201,7 @@ class Pool(Shared[Engine]):
         if self._loaded is None:
             raise EngineError(
                 f"{engine.url} has other weights than version {self.wanted_version}, and nobody said where those are; "
-                "push them (trajlake push)"
+                f"push them: trajlake push MODEL --engine {engine.url} --version {self.wanted_version} --again"
             )
         await engine.load_weights(*self._loaded)
 

@@ -192,7 +192,9 @@ def _wrong_documents(given: Outcome) -> str | None:
             return f"`{name}` that is no JSON ({problem}); valid: what JSON can say, numbers finite and text Unicode"
     if given.extra is not None and not isinstance(given.extra, dict):
         return f"`extra` that is {_a(given.extra)}; valid: a dict"
-    if given.tools is not None and not (isinstance(given.tools, list) and all(isinstance(t, dict) for t in given.tools)):
+    if given.tools is not None and not (
+        isinstance(given.tools, list) and all(isinstance(t, dict) for t in given.tools)
+    ):
         return f"`tools` that are {_a(given.tools)}; valid: a list of schemas, as in an OpenAI request"
     if not isinstance(given.task_id, str | None):
         return f"`task_id` that is {_a(given.task_id)}; valid: a text, or None"
