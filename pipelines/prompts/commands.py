@@ -224,7 +224,7 @@ def _tell(found: "Result", plan: "Plan") -> None:
     else:
         click.echo(_compared(held_out, found.looks))
     click.echo(f"the best prompt, {found.best.id}:")
-    click.echo("\n".join(cell(line) for line in found.best.text.splitlines()))
+    click.echo("\n".join(cell(line) for line in found.best.text.splitlines()) or "(none: no system prompt at all)")
 
 
 def _compared(found: "HeldOut", looks: int) -> str:

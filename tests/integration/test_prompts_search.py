@@ -40,7 +40,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 def playing(server: JudgeServer, folder: Path) -> list[str]:
     """Options of a small search."""
-    options = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "rooms=2", "--env-arg", "horizon=10"]
+    options = ["--lake", str(folder / "lake"), "--env", "house", "--env-arg", "rooms=2", "--env-arg", "horizon=8"]
     options += ["--engine", server.url, "--api", "chat", "--model", "player", "--max-tokens", "8", "--first", FIRST]
     return [*options, "--starts", "4", "--held-out", "6", "--group-size", "2", "--run", "s"]
 
