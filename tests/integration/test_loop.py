@@ -138,24 +138,26 @@ def test_a_round_without_signal_trains_nothing_and_the_run_goes_on(tmp_path: Pat
     assert all((start[name] == end[name]).all() for name in end)
 
 
-def test_scorers_see_a_round_before_credit_does(tmp_path: Path, model: Path) -> None:
+def test_scorers_and_rewards_made_of_them_see_a_round_before_credit_does(tmp_path: Path, model: Path) -> None:
     reward = tmp_path / "short.py"
     reward.write_text('def short(messages):\n    return 1.0 / len(messages[-1]["content"] or "x")\n')
     given = {
         "rounds": 1,
-        "score": {"targets": [f"{reward}:short"]},
-        "credit": {"score": "short"},
-        "evaluation": {"score": "short"},
+        "score": {"targets": [f"{reward}:short"], "rewards": ["brief"]},
+        "credit": {"score": "brief"},
+        "evaluation": {"score": "brief"},
     }
-    looped(tmp_path, config_of(tmp_path, model, loop=given))
+    config = write_config(tmp_path, model)
+    config.write_text(config.read_text() + '[reward.brief]\ncomponents = ["short"]\nsql = "2 * short"\n')
+    looped(tmp_path, read_config(str(config), {"loop": given}))
     lk = lake.open(tmp_path / "lake")
-    runs = (
-        lk.sql("SELECT DISTINCT e.run_id FROM scores JOIN episodes AS e USING (episode_id) ORDER BY 1")
-        .to_series()
-        .to_list()
-    )
-    assert runs == ["asking", "asking-eval"]
-    assert "short" in lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit'").item()
+    query = """
+        SELECT DISTINCT e.run_id, brief.value = 2 * short.value AS is_double
+        FROM scores AS brief JOIN scores AS short USING (episode_id) JOIN episodes AS e USING (episode_id)
+        WHERE brief.scorer = 'brief' AND short.scorer = 'short' ORDER BY 1
+    """
+    assert lk.sql(query).rows() == [("asking", True), ("asking-eval", True)]
+    assert "brief" in lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit'").item()
 
 
 def test_the_stage_before_is_trained_first_and_the_rounds_start_from_it(tmp_path: Path, model: Path) -> None:

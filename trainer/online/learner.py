@@ -20,6 +20,7 @@ from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
 from pipelines.credit.job import run_credit, with_step_source
 from pipelines.score.job import run_score
+from pipelines.score.rewards import run_reward
 from trainer.backends.base import FrozenPolicy, SingleDevice
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.data.render.render import engine_encoding
@@ -111,9 +112,11 @@ class Learner:
         self._written = [(self.optimizer_steps, place)]
 
     def score(self, where: str) -> None:
-        """Let the configured scorers see some episodes; those that were scored are left alone."""
+        """Score some episodes, and compute their rewards; what was scored is left alone."""
         for target in self._config.loop.score.targets:
             run_score(self._lake, target, where=where)
+        for reward in self._config.loop.score.rewards:
+            run_reward(self._lake, reward, where=where)
 
     def learn(self, number: int) -> Learned:
         """Score, credit and train on a round, and write the weights for those who play; nothing is saved yet."""

@@ -3,7 +3,7 @@
     [loop]             rounds, ahead, mode, and what ends it early
     [loop.collect]     who plays and how many: the options of `trajlake collect`
     [loop.evaluation]  held-out starts, and what they decide
-    [loop.score]       scorers of every round, before credit
+    [loop.score]       scorers of every round, before credit, and rewards made of them: [reward.NAME]
     [loop.credit]      the estimator; its options in [credit.NAME], as for `trajlake credit`
     [loop.sync]        how weights reach engines
     [loop.sft]         the stage before (modes sft and sft+rl), with fields of [trainer]
@@ -26,6 +26,7 @@ from pipelines.collect.tasks import TaskSet, read_tasks, seeds
 from pipelines.collect.wiring import PROMPTS, PlayerOptions
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.estimators.protocol import Estimator
+from pipelines.score.reward_definition import RewardDefinition, load_reward
 from trainer.config import TrainConfig
 from trainer.frozen import FrozenModel
 from trainer.train_settings import configured, layered
@@ -121,6 +122,8 @@ class ScoringConfig(FrozenModel):
 
     targets: tuple[str, ...] = ()
     """Built-in scorers, or FILE.py:FUNCTION, in this order."""
+    rewards: tuple[RewardDefinition, ...] = ()
+    """Made of their scores. The file names them here, and defines each in [reward.NAME]."""
 
 
 class CreditConfig(FrozenModel):
@@ -223,6 +226,8 @@ def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
     name = loop.get("credit", {}).get("estimator", CreditConfig().estimator)
     if options := from_file(file, ["credit", str(name)]):
         loop = merged({"credit": {"options": options}}, loop)
+    if isinstance(names := loop.get("score", {}).get("rewards"), list):
+        loop = merged(loop, {"score": {"rewards": [load_reward(file, str(name)) for name in names]}})
     if isinstance(loop.get("sft"), Mapping):
         loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"}, loop["sft"])
     config = validated(OnlineConfig, {"loop": loop, "trainer": configured(trainer).model_dump(exclude_unset=True)})
