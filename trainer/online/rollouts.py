@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pydantic import BaseModel
 
 from lake.lake import Lake
+from pipelines.collect.agents.loading import load_agent
+from pipelines.collect.environments.loading import load_environment
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.run import Collection, collect
 from pipelines.collect.manager.scheduler import Limits
 from pipelines.collect.tasks import TaskSet
-from pipelines.collect.wiring import PlayedWeights, PlayerOptions, player_of, told_options
+from pipelines.collect.wiring import PROMPTS, PlayedWeights, PlayerOptions, player_of, told_options
 from trainer.evaluation.success import read_attempts
 from trainer.online.settings import EvaluationConfig, OnlineConfig
 
@@ -105,6 +107,23 @@ class Rollouts:
         what = Collection(wanted=wanted, limits=limits, rounds=number + 1, settings=settings)
         player = player_of(named, self._lake.uri, wanted.run, weights)
         collect(self._lake, player, tasks, what, say=self._say, progress=self._progress)
+
+
+def check_played(config: OnlineConfig) -> None:
+    """Make an environment for rounds and one for evaluations, or load the agent: what is wrong is told at once.
+
+    Raises:
+        UsageError: there is none, or its arguments are wrong.
+        MissingExtraError: its package is not installed.
+    """
+    player, evaluation = config.loop.collect.player, config.loop.evaluation
+    if player.agent is not None:
+        load_agent(player.agent, python=player.agent_python)
+    if player.env is None or player.env == PROMPTS:
+        return
+    load_environment(player.env, player.env_args)
+    if evaluation is not None and evaluation.env_args is not None:
+        load_environment(player.env, evaluation.env_args)
 
 
 def of_round(run: str, number: int) -> str:

@@ -1,0 +1,69 @@
+"""The file of `trajlake loop`: what is refused, with which words, before anything is made."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lake.errors import UsageError
+from testkit.loops import write_config
+from testkit.word_game import save_model
+from trainer.online.command import loop
+from trainer.online.settings import read_config
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("config")
+    return str(write_config(folder, save_model(folder / "model")))
+
+
+def test_options_of_the_estimator_stand_in_its_own_section(config: str) -> None:
+    assert read_config(config, {}).loop.credit.build().model_dump()["omega"] == 0.5
+    given = {"loop": {"credit": {"options": {"omega": 2.0}}}}
+    assert read_config(config, given).loop.credit.build().model_dump()["omega"] == 2.0
+
+
+def test_what_is_given_goes_before_the_file(config: str) -> None:
+    given = {"loop": {"rounds": 9, "collect": {"groups": 2}}, "trainer": {"loss": {"name": "reinforce"}}}
+    found = read_config(config, given)
+    assert (found.loop.rounds, found.loop.collect.groups, found.loop.collect.group_size) == (9, 2, 4)
+    assert found.trainer.loss.name == "reinforce"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loop": {"round": 9}}, "there is no option `loop.round`"),
+        ({"loop": {"mode": "sft"}}, r"\[loop.sft\] is for the modes sft and sft\+rl"),
+        ({"loop": {"collect": {"player": {"model": "m"}}}}, "is the model that is trained; set `model` in"),
+        ({"loop": {"collect": {"keep": "first"}}}, "needs `oversample`"),
+        ({"loop": {"collect": {"carry_over": True}}}, 'needs `keep = "first"`'),
+        ({"loop": {"credit": {"estimator": "none"}}}, "no estimator 'none'; valid: "),
+        ({"loop": {"credit": {"options": {"gama": 1}}}}, "credit.gigpo: there is no option `gama`"),
+        ({"trainer": {"validation": {"where": "true"}}}, r"a loop has \[loop.evaluation\]"),
+    ],
+)
+def test_what_is_wrong_is_named(config: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read_config(config, given)
+
+
+@pytest.mark.parametrize(
+    ("pair", "run", "message"),
+    [
+        ("loop.rounds=2", "a/b", "'a/b' is no name of a run"),
+        ("loop.collect.player.env=hous", "r", "--env hous: valid: house"),
+        ('loop.evaluation.env_args={"splt": "x"}', "r", "splt"),
+        ("trainer.model=/nowhere", "r", "/nowhere holds no model"),
+    ],
+)
+def test_a_command_that_is_refused_leaves_nothing_behind(
+    tmp_path: Path, config: str, pair: str, run: str, message: str
+) -> None:
+    words = ["--config", config, "--set", pair, "--run", run, "--out", tmp_path / "out", "--lake", tmp_path / "lake"]
+    done = CliRunner().invoke(loop, list(map(str, words)))
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)
+    assert not list(tmp_path.iterdir())
