@@ -156,6 +156,8 @@ class TokenEngine:
         """What every call meets that meets nothing else."""
         self.is_sick = False
         """`/health` says no."""
+        self.is_asleep = False
+        """It has given its device back, and can sample nothing."""
         self.keeps_prefixes = False
         """Its cache cannot be reset."""
         self._runner: web.AppRunner | None = None
@@ -285,6 +287,7 @@ class TokenEngine:
 
     async def _start(self) -> None:
         self.weights, self.version, self.adapters = self.folder, "default", {}
+        self.is_asleep = False
         self._goes_on.set()
         self.starts += 1
         self._runner = web.AppRunner(self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.05)

@@ -27,7 +27,15 @@ def add_routes(engine: "TokenEngine", app: web.Application) -> None:
         app.router.add_get("/weight_info", routes.weight_info)
         app.router.add_get("/server_info", routes.server_info)
         app.router.add_get("/is_paused", routes.is_paused)
-        for path in ("pause", "resume", "collective_rpc", "reset_prefix_cache", "update_weight_version"):
+        for path in (
+            "pause",
+            "resume",
+            "collective_rpc",
+            "reset_prefix_cache",
+            "update_weight_version",
+            "sleep",
+            "wake_up",
+        ):
             app.router.add_post(f"/{path}", getattr(routes, path))
 
 
@@ -71,6 +79,8 @@ class _Routes:
 
     async def collective_rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if self.engine.is_asleep:
+            return _refused(500, "the engine is asleep")
         if body["method"] != "reload_weights":
             return _refused(501, f"no method {body['method']}")
         self.engine.weights = body["kwargs"]["weights_path"]
@@ -83,6 +93,14 @@ class _Routes:
         self.engine.version = (await request.json())["new_version"]
         return web.json_response({"success": True, "new_version": self.engine.version})
 
+    async def sleep(self, _: web.Request) -> web.Response:
+        self.engine.is_asleep = True
+        return web.Response()
+
+    async def wake_up(self, _: web.Request) -> web.Response:
+        self.engine.is_asleep = False
+        return web.Response()
+
     async def load_adapter(self, request: web.Request) -> web.Response:
         body = await request.json()
         name = body["lora_name"]
@@ -94,6 +112,8 @@ class _Routes:
     # ------------------------------------------------------------ tokens
 
     def _refusal(self, model: str | None, prompt_ids: list[int]) -> web.Response | None:
+        if self.engine.is_asleep:
+            return _refused(500, "the engine is asleep")
         if model is not None and model != NAME and model not in self.engine.adapters:
             return _refused(404, f"The model `{model}` does not exist.")
         if len(prompt_ids) >= self.engine.max_model_len:

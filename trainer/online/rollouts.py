@@ -58,15 +58,21 @@ class Rollouts:
         """Name of the evaluations' run."""
         return f"{self._run}-eval"
 
-    def collect(self, number: int, weights: PlayedWeights) -> None:
-        """Make sure that a round is in the lake; what is missing of it is played by these weights."""
-        options, wanted = self._config.loop.collect.player, self._config.wanted(self._run)
+    def collect(self, number: int, weights: PlayedWeights, engines: tuple[str, ...]) -> None:
+        """Make sure that a round is in the lake; what is missing of it is played by these weights.
+
+        Args:
+            number: of the round.
+            weights: which play; engines have been given them.
+            engines: base URLs of those that play; none: the model plays in this process.
+        """
+        options, wanted = self._options(engines), self._config.wanted(self._run)
         self._play(number, weights, options, wanted, self._tasks, self._config.loop.collect.limits)
 
-    def evaluate(self, index: int, weights: PlayedWeights, config: EvaluationConfig) -> None:
-        """Make sure that an evaluation, the index-th, is in the lake."""
+    def evaluate(self, index: int, weights: PlayedWeights, config: EvaluationConfig, engines: tuple[str, ...]) -> None:
+        """Make sure that an evaluation, the index-th, is in the lake; see `collect`."""
         assert self._held_out is not None
-        options = self._config.loop.collect.player
+        options = self._options(engines)
         if config.env_args is not None:
             options = options.model_copy(update={"env_args": config.env_args})
         wanted = Wanted(
@@ -89,6 +95,9 @@ class Rollouts:
             attempts=len(scores),
             unscored=rows.height - len(scores),
         )
+
+    def _options(self, engines: tuple[str, ...]) -> PlayerOptions:
+        return self._config.loop.collect.player.model_copy(update={"engines": engines})
 
     def _play(
         self,

@@ -21,14 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lake.errors import TrajlakeError, UsageError
+from lake.errors import TrajlakeError
 from lake.lake import Lake
 from lake.read.text_table import counted
 from trainer.monitor.validation import best
+from trainer.online.engines import Engines
 from trainer.online.learner import Learned, Learner
 from trainer.online.rollouts import Evaluated, Rollouts, Say, of_round
 from trainer.online.settings import OnlineConfig
-from trainer.online.versions import Versions, push, reference_of
+from trainer.online.versions import Versions
 from trainer.runs.metrics import metrics_frame
 from trainer.runs.runs import RunFolder, newest_checkpoint, sweep
 
@@ -90,21 +91,21 @@ class OnlineRun:
         self.metrics = noted(self.lake, self.job.job_id, self.learner.version)
         self.evaluations = evaluations_in(self.metrics)
 
-    def play(self) -> str:
-        """Round after round until the end; why it ended."""
+    def play(self, engines: Engines) -> str:
+        """Round after round until the end, with these engines; why it ended."""
         config, learner = self.config.loop, self.learner
         while True:
             number = learner.version
             began = time.monotonic()
-            self._sync(number)
-            row = self._evaluated(number)
+            engines.push(self.lake, self.run_id, self.versions.played(number), learner.backend, self.say)
+            row = self._evaluated(number, engines)
             stopped_by = self._stopped_by(number)
             if stopped_by is not None:
                 if row:
                     self._note(number, row)
                 return stopped_by
-            self.rollouts.collect(number, self.versions.played(max(0, number - config.ahead)))
-            learned = self._learned(number)
+            self.rollouts.collect(number, self.versions.played(max(0, number - config.ahead)), engines.urls)
+            learned = self._learned(number, engines)
             row |= self._figures(number) | learned.metrics() | {"loop/seconds": time.monotonic() - began}
             self._note(number, row)
             learner.save()
@@ -129,46 +130,29 @@ class OnlineRun:
             model=self.folder.final,
         )
 
-    def _learned(self, number: int) -> Learned:
+    def _learned(self, number: int, engines: Engines) -> Learned:
         """Learn from a round; meanwhile the next one is collected, where that is wanted."""
         following = number + 1
         if not self.config.loop.ahead or following >= self.config.loop.trained_rounds:
+            engines.sleep()
             return self.learner.learn(number)
         with ThreadPoolExecutor(1) as pool:
             learning = pool.submit(self.learner.learn, number)
             try:
-                self.rollouts.collect(following, self.versions.played(number))
+                self.rollouts.collect(following, self.versions.played(number), engines.urls)
             except TrajlakeError:
                 with suppress(TrajlakeError):
                     learning.result()  # it is not saved, and comes out the same when the run is resumed
                 raise
             return learning.result()
 
-    def _sync(self, version: int) -> None:
-        """Give the engines this version; without engines whoever plays reads its folder."""
-        player = self.config.loop.collect.player
-        if not player.engines:
-            return
-        done = push(
-            self.lake,
-            self.run_id,
-            player.engines,
-            self.versions.played(version),
-            self.config.loop.sync,
-            lambda: reference_of(self.lake, self.learner.backend),
-        )
-        for delivery in done.failed:
-            self.say(f"{delivery.error}")
-        if len(done.failed) == len(done.deliveries):
-            raise UsageError(f"no engine took version {version}; the same command with --resume goes on")
-
-    def _evaluated(self, version: int) -> dict[str, float]:
+    def _evaluated(self, version: int, engines: Engines) -> dict[str, float]:
         """Evaluate a version if it is time; its figures."""
         config, rounds = self.config.loop.evaluation, self.config.loop.trained_rounds
         if config is None or (version % config.every and version != rounds):
             return {}
         index = -(-version // config.every)
-        self.rollouts.evaluate(index, self.versions.played(version), config)
+        self.rollouts.evaluate(index, self.versions.played(version), config, engines.urls)
         self.learner.score(of_round(self.rollouts.evaluation_run, index))
         found = self.rollouts.evaluated(index, config)
         self.evaluations[version] = found

@@ -6,6 +6,7 @@
     [loop.score]       scorers of every round, before credit, and rewards made of them: [reward.NAME]
     [loop.credit]      the estimator; its options in [credit.NAME], as for `trajlake credit`
     [loop.sync]        how weights reach engines
+    [loop.engine]      an engine of the loop's own
     [loop.sft]         the stage before (modes sft and sft+rl), with fields of [trainer]
     [trainer]          the update of a round, as for `trajlake train`
 
@@ -20,6 +21,8 @@ from pydantic import Field, model_validator
 from lake.errors import UsageError
 from lake.judgements.scores import ENV_RETURN
 from lake.settings import from_file, merged, validated
+from pipelines.collect.engines.serve import Dtype
+from pipelines.collect.engines.serve_checks import Device
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.scheduler import Limits
 from pipelines.collect.tasks import TaskSet, read_tasks, seeds
@@ -150,6 +153,29 @@ class SyncConfig(FrozenModel):
     """Compare their log-probabilities with the trainer's after every push."""
     limit: float | None = Field(None, gt=0)
     """Largest difference allowed, in nats; None: 1e-4 in float32, else 0.1 on average."""
+    patience: float = Field(900.0, gt=0)
+    """Seconds that a push waits while no engine answers: as long as restarting one may take."""
+    sleep: bool = False
+    """Let engines free their device while the trainer computes (vLLM with --enable-sleep-mode, on a GPU)."""
+
+
+class EngineConfig(FrozenModel):
+    """A vLLM that the loop starts, starts again when it dies, and ends with itself; as `trajlake serve` does."""
+
+    serve: bool = False
+    """Whether it does; else `player.engines` names engines that run, or the model plays in this process."""
+    python: str | None = None
+    """Of the environment that has vLLM. None: TRAJLAKE_ENGINE_PYTHON, this one, or .engine."""
+    port: int = Field(0, ge=0, le=65535)
+    """On 127.0.0.1; 0: any that is free."""
+    device: Device = "auto"
+    """auto: what the installed vLLM was built for."""
+    dtype: Dtype = "auto"
+    """Number type that it computes in; auto: the one that the weights are written in."""
+    max_len: int | None = Field(None, ge=2)
+    """Longest sequence, prompt and answer. None: the model's on a GPU, at most 4096 on a CPU."""
+    options: tuple[str, ...] = ()
+    """Further options of vLLM, as it takes them."""
 
 
 class LoopConfig(FrozenModel):
@@ -170,8 +196,24 @@ class LoopConfig(FrozenModel):
     score: ScoringConfig = ScoringConfig()
     credit: CreditConfig = CreditConfig()
     sync: SyncConfig = SyncConfig()
+    engine: EngineConfig = EngineConfig()
     sft: TrainConfig | None = None
     """None without that stage."""
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        if self.engine.serve and self.collect.player.engines:
+            raise ValueError("[loop.engine] starts an engine, and `player.engines` names others; leave one of them out")
+        if self.sync.sleep and not self.has_engines:
+            raise ValueError("`sync.sleep` is for engines; give `player.engines`, or `serve = true` in [loop.engine]")
+        if self.sync.sleep and self.ahead:
+            raise ValueError("`sync.sleep` needs `ahead = 0`: engines that sleep collect nothing meanwhile")
+        return self
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether engines play, and not the model in this process."""
+        return self.engine.serve or bool(self.collect.player.engines)
 
     @property
     def trained_rounds(self) -> int:

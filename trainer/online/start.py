@@ -12,6 +12,7 @@ from lake.lake import Lake
 from lake.read.text_table import counted
 from pipelines.collect.wiring import told_options
 from trainer.backends.base import SingleDevice
+from trainer.online.engines import engines_of, known_engines
 from trainer.online.learner import Learner
 from trainer.online.rollouts import Rollouts, Say
 from trainer.online.run import LoopResult, OnlineRun, evaluations_in, noted
@@ -22,7 +23,10 @@ from trainer.runs.offline import make_deterministic, resolve, resume, train, tra
 from trainer.runs.runs import RunFolder, differences, left_open_when_interrupted, next_attempt
 
 KIND = "loop"
-_MAY_CHANGE = ("loop.tokens", "loop.hours", "loop.collect.player.engines", "loop.collect.parallel")
+_MAY_CHANGE = (
+    *("loop.tokens", "loop.hours", "loop.collect.parallel", "loop.engine", "loop.sync"),
+    *("loop.collect.player.engines", "loop.collect.player.api", "loop.collect.player.parallel_calls"),
+)
 """Settings that a resumed run may have others of: they change no result."""
 
 
@@ -60,7 +64,7 @@ def run_loop(
         progress: called with how far collecting is.
 
     Raises:
-        UsageError: the run exists already, or was started with another document, or no engine takes the weights.
+        UsageError: the run exists already, or was started with another document, or no engine answers.
         CheckpointError: what a resumed run needs is gone or damaged.
         StoppedError: Ctrl-C, or an engine that is gone; the run goes on when it is resumed.
     """
@@ -73,6 +77,7 @@ def run_loop(
             say("this run had finished already")
             return _finished(lake, started, folder)
         rollouts = Rollouts(collecting, run_id, config, config.trainer.model, say=say, progress=progress)
+        apis = known_engines(config.loop)  # before a job says that the run has begun
         model = _start(lake, config, folder, run_id, say)
         trainer = config.trainer.model_copy(update={"model": model})
         make_deterministic(trainer)
@@ -101,7 +106,8 @@ def run_loop(
                 versions.write(backend, 0)
             else:
                 run.go_on(started.train_job)
-            return run.finish(run.play())
+            with engines_of(config.loop, apis, versions.played(learner.version).folder, say) as engines:
+                return run.finish(run.play(engines))
 
 
 def _start(lake: Lake, config: OnlineConfig, folder: RunFolder, run_id: str, say: Say) -> str:

@@ -1,26 +1,17 @@
-"""The weights of an online run as whoever plays them gets them: a folder for each version, and pushes to engines.
+"""The weights of an online run as whoever plays them gets them: a folder for each version.
 
 A version is the number of rounds that were trained on. Engines read the folder that the policy in this process reads.
 """
 
-import asyncio
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lake.errors import CheckpointError
-from lake.lake import Lake
-from pipelines.collect.engines.find import engine_at
 from pipelines.collect.wiring import PlayedWeights
 from trainer.atomic import atomic_folder
 from trainer.backends.base import SingleDevice
 from trainer.config import TrainConfig
-from trainer.online.settings import SyncConfig
-from trainer.runs.metrics import metrics_frame
 from trainer.runs.training_run import export_model
-from trainer.sync import Push, Weights
-from trainer.sync.fleet import Fleet
-from trainer.sync.probe import ProbeConfig, Reference, newest_sequences, random_sequences, score
 
 
 class Versions:
@@ -62,38 +53,3 @@ class Versions:
         for place in self._folder.glob("v*"):
             if int(place.name.removeprefix("v")) < first:
                 shutil.rmtree(place)
-
-
-def reference_of(lake: Lake, backend: SingleDevice) -> Reference:
-    """What the trainer says of the lake's newest sequences, or of random ones."""
-    vocabulary, probe = backend.policy.vocabulary, ProbeConfig()
-    newest = newest_sequences(lake.snapshot(), vocabulary, probe)
-    return score(backend.policy, newest or random_sequences(vocabulary, probe))
-
-
-def push(
-    lake: Lake,
-    run_id: str,
-    urls: Sequence[str],
-    weights: PlayedWeights,
-    config: SyncConfig,
-    reference: Callable[[], Reference],
-) -> Push:
-    """Give engines a version, and note it as a `push` job; the one or other may have failed to take it."""
-    probe = ProbeConfig(limit=config.limit)
-    measured = reference() if config.probe else None
-
-    async def deliver() -> Push:
-        engines = [engine_at(url) for url in urls]
-        try:
-            to = Weights(version=weights.version, folder=weights.folder)
-            return await Fleet(engines, probe).deliver(to, measured)
-        finally:
-            await asyncio.gather(*(engine.close() for engine in engines))
-
-    done = asyncio.run(deliver())
-    parameters = {"model": str(weights.folder), "version": weights.version}
-    with lake.job(kind="push", run_id=run_id, parameters=parameters) as job:
-        job.write("metrics", metrics_frame([(done.version, done.metrics())]))
-        job.counts |= {"engines": len(done.deliveries), "failed": len(done.failed)}
-    return done

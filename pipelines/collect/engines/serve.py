@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lake.errors import UsageError
 from lake.read.text_table import cell
@@ -34,6 +34,7 @@ from pipelines.collect.engines.serve_checks import (
     find_installation,
 )
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 MODEL = "policy"
 """What requests call the model."""
 _HOST = "127.0.0.1"
@@ -62,6 +63,8 @@ class ServeOptions:
     """Of the environment that has vLLM; None: the one that is found."""
     max_len: int | None = None
     """Longest sequence, prompt and answer; None: the model's on a GPU, at most 4096 on a CPU."""
+    dtype: Dtype = "auto"
+    """Number type that it computes in; auto: the weights' own."""
     lora: bool = False
     """Adapters can be loaded."""
     further: tuple[str, ...] = ()
@@ -150,7 +153,7 @@ def _command(
     names = dict.fromkeys((MODEL, folder.name))  # the first is the one that answers bear
     words += ["--model", str(folder), "--served-model-name", *names, "--host", _HOST, "--port", str(port)]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"]
-    words += ["--dtype", _dtype(config, is_cpu=is_cpu)]
+    words += ["--dtype", _dtype(config, is_cpu=is_cpu) if options.dtype == "auto" else options.dtype]
     length = options.max_len
     if is_cpu:
         length = length or min(_CPU_LENGTH, int(config.get("max_position_embeddings") or _CPU_LENGTH))

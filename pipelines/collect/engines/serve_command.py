@@ -38,6 +38,13 @@ if TYPE_CHECKING:
     type=click.IntRange(min=2),
     help="Longest sequence, prompt and answer.  [default: the model's; on a CPU at most 4096]",
 )
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Number type that it computes in; auto: the weights' own.",
+)
 @click.option("--lora", is_flag=True, help="Let LoRA adapters be loaded.")
 def serve(*, model: Path, **given: Any) -> None:
     """Serve the model folder MODEL by vLLM, so that `trajlake collect` can play with it.

@@ -42,6 +42,7 @@ _LOADING = "loading:"
 """Stands before the version while weights are loaded, and after that failed: no number, so no token is said to be of
 one."""
 _DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1, or by trajlake serve"
+_SLEEP = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
 _LORA = "start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 
 
@@ -119,6 +120,17 @@ class VllmEngine:
         """See `Engine.load_adapter`."""
         body = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
         await self._control("/v1/load_lora_adapter", body, hint=_LORA)
+
+    async def sleep(self) -> None:
+        """Free the device: weights go to the machine's memory, and what was computed of prompts is dropped.
+
+        Raises EngineError: it was started without --enable-sleep-mode, or on a device that has none (a CPU).
+        """
+        await self._control("/sleep?level=1", hint=_SLEEP)
+
+    async def wake_up(self) -> None:
+        """Take the device again, with the weights from before; nothing happens to an engine that is awake."""
+        await self._control("/wake_up", hint=_SLEEP)
 
     async def is_healthy(self) -> bool:
         """See `Engine.is_healthy`."""
