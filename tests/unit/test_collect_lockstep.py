@@ -96,6 +96,29 @@ def test_those_that_begin_together_are_decided_for_together_and_others_come_next
     assert said == ["2 True ()", "2 True ('look',)", "1 False ()", "1 True ()"]
 
 
+def test_a_cohort_waits_for_those_on_the_way_and_its_rows_are_in_the_order_of_keys():
+    """Which rollouts meet in a batch follows from their number, and not from who was quicker."""
+
+    class Seeds(Counting):
+        def start(self, seeds_E):
+            started.append(list(seeds_E))
+            return self
+
+    async def play_all():
+        speaker.is_filling = lambda opened: opened < 3
+        late, early = speaker.open(7, key="b"), speaker.open(8, key="c")
+        asking = [asyncio.create_task(late.decide([])), asyncio.create_task(early.decide([]))]
+        await asyncio.sleep(0.1)  # longer than a cohort gathers where nobody is on the way
+        assert not any(task.done() for task in asking)
+        third = speaker.open(9, key="a")
+        return await asyncio.gather(*asking, third.decide([]))
+
+    started: list[list[int]] = []
+    speaker = LockStepSpeaker(Seeds())
+    assert [decision.action for decision in asyncio.run(play_all())] == ["3 True ()"] * 3
+    assert started == [[9, 7, 8]]
+
+
 def test_a_conversation_that_is_cancelled_holds_nobody_up():
     speaker = LockStepSpeaker(Counting())
 
