@@ -35,7 +35,7 @@ class ModelEngine:
 
     async def describe(self) -> EngineCard:
         self._answer()
-        return EngineCard(engine="model", model="policy", dtype=self._dtype)
+        return EngineCard(engine="model", folder=str(self._first), model="policy", dtype=self._dtype)
 
     async def generate(self, request: Request) -> list[Generation]:
         raise NotImplementedError

@@ -57,6 +57,14 @@ def test_every_engine_gets_the_weights_and_agrees_with_the_trainer(models: list[
     assert metrics == {"sync/failed": 0, "sync/logprob_diff_max": 0, "sync/logprob_diff_mean": 0}
 
 
+def test_weights_of_another_model_are_refused_before_the_engine_reads_them(tmp_path: Path, models: list[Path]) -> None:
+    engine = ModelEngine("http://e", models[0])
+    random_model(1, num_hidden_layers=1).save_pretrained(tmp_path)
+    failed = asyncio.run(delivered(Fleet([engine]), tmp_path, 1, probe=False)).failed
+    assert "num_hidden_layers 1 (it serves 2); it keeps what it has" in str(failed[0].error)
+    assert same_weights(engine.policy, models[0])
+
+
 def test_engines_load_at_the_same_time(models: list[Path]) -> None:
     """Each waits in its loading until the others are there, too."""
     engines = [ModelEngine(f"http://e{number}", models[0]) for number in range(3)]

@@ -10,6 +10,9 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+
+import msgspec
 
 from pipelines.collect.engines import Engine, EngineError, EngineGoneError
 from trainer.sync import Delivery, Push, Weights
@@ -145,6 +148,34 @@ class Fleet:
                 f"{engine.url} does not have version {weights.version}, and gets weights with the next push"
             )
         if weights.adapter is None:
+            _refuse_other_shape(engine.url, (await engine.describe()).folder, weights.folder)
             await engine.load_weights(weights.folder, weights.version)
         else:
             await engine.load_adapter(weights.adapter, weights.folder)
+
+
+_SHAPE = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+
+
+def _refuse_other_shape(url: str, served: str | None, folder: Path) -> None:
+    """Raise EngineError: the weights are of another model than the one that is served, where both folders are here.
+
+    vLLM 0.32 finds out in the middle of loading, and has no whole weights then.
+    """
+    theirs, ours = (_shape(place) for place in (served, folder))
+    if theirs is None or ours is None:
+        return
+    others = [f"{name} {ours[name]} (it serves {theirs[name]})" for name in _SHAPE if ours[name] != theirs[name]]
+    if others:
+        raise EngineError(
+            f"{url} serves another model than that in {folder}: {', '.join(others)}; it keeps what it has"
+        )
+
+
+def _shape(folder: str | Path | None) -> dict[str, object] | None:
+    """What a model's folder says of its shape; None where that is not to be read here."""
+    try:
+        found = msgspec.json.decode(Path(folder or "", "config.json").read_bytes())
+        return {name: found.get(name) for name in _SHAPE}
+    except (OSError, msgspec.MsgspecError, AttributeError):
+        return None
