@@ -73,6 +73,7 @@ def test_the_final_model_is_the_last_version_and_the_best_one_lies_beside_it(who
     assert all((final[name] == last[name]).all() for name in final)
     assert done.best_version == max(done.evaluations, key=lambda version: (done.evaluations[version].score, -version))
     assert (folder / "out" / "best" / "model.safetensors").is_file()
+    assert not (folder / "out" / "versions" / "v0").exists()  # nobody plays it again
 
 
 def test_what_was_decided_by_is_in_the_metrics_of_the_loop(lk: Lake, whole: tuple[Path, LoopResult]) -> None:
@@ -186,6 +187,9 @@ def test_a_resumed_run_keeps_its_configuration_but_where_it_is_played(tmp_path: 
     started = _Started(1, 2, _parameters(config), "started")
     for given in ({"tokens": 5}, {"collect": {"parallel": 2}}, {"collect": {"player": {"engines": ["http://a:1"]}}}):
         _check_started(started, _parameters(config_of(tmp_path, model, loop=given)), "asking", resumes=True)
+    older = _parameters(config)
+    del older["loop"]["sync"]  # what the document has gained since a run was started
+    _check_started(_Started(1, 2, older, "started"), _parameters(config), "asking", resumes=True)
     with pytest.raises(UsageError, match=r"loop\.rounds 9 \(the run has 3\)"):
         _check_started(started, _parameters(config_of(tmp_path, model, loop={"rounds": 9})), "asking", resumes=True)
     with pytest.raises(CheckpointError, match="says why; choose another --run"):

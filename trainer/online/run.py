@@ -109,7 +109,8 @@ class OnlineRun:
             row |= self._figures(number) | learned.metrics() | {"loop/seconds": time.monotonic() - began}
             self._note(number, row)
             learner.save()
-            self.versions.prune(min(learner.saved_version, self._best_version(), number) - 1)
+            # One more than is played again: an engine that dies now starts from the folder that it was given last.
+            self.versions.prune(min(learner.saved_version, number) - 1)
             self.say(self._line(number, learned))
 
     def finish(self, stopped_by: str) -> LoopResult:

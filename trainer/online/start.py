@@ -10,6 +10,7 @@ from lake import ids
 from lake.errors import CheckpointError, UsageError
 from lake.lake import Lake
 from lake.read.text_table import counted
+from lake.settings import validated
 from pipelines.collect.wiring import told_options
 from trainer.backends.base import SingleDevice
 from trainer.online.engines import engines_of, known_engines
@@ -167,10 +168,8 @@ def _check_started(started: _Started | None, parameters: dict[str, Any], run_id:
         raise CheckpointError(
             f'run {run_id!r} {started.status}; `trajlake sql "{query}"` says why; choose another --run'
         )
-    changed = [
-        difference
-        for difference in differences(parameters, started.parameters)
-        if not difference.startswith(_MAY_CHANGE)
-    ]
+    # By way of the document, so that what it has gained since is at its default.
+    had = _parameters(validated(OnlineConfig, started.parameters, f"run {run_id!r} was started with: "))
+    changed = [difference for difference in differences(parameters, had) if not difference.startswith(_MAY_CHANGE)]
     if changed:
         raise UsageError(f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}")
