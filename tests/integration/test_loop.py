@@ -141,10 +141,11 @@ def test_a_round_without_signal_trains_nothing_and_the_run_goes_on(tmp_path: Pat
 
 def test_scorers_and_rewards_made_of_them_see_a_round_before_credit_does(tmp_path: Path, model: Path) -> None:
     reward = tmp_path / "short.py"
-    reward.write_text('def short(messages):\n    return 1.0 / len(messages[-1]["content"] or "x")\n')
+    reward.write_text('def short(messages, most):\n    return most / len(messages[-1]["content"] or "x")\n')
+    scorer = {"target": f"{reward}:short", "arguments": {"most": 4.0}}
     given = {
         "rounds": 1,
-        "score": {"targets": [f"{reward}:short"], "rewards": ["brief"]},
+        "score": {"targets": [scorer], "rewards": ["brief"]},
         "credit": {"score": "brief"},
         "evaluation": {"score": "brief"},
     }

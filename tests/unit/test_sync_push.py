@@ -210,6 +210,11 @@ def test_versions_rise_over_runs_that_count_their_updates_anew(cli: Cli, server:
     assert found == [9, 10, 11]
 
 
+def test_an_engine_that_is_named_twice_is_refused(cli: Cli, model: Path, server: TokenEngine) -> None:
+    done = cli("push", model, "--engine", server.url, "--engine", f"{server.url}/")
+    assert "an engine is named twice" in done.fault
+
+
 def test_an_older_version_is_refused_unless_it_is_the_same_again(cli: Cli, model: Path, server: TokenEngine) -> None:
     engine = ("--engine", server.url, "--no-probe")
     assert cli("push", model, *engine, "--version", "5").code == 0

@@ -19,6 +19,7 @@ from lake.errors import CheckpointError, DataRefusedError
 from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
 from pipelines.credit.job import run_credit, with_step_source
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score
 from pipelines.score.rewards import run_reward
 from trainer.backends.base import FrozenPolicy, SingleDevice
@@ -27,7 +28,7 @@ from trainer.data.render.render import engine_encoding
 from trainer.data.select.selection import select_episodes
 from trainer.monitor.watch import Alarms, Watch
 from trainer.online.rollouts import of_round
-from trainer.online.settings import OnlineConfig
+from trainer.online.settings import OnlineConfig, ScorerConfig
 from trainer.online.versions import Versions
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
@@ -113,8 +114,10 @@ class Learner:
 
     def score(self, where: str) -> None:
         """Score some episodes, and compute their rewards; what was scored is left alone."""
-        for target in self._config.loop.score.targets:
-            run_score(self._lake, target, where=where)
+        for given in self._config.loop.score.targets:
+            scorer = ScorerConfig(target=given) if isinstance(given, str) else given
+            options = ScoreConfig(**scorer.model_dump(exclude={"target"}))
+            run_score(self._lake, scorer.target, where=where, config=options)
         for reward in self._config.loop.score.rewards:
             run_reward(self._lake, reward, where=where)
 

@@ -29,6 +29,7 @@ from pipelines.collect.tasks import TaskSet, read_tasks, seeds
 from pipelines.collect.wiring import PROMPTS, PlayerOptions
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.estimators.protocol import Estimator
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.reward_definition import RewardDefinition, load_reward
 from trainer.config import TrainConfig
 from trainer.frozen import FrozenModel
@@ -120,11 +121,19 @@ class EvaluationConfig(TaskConfig):
     """What counts as an improvement."""
 
 
+class ScorerConfig(ScoreConfig, frozen=True):
+    """A scorer with options, which are those of `trajlake score`."""
+
+    target: str
+    """A built-in scorer, or FILE.py:FUNCTION."""
+
+
 class ScoringConfig(FrozenModel):
     """What scores the episodes of a round."""
 
-    targets: tuple[str, ...] = ()
-    """Built-in scorers, or FILE.py:FUNCTION, in this order."""
+    targets: tuple[str | ScorerConfig, ...] = ()
+    """Built-in scorers, or FILE.py:FUNCTION, in this order; with options as `{ target = "judge.py:judged",
+    allow_network = true, arguments = { ... } }`."""
     rewards: tuple[RewardDefinition, ...] = ()
     """Made of their scores. The file names them here, and defines each in [reward.NAME]."""
 

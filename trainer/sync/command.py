@@ -71,6 +71,8 @@ def push(
     source = _source(model, lk, adapters_only=adapter is not None)
     config = ProbeConfig(limit=limit)
     engines = [engine_at(url) for url in urls]
+    if len({engine.url for engine in engines}) < len(engines):
+        raise UsageError(f"an engine is named twice: {', '.join(engine.url for engine in engines)}")
     with file_faults():
         reference = source.reference(None if lk is None else lk.snapshot(), config) if probe else None
         failed = asyncio.run(
