@@ -103,15 +103,16 @@ class PlayedWeights(NamedTuple):
 
 def told_options(options: PlayerOptions) -> dict[str, Any]:
     """The options as a job's parameters say them: without keys, passwords, and users in addresses."""
-    said = _without_keys(options.model_dump(mode="json"))
+    said = without_keys(options.model_dump(mode="json"))
     return {**said, "engines": [reached(url)[0] for url in options.engines]}
 
 
-def _without_keys(value: Any) -> Any:
+def without_keys(value: Any) -> Any:
+    """Nested settings with what looks like a key, or is named like one, left out."""
     if isinstance(value, dict):
-        return {key: REDACTED if is_secret(key) else _without_keys(one) for key, one in value.items()}
+        return {key: REDACTED if is_secret(key) else without_keys(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_without_keys(one) for one in value]
+        return [without_keys(one) for one in value]
     return redacted(value) if isinstance(value, str) else value
 
 

@@ -182,16 +182,16 @@ def test_the_stage_before_is_trained_first_and_the_rounds_start_from_it(tmp_path
 
 
 def test_a_resumed_run_keeps_its_configuration_but_where_it_is_played(tmp_path: Path, model: Path) -> None:
-    from trainer.online.start import _check_started, _parameters, _Started
+    from trainer.online.start import _check_started, _Started, job_parameters
 
     config = config_of(tmp_path, model)
-    started = _Started(1, 2, _parameters(config), "started")
+    started = _Started(1, 2, job_parameters(config), "started")
     for given in ({"tokens": 5}, {"collect": {"parallel": 2}}, {"collect": {"player": {"engines": ["http://a:1"]}}}):
-        _check_started(started, _parameters(config_of(tmp_path, model, loop=given)), "asking", resumes=True)
-    older = _parameters(config)
+        _check_started(started, job_parameters(config_of(tmp_path, model, loop=given)), "asking", resumes=True)
+    older = job_parameters(config)
     del older["loop"]["sync"]  # what the document has gained since a run was started
-    _check_started(_Started(1, 2, older, "started"), _parameters(config), "asking", resumes=True)
+    _check_started(_Started(1, 2, older, "started"), job_parameters(config), "asking", resumes=True)
     with pytest.raises(UsageError, match=r"loop\.rounds 9 \(the run has 3\)"):
-        _check_started(started, _parameters(config_of(tmp_path, model, loop={"rounds": 9})), "asking", resumes=True)
+        _check_started(started, job_parameters(config_of(tmp_path, model, loop={"rounds": 9})), "asking", resumes=True)
     with pytest.raises(CheckpointError, match="says why; choose another --run"):
-        _check_started(_Started(1, 2, {}, "failed"), _parameters(config), "asking", resumes=True)
+        _check_started(_Started(1, 2, {}, "failed"), job_parameters(config), "asking", resumes=True)

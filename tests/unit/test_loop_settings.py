@@ -11,6 +11,7 @@ from testkit.loops import write_config
 from testkit.word_game import save_model
 from trainer.online.command import loop
 from trainer.online.settings import read_config
+from trainer.online.start import job_parameters
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +68,11 @@ def test_a_command_that_is_refused_leaves_nothing_behind(
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_job_of_a_run_holds_no_key(config: str) -> None:
+    scorer = {"target": "a.py:b", "arguments": {"api_key": "sk-0123456789abcdef"}}
+    found = read_config(config, {"loop": {"score": {"targets": [scorer]}}})
+    said = job_parameters(found)
+    assert "sk-" not in str(said)
+    assert said["trainer"] == found.trainer.model_dump(mode="json")

@@ -11,7 +11,7 @@ from lake.errors import CheckpointError, UsageError
 from lake.lake import Lake
 from lake.read.text_table import counted
 from lake.settings import validated
-from pipelines.collect.wiring import told_options
+from pipelines.collect.wiring import told_options, without_keys
 from trainer.backends.base import SingleDevice
 from trainer.online.engines import engines_of, known_engines
 from trainer.online.learner import Learner
@@ -71,7 +71,7 @@ def run_loop(
     """
     folder = RunFolder(out)
     with folder.locked():
-        parameters = _parameters(config)
+        parameters = job_parameters(config)
         started = _find(lake, run_id)
         _check_started(started, parameters, run_id, resumes=resumes)
         if started is not None and started.status == "succeeded":
@@ -138,9 +138,9 @@ def _finished(lake: Lake, started: _Started, folder: RunFolder) -> LoopResult:
     )
 
 
-def _parameters(config: OnlineConfig) -> dict[str, Any]:
+def job_parameters(config: OnlineConfig) -> dict[str, Any]:
     """The document as the job's parameters say it, without keys."""
-    said = config.model_dump(mode="json")
+    said: dict[str, Any] = without_keys(config.model_dump(mode="json"))
     said["loop"]["collect"]["player"] = told_options(config.loop.collect.player)
     return said
 
@@ -169,7 +169,7 @@ def _check_started(started: _Started | None, parameters: dict[str, Any], run_id:
             f'run {run_id!r} {started.status}; `trajlake sql "{query}"` says why; choose another --run'
         )
     # By way of the document, so that what it has gained since is at its default.
-    had = _parameters(validated(OnlineConfig, started.parameters, f"run {run_id!r} was started with: "))
+    had = job_parameters(validated(OnlineConfig, started.parameters, f"run {run_id!r} was started with: "))
     changed = [difference for difference in differences(parameters, had) if not difference.startswith(_MAY_CHANGE)]
     if changed:
         raise UsageError(f"a resumed run keeps its configuration, and these differ: {', '.join(changed)}")
