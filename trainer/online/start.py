@@ -11,8 +11,10 @@ from lake.errors import CheckpointError, UsageError
 from lake.lake import Lake
 from lake.read.text_table import counted
 from lake.settings import validated
+from lake.write.jobs import Job
 from pipelines.collect.wiring import told_options, without_keys
 from trainer.backends.base import SingleDevice
+from trainer.config import TrainConfig
 from trainer.online.engines import engines_of, known_engines
 from trainer.online.learner import Learner
 from trainer.online.rollouts import Rollouts, Say
@@ -84,21 +86,7 @@ def run_loop(
         make_deterministic(trainer)
         backend = SingleDevice(policy_of(trainer), trainer.optimizer)
         trainer = resolve(trainer, backend.policy)
-        train_job = lake.job(
-            kind="train",
-            run_id=run_id,
-            parameters=trainer.model_dump(mode="json"),
-            code=training_code(),
-            job_id=None if started is None else started.train_job,
-            attempt=0 if started is None else next_attempt(lake, started.train_job),
-        )
-        job = lake.job(
-            kind=KIND,
-            run_id=run_id,
-            parameters=parameters | {"train_job": ids.to_text(train_job.job_id)},
-            job_id=None if started is None else started.loop_job,
-            attempt=0 if started is None else next_attempt(lake, started.loop_job),
-        )
+        job, train_job = _jobs(lake, run_id, parameters, trainer, started)
         with left_open_when_interrupted(job), left_open_when_interrupted(train_job):
             versions = Versions(folder.path / "versions", trainer)
             learner = Learner(lake, run_id, config, trainer, backend, folder, versions, train_job, say)
@@ -109,6 +97,28 @@ def run_loop(
                 run.go_on(started.train_job)
             with engines_of(config.loop, apis, versions.played(learner.version).folder, say) as engines:
                 return run.finish(run.play(engines))
+
+
+def _jobs(
+    lake: Lake, run_id: str, parameters: dict[str, Any], trainer: TrainConfig, started: _Started | None
+) -> tuple[Job, Job]:
+    """The run's jobs `loop` and `train`: new ones, or another attempt at those that were started."""
+    train_job = lake.job(
+        kind="train",
+        run_id=run_id,
+        parameters=trainer.model_dump(mode="json"),
+        code=training_code(),
+        job_id=None if started is None else started.train_job,
+        attempt=0 if started is None else next_attempt(lake, started.train_job),
+    )
+    job = lake.job(
+        kind=KIND,
+        run_id=run_id,
+        parameters=parameters | {"train_job": ids.to_text(train_job.job_id)},
+        job_id=None if started is None else started.loop_job,
+        attempt=0 if started is None else next_attempt(lake, started.loop_job),
+    )
+    return job, train_job
 
 
 def _start(lake: Lake, config: OnlineConfig, folder: RunFolder, run_id: str, say: Say) -> str:
