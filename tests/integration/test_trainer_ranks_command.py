@@ -48,7 +48,10 @@ def children_of(process: int) -> list[int]:
 
 @contextmanager
 def started(out: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A launcher in a session of its own, and its two ranks, once they have written a checkpoint."""
+    """A launcher in a session of its own, and its two ranks, once a checkpoint of theirs counts.
+
+    A checkpoint counts by its row, which is committed after its folder stands and before the next folder does.
+    """
     with subprocess.Popen(
         [*COMMAND, "train", *options, "--out", str(out), "--ranks", "2"],
         env=environment(),
@@ -59,7 +62,7 @@ def started(out: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[st
     ) as launcher:
         try:
             deadline = time.monotonic() + _PATIENCE
-            while not list(out.glob("checkpoints/step-*")):
+            while len(list(out.glob("checkpoints/step-*"))) < 2:
                 assert launcher.poll() is None, launcher.communicate()
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
