@@ -1,9 +1,12 @@
 """Two policies on the same tasks: the mean difference, its interval, and a permutation test.
 
 The test flips the sign of each task's difference (Fisher 1935): if neither policy were better, each sign would be as
-likely as the other. All 2^m patterns of the m tasks that differ are counted up to m = 20, random ones beyond.
+likely as the other. All 2^m patterns of the m tasks that differ are counted where m is at most 20, or where all differ
+by the same amount, as they do when each policy attempts each task once and succeeds or fails (the test is then
+McNemar's, exact); random patterns beyond.
 """
 
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +56,8 @@ def sign_flip_p(difference_P: Floats, *, seed: int) -> tuple[float, str]:
     moved_M = difference_P[difference_P != 0]
     observed = abs(float(moved_M.sum()))
     scale = _SLACK * max(1.0, float(np.abs(moved_M).sum()))
+    if len(moved_M) and np.ptp(np.abs(moved_M)) <= _SLACK * float(np.abs(moved_M[0])):
+        return _sign_test_p(len(moved_M), int((moved_M > 0).sum())), "exact"
     if len(moved_M) <= EXACT_TASKS:
         sums = np.zeros(1)
         for difference in moved_M:
@@ -64,3 +69,10 @@ def sign_flip_p(difference_P: Floats, *, seed: int) -> tuple[float, str]:
         signs = rng.integers(0, 2, (1000, len(moved_M))) * 2.0 - 1.0
         reached += int((np.abs(signs @ moved_M) >= observed - scale).sum())
     return reached / (SAMPLED_PATTERNS + 1), "sampled"
+
+
+def _sign_test_p(tasks: int, gained: int) -> float:
+    """The same for differences of one size: patterns are counted by how many tasks gain in them."""
+    observed = abs(2 * gained - tasks)
+    reached = sum(comb(tasks, other) for other in range(tasks + 1) if abs(2 * other - tasks) >= observed)
+    return reached / 2**tasks

@@ -72,9 +72,22 @@ def test_the_sampled_test_agrees_with_the_exact_one() -> None:
 
 
 def test_a_sampled_p_is_never_zero() -> None:
-    p, how = sign_flip_p(np.ones(60), seed=0)
+    p, how = sign_flip_p(np.append(np.ones(60), 2.0), seed=0)
     assert how == "sampled"
     assert 0 < p < 1e-4
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 5), st.sampled_from([1.0, 0.1, 1 / 3]))
+def test_successes_and_failures_are_counted_exactly_however_many(won: int, lost: int, same: int, size: float) -> None:
+    """McNemar's exact test; the oracle adds a fair sign at a time to the distribution of their sum."""
+    patterns = {0: 1}
+    for _ in range(won + lost):
+        patterns = {
+            total: patterns.get(total - 1, 0) + patterns.get(total + 1, 0)
+            for total in {total + sign for total in patterns for sign in (1, -1)}
+        }
+    expected = sum(count for total, count in patterns.items() if abs(total) >= abs(won - lost)) / 2 ** (won + lost)
+    assert sign_flip_p(np.repeat([size, -size, 0.0], [won, lost, same]), seed=0) == (pytest.approx(expected), "exact")
 
 
 @given(st.lists(st.tuples(steps, steps), min_size=1, max_size=8))
