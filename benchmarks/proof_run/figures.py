@@ -14,7 +14,7 @@ from lake.statistics.paired import compare_paired
 RUN = "proof"
 """The loop's run; its evaluations are a run with `-eval` behind."""
 _ATTEMPTS = """
-SELECT collection_round, task_id, coalesce(env_return, 0) AS success, n_steps
+SELECT collection_round, task_id, coalesce(env_return, 0) AS success, num_steps
 FROM episodes WHERE run_id = ? ORDER BY collection_round, task_id
 """
 _TOKENS = """
@@ -24,6 +24,10 @@ FROM tokens SEMI JOIN (SELECT episode_id FROM episodes WHERE run_id = ?) USING (
 _INVALID = """
 SELECT e.collection_round, avg((NOT is_action_valid)::INT) AS malformed, avg(is_error::INT) AS without_effect
 FROM steps JOIN episodes AS e USING (episode_id) WHERE e.run_id = ? GROUP BY 1 ORDER BY 1
+"""
+_UPDATES = """
+SELECT DISTINCT optimizer_step, collection_round FROM trained_batches JOIN episodes USING (episode_id)
+WHERE job_id = ? ORDER BY 1
 """
 
 
@@ -76,3 +80,81 @@ def _sft(lk: Lake) -> dict[str, Any]:
         "last_loss": of[-1]["loss"],
         "seconds": sum(row["seconds"] for row in of),
     }
+
+
+def _rounds(lk: Lake, loop_job: int, train_job: int) -> list[dict[str, float]]:
+    """A row a round: what was collected, and the mean of its updates."""
+    of_loop, updates = _metrics(lk, loop_job), _metrics(lk, train_job)
+    invalid = {row[0]: row[1:] for row in lk.sql(_INVALID, [RUN]).iter_rows()}
+    steps = dict(
+        lk.sql("SELECT collection_round, avg(num_steps) FROM episodes WHERE run_id = ? GROUP BY 1", [RUN]).rows()
+    )
+    spans = lk.sql(_UPDATES, [train_job]).rows()
+    rows = []
+    for number, row in of_loop.items():
+        if "loop/return" not in row:
+            continue  # the last weights, which only an evaluation played
+        mine = [updates[step] for step, of_round in spans if of_round == number]
+        names = ("entropy", "ratio_ess", "tokens", "action_tokens", "seconds", "learning_rate")
+        means = {name: float(np.mean([update[name] for update in mine])) for name in names if mine}
+        rows.append(
+            {"round": number, "updates": len(mine), "steps": steps[number]}
+            | {name.removeprefix("loop/"): value for name, value in row.items() if name.startswith("loop/")}
+            | {"malformed": invalid[number][0], "without_effect": invalid[number][1]}
+            | {f"update_{name}": value for name, value in means.items()}
+        )
+    return rows
+
+
+def _evaluation(lk: Lake) -> dict[str, Any]:
+    """The held-out starts before and after, start by start."""
+    attempts = lk.sql(_ATTEMPTS, [f"{RUN}-eval"]).rows()
+    rounds = sorted({row[0] for row in attempts})
+    before, after = ({task: won for at, task, won, _ in attempts if at == number} for number in (rounds[0], rounds[-1]))
+    tasks = sorted(before)
+    compared = compare_paired(np.array([(after[task], before[task]) for task in tasks], np.float64), seed=0)
+    pairs = [(before[task] >= 1, after[task] >= 1) for task in tasks]
+    return {
+        "starts": len(tasks),
+        "before": sum(one for one, _ in pairs),
+        "after": sum(other for _, other in pairs),
+        "gained": pairs.count((False, True)),
+        "lost": pairs.count((True, False)),
+        "interval_before": wilson(sum(one for one, _ in pairs) / len(tasks), len(tasks)),
+        "interval_after": wilson(sum(other for _, other in pairs) / len(tasks), len(tasks)),
+        "difference": compared.difference,
+        "low": compared.low,
+        "high": compared.high,
+        "p": compared.p,
+        "test": compared.test,
+        "steps": [
+            float(np.mean([steps for at, _, _, steps in attempts if at == number]))
+            for number in (rounds[0], rounds[-1])
+        ],
+        "invalid": [row[1:] for row in lk.sql(_INVALID, [f"{RUN}-eval"]).iter_rows()],
+    }
+
+
+def _attempts_of(lk: Lake, job: int) -> int:
+    """How often the loop was started."""
+    found: int = lk.sql("SELECT count(*) FROM jobs WHERE job_id = ? AND event = 'started'", [job]).item()
+    return found
+
+
+def _seconds(lk: Lake) -> dict[str, float]:
+    """Wall time of the run's jobs by kind, and from the start of its first to the end of its last."""
+    query = (
+        "SELECT kind, sum(seconds), min(started_at), max(ended_at) FROM job_runs WHERE run_id IN (?, ?) GROUP BY kind"
+    )
+    rows = lk.sql(query, [RUN, f"{RUN}-eval"]).rows()
+    whole = max(row[3] for row in rows) - min(row[2] for row in rows)
+    return {row[0]: row[1] for row in rows} | {"whole": whole.total_seconds()}
+
+
+def _probe(lk: Lake) -> dict[str, float]:
+    """What the parity probes found, over all pushes."""
+    query = """
+    SELECT name, count(*), avg(value), max(value) FROM run_metrics
+    WHERE kind = 'push' AND run_id = ? AND value IS NOT NULL GROUP BY name
+    """
+    return {name: {"pushes": n, "mean": mean, "max": most} for name, n, mean, most in lk.sql(query, [RUN]).iter_rows()}

