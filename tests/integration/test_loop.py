@@ -126,6 +126,7 @@ def test_a_round_ahead_is_one_version_stale(tmp_path: Path, model: Path) -> None
 def test_what_ends_a_run_early(tmp_path: Path, model: Path, given: dict[str, Any], reason: str, rounds: int) -> None:
     done = looped(tmp_path, config_of(tmp_path, model, loop=given))
     assert (done.stopped_by, done.rounds) == (reason, rounds)
+    assert max(done.evaluations) == rounds, "the last weights are evaluated, whatever ended the run"
 
 
 def test_a_round_without_signal_trains_nothing_and_the_run_goes_on(tmp_path: Path, model: Path) -> None:

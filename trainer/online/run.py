@@ -98,8 +98,9 @@ class OnlineRun:
             number = learner.version
             began = time.monotonic()
             engines.push(self.lake, self.run_id, self.versions.played(number), learner.backend, self.say)
-            row = self._evaluated(number, engines)
-            stopped_by = self._stopped_by(number)
+            used_up = self._used_up(number)
+            row = self._evaluated(number, engines, is_last=used_up is not None)
+            stopped_by = used_up or self._patience_lost()
             if stopped_by is not None:
                 if row:
                     self._note(number, row)
@@ -147,10 +148,10 @@ class OnlineRun:
                 raise
             return learning.result()
 
-    def _evaluated(self, version: int, engines: Engines) -> dict[str, float]:
-        """Evaluate a version if it is time; its figures."""
-        config, rounds = self.config.loop.evaluation, self.config.loop.trained_rounds
-        if config is None or (version % config.every and version != rounds):
+    def _evaluated(self, version: int, engines: Engines, *, is_last: bool) -> dict[str, float]:
+        """Evaluate a version if it is time, and the last one in any case; its figures."""
+        config = self.config.loop.evaluation
+        if config is None or (version % config.every and not is_last):
             return {}
         index = -(-version // config.every)
         self.rollouts.evaluate(index, self.versions.played(version), config, engines.urls)
@@ -180,15 +181,11 @@ class OnlineRun:
         winner = best(self._history())
         return self.learner.version if winner is None else winner[0]
 
-    def _stopped_by(self, number: int) -> str | None:
-        config, evaluation = self.config.loop, self.config.loop.evaluation
+    def _used_up(self, number: int) -> str | None:
+        """What there is no more of, rounds or a budget, before round `number`; None if there is."""
+        config = self.config.loop
         if number >= config.trained_rounds:
             return "rounds"
-        if evaluation is not None and evaluation.patience is not None:
-            history = self._history()
-            winner = best(history, evaluation.min_improvement)
-            if winner is not None and sum(version > winner[0] for version, _ in history) >= evaluation.patience:
-                return "patience"
         sums = {
             name: sum(row.get(f"loop/{name}", 0.0) for row in self.metrics.values()) for name in ("tokens", "seconds")
         }
@@ -197,6 +194,16 @@ class OnlineRun:
         if config.hours is not None and sums["seconds"] >= 3600 * config.hours:
             return "hours"
         return None
+
+    def _patience_lost(self) -> str | None:
+        """Whether the evaluations so far end the run."""
+        evaluation = self.config.loop.evaluation
+        if evaluation is None or evaluation.patience is None:
+            return None
+        history = self._history()
+        winner = best(history, evaluation.min_improvement)
+        is_lost = winner is not None and sum(version > winner[0] for version, _ in history) >= evaluation.patience
+        return "patience" if is_lost else None
 
     def _figures(self, number: int) -> dict[str, float]:
         """What a round's rollouts are, from the tables; a figure that is not known is left out."""
