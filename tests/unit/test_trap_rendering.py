@@ -204,6 +204,28 @@ def test_agents_that_take_turns_have_a_conversation_each() -> None:
     assert [row["prefix_length"] for row in rows] == [0, 0, lengths[0], lengths[1]]
 
 
+def test_a_call_with_a_history_of_its_own_is_not_shown_what_was_said_before() -> None:
+    """As the recorder notes it: step 1 opens a conversation, 2 goes on from step 0, 3 from the one before."""
+    notes = [{}, {"history": "rewritten", "tools": [{"name": "look"}]}, {"follows": 0}, {}, {"follows": 9}]
+    rows = [
+        {
+            "step_index": index,
+            "context": json.dumps([{"role": "user", "content": f"Q{index}"}]),
+            "state": None,
+            "state_role": None,
+            "action": f"A{index}",
+            "reasoning": None,
+            "tool_calls": None,
+            "extra": json.dumps(note),
+        }
+        for index, note in enumerate(notes)
+    ]
+    found = spans(CHAT_TEMPLATE, *turns_of("[]", rows))
+    assert [span.extends for span in found] == [None, None, 0, 2, 3], "a step that is not there is not followed"
+    assert "Q0" not in found[1].context
+    assert ["look" in span.context for span in found] == [False, True, False, False, False]
+
+
 @pytest.mark.parametrize(
     ("reason", "learned"), [("length", False), ("max_tokens", False), ("stop", True), (None, True)]
 )

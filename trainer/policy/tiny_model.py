@@ -51,6 +51,7 @@ _STEP_COLUMNS = (
     "action",
     "reasoning",
     "tool_calls",
+    "extra",
 )
 
 

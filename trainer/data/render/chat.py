@@ -17,12 +17,13 @@ from typing import Any
 import msgspec
 
 from lake.errors import DataRefusedError
+from lake.formats.base.fields import as_object
 from lake.formats.chat.templates import with_objects
 
 Message = dict[str, Any]
 CUT = ("length", "max_tokens")
 """Values of `steps.finish_reason` of an action that a limit cut off: its end was never sampled."""
-STEP_DOCUMENTS = ("context", "tool_calls")
+STEP_DOCUMENTS = ("context", "tool_calls", "extra")
 """Columns of `steps` that `turns_of` reads as JSON; references to blobs in them have to be inlined first."""
 _TEXTS = ("content", "reasoning_content")
 """Fields of a message that templates write as text."""
@@ -44,6 +45,12 @@ class Turn:
     """Who decides: agents that take turns in one episode have a conversation each."""
     is_cut: bool = False
     """A limit ended the action."""
+    opens: bool = False
+    """A conversation of its own begins: `added` is all of its prompt."""
+    follows: int | None = None
+    """Step that it goes on from, where that is not the agent's last one."""
+    tools: list[Any] | None = None
+    """Those that it was offered, where they are not the episode's."""
 
 
 def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -> list[Turn]:
@@ -51,8 +58,8 @@ def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -
 
     Args:
         initial_messages: `episodes.initial_messages`, JSON.
-        steps: rows of `steps` in order: step_index, context, state, state_role, action, reasoning, tool_calls; agent_id
-            and finish_reason where it matters who decided, and whether it was cut.
+        steps: rows of `steps` in order: step_index, context, state, state_role, action, reasoning, tool_calls; where it
+            matters who decided, whether it was cut, and what it goes on from: agent_id, finish_reason, extra.
 
     Raises:
         UnrenderableError: content that is no text; says where it stands.
@@ -66,8 +73,19 @@ def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -
         if not added and row["state"]:
             added = [{"role": row["state_role"] or "user", "content": row["state"]}]
         is_cut = row.get("finish_reason") in CUT
-        turns.append(Turn(step, added, _action(row), row.get("agent_id"), is_cut))
+        turns.append(Turn(step, added, _action(row), row.get("agent_id"), is_cut, **_origin(row.get("extra"))))
     return turns
+
+
+def _origin(extra: str | None) -> dict[str, Any]:
+    """Fields of a turn: what its prompt goes on from, as `lake.live.calls.steps` and the readers of traces note it."""
+    notes = as_object(msgspec.json.decode(extra or "{}"))
+    follows, tools = notes.get("follows"), notes.get("tools")
+    return {
+        "opens": notes.get("history") == "rewritten",
+        "follows": follows if isinstance(follows, int) else None,
+        "tools": tools if isinstance(tools, list) else None,
+    }
 
 
 def texts_of(turns: list[Turn]) -> list[str]:

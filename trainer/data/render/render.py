@@ -4,14 +4,15 @@ An engine would have seen the prompt and sampled the action, so the two are toke
 ids are append-only by construction. Whether the template keeps what it rendered before is checked at every turn. Where
 it does not (reasoning stripped from earlier turns, say), the turn opens a sequence of its own. An action is its text
 and its end token; whatever the template writes after that belongs to the next context. Where a limit cut an action off,
-its end token was not sampled and carries no loss. Agents that take turns in an episode have a conversation each.
+its end token was not sampled and carries no loss. Agents that take turns in an episode have a conversation each, and
+so has a call that was recorded with a history of its own: it is shown what it was shown then, not what was said before.
 
 The rows (`render_missing` writes them) are of provenance `rendered`: likelihood losses may learn from them,
 ratio losses may not, because no policy sampled these ids.
 """
 
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,10 +49,10 @@ from trainer.data.render.chat import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RENDERING = 3
+RENDERING = 4
 """Version of what this module makes of a text: raise it with any change of that, so that rows which an older version
 left in a lake are not trained on. 2: agents apart, cut actions without an end token, no silent tool calls. 3: parts of
-text joined, no content that is no text."""
+text joined, no content that is no text. 4: a call goes on from what it was recorded to go on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ class Span:
     """The policy sampled the end token."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Conversation:
-    """What one agent has been shown and has said."""
+    """What was shown and said up to an action."""
 
     messages: list[Message] = field(default_factory=list)
     emitted: str | None = None
@@ -102,16 +103,24 @@ class Renderer:
         """The text each turn adds; an UnrenderableError with one of the reasons in `UNRENDERABLE`."""
         if any(token in text for text in texts_of(turns) for token in self._special):
             raise UnrenderableError("special_token_text")
-        conversations: defaultdict[str | None, _Conversation] = defaultdict(_Conversation)
-        return [self._span(turn, conversations[turn.agent], tools) for turn in turns]
+        spans: list[Span] = []
+        ends: dict[int, _Conversation] = {}
+        last: dict[str | None, _Conversation] = {}
+        for turn in turns:
+            before = _Conversation() if turn.opens else last.get(turn.agent, _Conversation())
+            if turn.follows is not None:
+                before = ends.get(turn.follows, before)
+            span, end = self._span(turn, before, tools if turn.tools is None else turn.tools)
+            spans.append(span)
+            ends[turn.step_index] = last[turn.agent] = end
+        return spans
 
-    def _span(self, turn: Turn, conversation: _Conversation, tools: list[Any] | None) -> Span:
-        """What a turn adds to its agent's conversation, which goes on with it."""
-        messages = conversation.messages
-        messages += turn.added
-        prompt = self._text(messages, tools, prompt=True)
-        messages.append(turn.action)
-        whole = self._text(messages, tools, prompt=False)
+    def _span(self, turn: Turn, conversation: _Conversation, tools: list[Any] | None) -> tuple[Span, _Conversation]:
+        """What a turn adds to a conversation, and how that stands then."""
+        shown = [*conversation.messages, *turn.added]
+        prompt = self._text(shown, tools, prompt=True)
+        said = [*shown, turn.action]
+        whole = self._text(said, tools, prompt=False)
         if not whole.startswith(prompt):
             raise UnrenderableError("template_rewrites_prompt")
         action = self._until_end(whole[len(prompt) :])
@@ -122,9 +131,9 @@ class Renderer:
         emitted, extends = conversation.emitted, conversation.last
         if emitted is None or not prompt.startswith(emitted):
             emitted, extends = "", None
-        conversation.emitted, conversation.last = prompt + action, turn.step_index
         end_sampled = not (turn.is_cut and action.endswith(self._special))
-        return Span(turn.step_index, extends, prompt[len(emitted) :], action, end_sampled)
+        span = Span(turn.step_index, extends, prompt[len(emitted) :], action, end_sampled)
+        return span, _Conversation(said, prompt + action, turn.step_index)
 
     def rows(self, episode_id: int, spans: list[Span], common: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Rows of `tokens` for one episode."""
@@ -230,6 +239,7 @@ _STEP_COLUMNS = (
     "tool_calls",
     "agent_id",
     "finish_reason",
+    "extra",
 )
 
 
