@@ -41,6 +41,32 @@ def test_differences_are_those_of_all_tokens(values: list[list[float]], shift: f
     assert found.is_met is (abs(shift) <= 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "engine", "limit", "of_all_tokens"),
+    [
+        ("float32", "float32", 1e-4, False),
+        ("float32", "bfloat16", 0.1, True),
+        ("bfloat16", "float32", 0.1, True),
+        ("bfloat16", "bfloat16", 0.2, True),
+        ("bfloat16", None, 0.2, True),
+    ],
+)
+def test_each_side_that_rounds_widens_the_limit(
+    trainer: str, engine: str | None, limit: float, of_all_tokens: bool
+) -> None:
+    """One of two tokens is off: by the limit where tokens count one by one, by twice that where their mean does."""
+    reference = Reference([[1, 2, 3]], [np.array([-1.0, -2.0], np.float32)], trainer)
+    for share, is_met in ((0.99, True), (1.01, False)):
+        off = share * limit * (2 if of_all_tokens else 1)
+        assert parity(reference, [[-1.0, -2.0 + off]], engine, ProbeConfig()).is_met is is_met
+
+
+def test_what_the_trainer_computes_in_is_told() -> None:
+    ids = random_sequences(VOCABULARY, ProbeConfig(sequences=1))
+    assert score(Policy(random_model(1), dtype="bfloat16"), ids).dtype == "bfloat16"
+    assert score(Policy(random_model(1)), ids).dtype == "float32"
+
+
 def test_a_wrong_number_of_values_is_never_within_the_limit() -> None:
     reference = Reference([[1, 2, 3]], [np.array([-1.0, -2.0], np.float32)])
     assert not parity(reference, [[-1.0]], "bfloat16", ProbeConfig()).is_met

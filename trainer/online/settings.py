@@ -161,7 +161,8 @@ class SyncConfig(FrozenModel):
     probe: bool = True
     """Compare their log-probabilities with the trainer's after every push."""
     limit: float | None = Field(None, gt=0)
-    """Largest difference allowed, in nats; None: 1e-4 in float32, else 0.1 on average."""
+    """Largest difference allowed, in nats; None: 1e-4 where engine and trainer compute in float32, else on
+    average 0.1 for each that does not."""
     patience: float = Field(900.0, gt=0)
     """Seconds that a push waits while no engine answers: as long as restarting one may take."""
     sleep: bool = False

@@ -3,10 +3,11 @@
 Engines and trainers disagree where weights were not loaded, were loaded in part, or are computed in other numbers or by
 other kernels; a policy gradient then corrects for a policy that never acted. Measured with SmolLM2-135M, vLLM 0.32 on
 a CPU against float32 in transformers: below 5e-5 nats at every token where the engine computes in float32, 0.035 on
-average and 0.4 at most where it computes in bfloat16, whose rounding alone moves a logit by up to 1/32. So the limit is
-on the largest difference in float32, and on the mean in 16-bit numbers, where single tokens say little: the same two as
-of a policy that scores packed sequences (`trainer.policy.model`). A 16-bit engine that missed one small update looks no
-different from one that got it; its version tells.
+average and 0.4 at most where it computes in bfloat16, whose rounding alone moves a logit by up to 1/32; 0.083 to 0.1 on
+average where the trainer does, too (a model after SFT, on openings it does not model). So the limit is on the largest
+difference where both compute in float32, and else on the mean, as single tokens say little in 16-bit numbers: the same
+two as of a policy that scores packed sequences (`trainer.policy.model`), the second one once for each side that rounds.
+A 16-bit engine that missed one small update looks no different from one that got it; its version tells.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from trainer.policy.model import Policy
 
 EXACT = "float32"
-"""The number type of engines that are held to the narrow limit."""
+"""The number type of engines and trainers that are held to the narrow limit."""
 _SHORTEST = 2
 """Tokens of a sequence that has a log-probability."""
 
@@ -36,7 +37,8 @@ class ProbeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limit: float | None = Field(default=None, gt=0)
-    """Nats. In float32 the largest difference may be so large, in 16-bit numbers the mean; None: 1e-4 and 0.1."""
+    """Nats. Where both compute in float32 the largest difference may be so large, else the mean; None: 1e-4, and 0.1
+    for each of the two that computes in 16-bit numbers."""
     refuse: bool = True
     """An engine above the limit is not used; false: it is, and the difference is told."""
     sequences: int = Field(default=8, ge=1)
@@ -53,6 +55,8 @@ class Reference:
     """Token ids of each sequence, at least two."""
     logprobs: list[npt.NDArray[np.float32]]
     """Of every token but the first, in nats at temperature 1."""
+    dtype: str = EXACT
+    """Number type that the trainer computed them in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +70,19 @@ class Parity:
     tokens: int
     dtype: str | None
     """Number type that the engine says it computes in."""
+    is_exact: bool
+    """It and the trainer compute in float32."""
     limit: float
-    """What is allowed: of `largest` in float32, else of `mean`."""
+    """What is allowed: of `largest` where that is exact, else of `mean`."""
 
     @property
     def is_met(self) -> bool:
         """Whether the engine is within the limit; differences that are no numbers are not."""
-        return (self.largest if self.dtype == EXACT else self.mean) <= self.limit
+        return (self.largest if self.is_exact else self.mean) <= self.limit
 
     def __str__(self) -> str:
         said = f"log-probabilities differ by {self.largest:.2g} nats at most, {self.mean:.2g} on average"
-        measured = "at most" if self.dtype == EXACT else "on average"
+        measured = "at most" if self.is_exact else "on average"
         return f"{said} ({self.tokens:,} tokens, {self.dtype or 'unknown dtype'}; allowed {measured}: {self.limit:g})"
 
 
@@ -90,12 +96,14 @@ def parity(reference: Reference, found: Sequence[Sequence[float]], dtype: str | 
         for ours, theirs in zip(reference.logprobs, found, strict=True)
     ]
     every_N = np.concatenate(differences)
+    narrow = sum(one != EXACT for one in (dtype, reference.dtype))
     return Parity(
         largest=float(every_N.max()),
         mean=float(every_N.mean()),
         tokens=len(every_N),
         dtype=dtype,
-        limit=config.limit or (NARROW_LIMIT if dtype == EXACT else WIDE_LIMIT),
+        is_exact=not narrow,
+        limit=config.limit or narrow * WIDE_LIMIT or NARROW_LIMIT,
     )
 
 
@@ -110,7 +118,8 @@ def score(policy: "Policy", ids: Sequence[Sequence[int]]) -> Reference:
         with torch.no_grad():
             logprobs_N, _ = policy.logprobs(whole_sequences([sequence]).to(policy.device))
         scored.append(logprobs_N.float().cpu().numpy())
-    return Reference([list(sequence) for sequence in ids], scored)
+    weights = str(policy.model.dtype).removeprefix("torch.")
+    return Reference([list(sequence) for sequence in ids], scored, weights if policy.dtype == EXACT else policy.dtype)
 
 
 def newest_sequences(snapshot: Snapshot, vocabulary: int, config: ProbeConfig) -> list[list[int]]:
