@@ -6,7 +6,10 @@ from typing import Any
 
 import lake
 from benchmarks.ladder.report import BEGIN, END, table
-from benchmarks.proof_run.figures import RUN, figures
+from benchmarks.proof_run.figures import figures
+
+RUN = "proof"
+"""The loop's run: the name of the folder that docs/proof-run.md gives it."""
 
 
 def write_report(out: Path | None, page: Path) -> None:
@@ -25,7 +28,7 @@ def write_report(out: Path | None, page: Path) -> None:
         msg = f"{page} has no place for the tables: put the lines {BEGIN} and {END} into it"
         raise ValueError(msg)
     if out is not None:
-        kept.write_text(json.dumps(figures(lake.open(out / "lake")), indent=1) + "\n")
+        kept.write_text(json.dumps(figures(lake.open(out / "lake"), RUN), indent=1) + "\n")
     head, tail = text.partition(BEGIN)[0], text.partition(BEGIN)[2].partition(END)[2]
     page.write_text(f"{head}{BEGIN}\n\n{tables(json.loads(kept.read_text()))}\n\n{END}{tail}")
 
@@ -39,7 +42,7 @@ def _declared(of: dict[str, Any]) -> str:
     rows = []
     for name, at in (("before", 0), ("after", 1)):
         low, high = of[f"interval_{name}"]
-        malformed, without_effect = of["invalid"][at]
+        malformed, refused = of["invalid"][at]
         rows.append(
             (
                 f"{name} the rounds",
@@ -47,11 +50,11 @@ def _declared(of: dict[str, Any]) -> str:
                 f"{of[name] / of['starts']:.1%}",
                 f"{low:.1%} to {high:.1%}",
                 f"{of['steps'][at]:.1f}",
-                f"{malformed:.1%}",
-                f"{without_effect:.1%}",
+                _share(malformed),
+                _share(refused),
             )
         )
-    head = ("weights", "solved", "success", "95 % interval", "actions an episode", "malformed", "without effect")
+    head = ("weights", "solved", "success", "95 % interval", "actions an episode", "malformed", "refused")
     bounds = "" if of["low"] is None else f" (95 % interval {100 * of['low']:+.1f} to {100 * of['high']:+.1f})"
     said = (
         f"The difference is {100 * of['difference']:+.1f} points{bounds}: {of['gained']} starts were solved after the "
@@ -60,13 +63,18 @@ def _declared(of: dict[str, Any]) -> str:
     return f"The declared comparison, on {of['starts']} held-out starts:\n\n{table(head, rows)}\n\n{said}"
 
 
+def _share(value: float | None) -> str:
+    """In per cent; empty where the environment does not say."""
+    return "" if value is None else f"{value:.1%}"
+
+
 def _rounds(rounds: list[dict[str, float]]) -> str:
     rows = [
         (
             f"{row['round'] + 1:.0f}",
             f"{row['return']:.1%}",
             f"{row['steps']:.1f}",
-            f"{row['without_effect']:.1%}",
+            _share(row["refused"]),
             f"{row['live_groups']:.0f} of {row['live_groups'] + row['dead_groups']:.0f}",
             f"{row['updates']:.0f}",
             f"{row['update_entropy']:.3f}" if row["updates"] else "",
@@ -76,13 +84,13 @@ def _rounds(rounds: list[dict[str, float]]) -> str:
         )
         for row in rounds
     ]
-    head = ("round", "success", "actions", "without effect", "live groups", "updates", "entropy", "ratio ESS", "tokens")
+    head = ("round", "success", "actions", "refused", "live groups", "updates", "entropy", "ratio ESS", "tokens")
     return f"The rounds; success is that of their rollouts, on training starts:\n\n{table((*head, 'seconds'), rows)}"
 
 
 def _costs(found: dict[str, Any]) -> str:
     seconds, sft, traces = found["seconds"], found["sft"], found["traces"]
-    collected, evaluated = (found["tokens"][name] for name in (RUN, f"{RUN}-eval"))
+    collected, evaluated = (found["tokens"][name] for name in ("rounds", "evaluations"))
     trained = sum(row["updates"] * row["update_tokens"] for row in found["rounds"] if row["updates"])
     rows = [
         ("traces for SFT", f"{traces['solved']} of {traces['episodes']} solved"),
@@ -95,12 +103,20 @@ def _costs(found: dict[str, Any]) -> str:
         ("hours from the first job of the loop to its last", f"{seconds['whole'] / 3600:.2f}"),
         ("thereof minutes of collecting, evaluations included", f"{seconds['collect'] / 60:.0f}"),
         ("times the loop was started", f"{found['attempts']}"),
-        ("pushes of weights", f"{found['probe']['sync/logprob_diff_mean']['pushes']}"),
-        (
-            "engine against trainer: mean difference of log-probabilities, mean and largest over pushes",
-            f"{found['probe']['sync/logprob_diff_mean']['mean']:.3f}, {found['probe']['sync/logprob_diff_mean']['max']:.3f}",
-        ),
+        *_pushes(found["probe"]),
         ("ended by", found["stopped_by"]),
         ("sha256 of the last weights", f"`{found['weights_sha256'][:16]}...`"),
     ]
     return f"What it took:\n\n{table(('', ''), rows)}"
+
+
+def _pushes(probe: dict[str, dict[str, float]]) -> list[tuple[str, str]]:
+    """How far engine and trainer were apart; nothing where no engine played."""
+    if "sync/logprob_diff_mean" not in probe:
+        return []
+    mean, largest = probe["sync/logprob_diff_mean"], probe["sync/logprob_diff_max"]
+    return [
+        ("pushes of weights to vLLM", f"{mean['pushes']}"),
+        ("log-probabilities, vLLM against trainer: mean difference, over the pushes", f"{mean['mean']:.3f}"),
+        ("the same, of the worst push; largest difference at one token", f"{mean['max']:.3f}; {largest['max']:.2f}"),
+    ]

@@ -1,4 +1,4 @@
-"""What the run starts from: the model of a PyPI package, traces of a script, and the model after SFT on the best of them.
+"""What the run starts from: the model of a PyPI package, traces of a script, and the model after SFT on the good ones.
 
 Each is made if it is not there, so the same command goes on after a kill.
 """
