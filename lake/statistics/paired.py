@@ -75,4 +75,4 @@ def _sign_test_p(tasks: int, gained: int) -> float:
     """The same for differences of one size: patterns are counted by how many tasks gain in them."""
     observed = abs(2 * gained - tasks)
     reached = sum(comb(tasks, other) for other in range(tasks + 1) if abs(2 * other - tasks) >= observed)
-    return reached / 2**tasks
+    return float(reached / 2**tasks)
