@@ -84,18 +84,23 @@ def read_settings(config_file: str | None, given: Mapping[str, Any]) -> dict[str
     return settings
 
 
-def configured(settings: Mapping[str, Any]) -> TrainConfig:
+def configured(settings: Mapping[str, Any], named: tuple[str, str] = ("--model", "--loss")) -> TrainConfig:
     """The configuration of a run without stages.
+
+    Args:
+        settings: nested.
+        named: how model and loss are called where they are given.
 
     Raises:
         UsageError: a model or a loss is missing, a field is wrong, or an option has no effect.
     """
     settings = layered({}, settings)
-    needed = {"--model": value_at(settings, "model"), "--loss": value_at(settings, "loss.name")}
-    missing = [flag for flag, value in needed.items() if value is None]
+    has_loss = value_at(settings, "loss.name") is not None
+    given = (value_at(settings, "model") is not None, has_loss)
+    missing = [name for name, is_given in zip(named, given, strict=True) if not is_given]
     if missing:
         # What else is wrong comes first: a misspelt `model` is such a thing.
-        others = {name: value for name, value in settings.items() if name != "loss" or "--loss" not in missing}
+        others = {name: value for name, value in settings.items() if name != "loss" or has_loss}
         validated(TrainConfig, {"model": "", "loss": "sft"} | others)
         raise UsageError(f"{' and '.join(missing)} missing: say which model to train and what to optimise")
     config = validated(TrainConfig, settings)

@@ -1,5 +1,6 @@
 """`trajlake loop`: what a run leaves in the tables, what ends it, what a resumed one may differ in."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,12 @@ import pytest
 from safetensors.torch import load_file
 
 import lake
-from lake.errors import CheckpointError, UsageError
+from lake.errors import CheckpointError, DataRefusedError, UsageError
 from lake.lake import Lake
 from testkit.loops import facts, looped, write_config
 from testkit.word_game import save_model
 from trainer.online.run import LoopResult
-from trainer.online.settings import OnlineConfig, read_config
+from trainer.online.settings import EvaluationConfig, OnlineConfig, read_config
 
 
 @pytest.fixture(scope="module")
@@ -196,3 +197,73 @@ def test_a_resumed_run_keeps_its_configuration_but_where_it_is_played(tmp_path: 
         _check_started(started, job_parameters(config_of(tmp_path, model, loop={"rounds": 9})), "asking", resumes=True)
     with pytest.raises(CheckpointError, match="says why; choose another --run"):
         _check_started(_Started(1, 2, {}, "failed"), job_parameters(config), "asking", resumes=True)
+
+
+def test_a_folder_with_another_runs_weights_is_refused(
+    tmp_path: Path, whole: tuple[Path, LoopResult], model: Path
+) -> None:
+    """They would be played as this run's versions: a lake that was removed, and a folder that was not."""
+    shutil.copytree(whole[0] / "out" / "versions", tmp_path / "out" / "versions")
+    with pytest.raises(UsageError, match="holds versions of another run"):
+        looped(tmp_path, config_of(tmp_path, model))
+    assert lake.open(tmp_path / "lake").sql("SELECT * FROM jobs").is_empty()
+
+
+def test_a_finished_run_is_not_said_to_be_in_another_folder(
+    tmp_path: Path, whole: tuple[Path, LoopResult], model: Path
+) -> None:
+    (tmp_path / "lake").symlink_to(whole[0] / "lake")
+    with pytest.raises(CheckpointError, match="give the --out it was started with"):
+        looped(tmp_path, config_of(whole[0], model), resumes=True)
+
+
+def test_a_predicate_over_columns_that_there_are_not_is_refused_before_a_round(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(UsageError, match=r"trainer.where 'nocolumn = 3' is no predicate over `episodes`"):
+        looped(tmp_path, config_of(tmp_path, model, trainer={"where": "nocolumn = 3"}))
+    assert lake.open(tmp_path / "lake").sql("SELECT * FROM jobs").is_empty()
+
+
+RAISES = """
+import dataclasses
+from testkit.word_game import Asking
+
+
+class Raises(Asking):
+    def step(self, action):
+        raise RuntimeError("the stove\\x1b[31m is cold")
+
+
+class Silent(Asking):
+    def step(self, action):
+        return dataclasses.replace(super().step(action), reward=None)
+
+
+def make(split="train"):
+    return {kind}(split)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "evaluation", "message"),
+    [
+        ("Raises", None, r"all 16 rollouts of .*asking' .* failed, the first of them: .*the stove\ufffd\[31m is cold"),
+        ("Raises", {"tasks": 1}, "the rollout of .*asking-eval.* failed, the first of them: .*the stove"),
+        ("Silent", {"tasks": 2}, "none of 2 held-out attempts has a score of 'env_return': reward them"),
+    ],
+)
+def test_rollouts_that_came_to_nothing_end_the_run_with_their_reason(
+    tmp_path: Path, model: Path, kind: str, evaluation: dict[str, int] | None, message: str
+) -> None:
+    """A success of 0 would be a figure that nobody measured."""
+    (tmp_path / "env.py").write_text(RAISES.replace("{kind}", kind))
+    given = {"collect": {"player": {"env": f"{tmp_path}/env.py:make"}, "retries": 0}}
+    config = config_of(tmp_path, model, loop=given)
+    loop = config.loop.model_copy(update={"evaluation": evaluation and EvaluationConfig(**evaluation)})
+    with pytest.raises(DataRefusedError, match=message):
+        looped(tmp_path, config.model_copy(update={"loop": loop}))
+
+
+def test_pairs_are_made_by_the_credit_of_their_round(tmp_path: Path, model: Path) -> None:
+    given = {"loss": {"name": "dpo", "pairs": {"kind": "episode"}}, "live_only": None}
+    done = looped(tmp_path, config_of(tmp_path, model, loop={"rounds": 1, "collect": {"groups": 8}}, trainer=given))
+    assert done.optimizer_steps == 2

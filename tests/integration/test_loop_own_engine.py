@@ -15,12 +15,16 @@ from pathlib import Path
 
 import pytest
 
+import lake
 from lake.errors import UsageError
 from pipelines.collect.engines import EngineError
+from pipelines.collect.manager.run import StoppedError
+from pipelines.collect.wiring import PlayedWeights
 from testkit.processes import environment
 from testkit.vllm_stand_in import is_running, model_folder, noted, stand_in
+from trainer.online.engines import Engines
 from trainer.online.own_engine import OwnEngine
-from trainer.online.settings import EngineConfig
+from trainer.online.settings import EngineConfig, SyncConfig
 
 _SECONDS = 240
 KEEPER = """
@@ -73,11 +77,17 @@ def test_it_is_started_again_with_the_newest_weights_and_ends_with_the_block(tmp
 
 def test_one_that_does_not_start_again_is_given_up(tmp_path):
     model, said = model_folder(tmp_path), []
-    with OwnEngine(EngineConfig(serve=True, python=str(stand_in(tmp_path))), model, said.append, sleeps=False):
+    with OwnEngine(EngineConfig(serve=True, python=str(stand_in(tmp_path))), model, said.append, sleeps=False) as own:
         (model / "dies").write_text("ValueError: no room")
         os.kill(noted(model)["pids"][1], signal.SIGKILL)
-        until(lambda: any("given up" in line for line in said))
+        until(lambda: own.given_up is not None)
+        assert "does not start again (" in own.given_up
+        assert "no room" in own.given_up
+        engines = Engines({own.url: "vllm"}, SyncConfig(probe=False), own)
+        with pytest.raises(StoppedError, match=r"no room.*: mend that; the same command with --resume goes on"):
+            engines.push(lake.open(tmp_path / "lake", create=True), "r", PlayedWeights(model, 1), None, said.append)
     assert sum("no room" in line for line in said) == 3
+    assert "the engine is given up" in said
 
 
 def test_one_that_does_not_start_at_all_says_why(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lake.errors import UsageError
+from lake.errors import TrajlakeError, UsageError
 from testkit.loops import write_config
 from testkit.word_game import save_model
 from trainer.online.command import loop
@@ -44,11 +44,23 @@ def test_what_is_given_goes_before_the_file(config: str) -> None:
         ({"loop": {"credit": {"estimator": "none"}}}, "no estimator 'none'; valid: "),
         ({"loop": {"credit": {"options": {"gama": 1}}}}, "credit.gigpo: there is no option `gama`"),
         ({"trainer": {"validation": {"where": "true"}}}, r"a loop has \[loop.evaluation\]"),
+        ({"rounds": 9}, "^--set: there is no section rounds; valid: loop, trainer"),
+        (
+            {"loop": {"collect": {"player": {"engines": ["http://127.0.0.1:9"], "api": "chat"}}}},
+            "gives no token ids: a loop needs vLLM or SGLang",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(config: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_config(config, given)
+
+
+def test_a_file_without_a_model_is_told_where_it_stands(tmp_path: Path) -> None:
+    file = tmp_path / "loop.toml"
+    file.write_text('[trainer]\nloss = "ppo"\n[loop.collect.player]\nenv = "house"\n')
+    with pytest.raises(UsageError, match=r"^\[trainer\] model missing: say which model"):
+        read_config(str(file), {})
 
 
 @pytest.mark.parametrize(
@@ -58,6 +70,13 @@ def test_what_is_wrong_is_named(config: str, given: dict[str, Any], message: str
         ("loop.collect.player.env=hous", "r", "--env hous: valid: house"),
         ('loop.evaluation.env_args={"splt": "x"}', "r", "splt"),
         ("trainer.model=/nowhere", "r", "/nowhere holds no model"),
+        ("trainer.where=run_id =", "r", "trainer.where"),
+        ('loop.score.targets=["sucess"]', "r", "'sucess' is no scorer; valid: "),
+        ("loop.credit.score=sucess", "r", "`loop.credit.score` is 'sucess'; valid: env_return: "),
+        ("loop.credit.rewards=sucess", "r", "`loop.credit.rewards` is 'sucess'; valid: env_reward: "),
+        ("loop.evaluation.score=sucess", "r", "`loop.evaluation.score` is 'sucess'; valid: env_return: "),
+        ("loop.collect.prompts=none.jsonl", "r", "none.jsonl: No such file"),
+        ('loop.collect.player.engines=["foo"]', "r", "'foo'; valid: http://127.0.0.1:8000"),
     ],
 )
 def test_a_command_that_is_refused_leaves_nothing_behind(
@@ -65,7 +84,7 @@ def test_a_command_that_is_refused_leaves_nothing_behind(
 ) -> None:
     words = ["--config", config, "--set", pair, "--run", run, "--out", tmp_path / "out", "--lake", tmp_path / "lake"]
     done = CliRunner().invoke(loop, list(map(str, words)))
-    assert isinstance(done.exception, UsageError)
+    assert isinstance(done.exception, TrajlakeError)
     assert message in str(done.exception)
     assert not list(tmp_path.iterdir())
 

@@ -45,18 +45,16 @@ def loop(
     from lake.settings import typed_pairs
     from pipelines.collect.options import Teller
     from trainer.commands import file_faults
-    from trainer.online.rollouts import check_played
+    from trainer.online.checks import check
     from trainer.online.settings import OnlineConfig, read_config
     from trainer.online.start import run_loop
-    from trainer.runs.offline import check_model
 
     config, name = read_config(config_file, typed_pairs(pairs, OnlineConfig)), run_id or out.resolve().name
     quiet()
     tell = Teller()
     # The lake comes last: a command that is refused leaves none behind.
     config.wanted(name)
-    check_model(config.trainer)
-    check_played(config)
+    check(config)
     with file_faults():
         lk = lake.open(lake_uri, create=True)
         collecting = lake.open(lake_uri)

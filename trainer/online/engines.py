@@ -19,7 +19,7 @@ from pipelines.collect.manager.run import StoppedError
 from pipelines.collect.wiring import PlayedWeights
 from trainer.backends.base import SingleDevice
 from trainer.online.own_engine import OwnEngine
-from trainer.online.settings import LoopConfig, SyncConfig
+from trainer.online.settings import NEEDS_ENGINE, LoopConfig, SyncConfig
 from trainer.runs.metrics import metrics_frame
 from trainer.sync import Push, Weights
 from trainer.sync.fleet import Fleet
@@ -47,6 +47,10 @@ class Engines:
         """Where they are."""
         return tuple(self._apis)
 
+    def lost(self) -> str | None:
+        """Why rollouts need not wait for engines any more; None: there are some, or they may come back."""
+        return None if self._own is None else self._own.given_up
+
     def push(self, lake: Lake, run_id: str, weights: PlayedWeights, backend: SingleDevice, say: Say) -> None:
         """Give them a version, unless this process has; those that do not take it are told, and left to the pool.
 
@@ -69,6 +73,10 @@ class Engines:
             raise StoppedError(f"no engine took version {weights.version}; the same command with --resume goes on")
         self._pushed = weights.version
 
+    def _refuse_lost(self) -> None:
+        if (why := self.lost()) is not None:
+            raise StoppedError(f"{why}: mend that; the same command with --resume goes on")
+
     def sleep(self) -> None:
         """Have them free their device, if that is wanted; the next push wakes them."""
         if self._config.sleep:
@@ -79,7 +87,7 @@ class Engines:
         try:
             deadline = time.monotonic() + self._config.patience
             while True:
-                await _until_one_answers(engines, deadline, say)
+                await _until_one_answers(engines, deadline, self._refuse_lost, say)
                 if self._config.sleep:
                     await _each(engines, VllmEngine.wake_up)
                 fleet = Fleet(engines, ProbeConfig(limit=self._config.limit))
@@ -129,7 +137,7 @@ def known_engines(config: LoopConfig) -> dict[str, Api]:
     apis = {url: api_of(url) if player.api == "auto" else player.api for url in player.engines}
     for url, api in apis.items():
         if api == "chat":
-            raise UsageError(f"{url} takes no weights: a loop needs vLLM or SGLang, or the model in this process")
+            raise UsageError(f"{url} is neither vLLM nor SGLang, and {NEEDS_ENGINE}")
         if config.sync.sleep and api != "vllm":
             raise UsageError(f"{url} is no vLLM, and `sync.sleep` is for vLLM")
     return apis
@@ -150,10 +158,11 @@ async def _health(engines: list[Engine]) -> list[bool]:
     return await asyncio.gather(*(engine.is_healthy() for engine in engines))
 
 
-async def _until_one_answers(engines: list[Engine], deadline: float, say: Say) -> None:
-    """Until an engine may be given weights. Raises StoppedError: none answered in time."""
+async def _until_one_answers(engines: list[Engine], deadline: float, refuse_lost: Callable[[], None], say: Say) -> None:
+    """Until an engine may be given weights. Raises StoppedError: none answered in time, or it is given up."""
     is_told = False
     while not any(await _health(engines)):
+        refuse_lost()
         away = ", ".join(engine.url for engine in engines)
         if time.monotonic() > deadline:
             raise StoppedError(f"no engine answers at {away}: start it again; the same command with --resume goes on")

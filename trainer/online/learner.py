@@ -19,7 +19,6 @@ from lake.errors import CheckpointError, DataRefusedError
 from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
 from pipelines.credit.job import run_credit, with_step_source
-from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score
 from pipelines.score.rewards import run_reward
 from trainer.backends.base import FrozenPolicy, SingleDevice
@@ -27,8 +26,8 @@ from trainer.config import ScheduleConfig, TrainConfig
 from trainer.data.render.render import engine_encoding
 from trainer.data.select.selection import select_episodes
 from trainer.monitor.watch import Alarms, Watch
-from trainer.online.rollouts import of_round
-from trainer.online.settings import OnlineConfig, ScorerConfig
+from trainer.online.rollouts import of_round, refuse_failed
+from trainer.online.settings import OnlineConfig
 from trainer.online.versions import Versions
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
@@ -114,16 +113,15 @@ class Learner:
 
     def score(self, where: str) -> None:
         """Score some episodes, and compute their rewards; what was scored is left alone."""
-        for given in self._config.loop.score.targets:
-            scorer = ScorerConfig(target=given) if isinstance(given, str) else given
-            options = ScoreConfig(**scorer.model_dump(exclude={"target"}))
-            run_score(self._lake, scorer.target, where=where, config=options)
+        for scorer in self._config.loop.score.scorers:
+            run_score(self._lake, scorer.target, where=where, config=scorer.options)
         for reward in self._config.loop.score.rewards:
             run_reward(self._lake, reward, where=where)
 
     def learn(self, number: int) -> Learned:
         """Score, credit and train on a round, and write the weights for those who play; nothing is saved yet."""
         where = of_round(self._run, number)
+        refuse_failed(self._lake, where)
         self.score(where)
         credit, live, dead = self._credit(where)
         done = None if live == 0 else self._update(number, where, credit)
@@ -178,7 +176,7 @@ class Learner:
 
     def _credit(self, where: str) -> tuple[Credit | None, int | None, int | None]:
         """The advantages of a round, and how many of its groups are live and dead."""
-        if not self._trainer.loss.needs.advantages:
+        if not self._trainer.loss.needs.credit:
             return None, None, None
         config = self._config.loop.credit
         estimator = config.build()

@@ -36,6 +36,8 @@ class OwnEngine:
         self.model = model
         self.url = ""
         """Its base URL, once the block runs."""
+        self.given_up: str | None = None
+        """Why it is not started again; None: it runs, or will."""
         self._say = say
         self._options = ServeOptions(
             port=config.port,
@@ -77,7 +79,7 @@ class OwnEngine:
     async def _keep(self) -> None:
         """Start it again and again until cancelled; a first start that fails is told to whoever waits for it."""
         self._loop, self._keeping = asyncio.get_running_loop(), asyncio.current_task()
-        failed = 0
+        failed, problem = 0, ""
         while failed < _TRIES:
             try:
                 async with served(self.model, self._options, say=self._say) as engine:
@@ -92,8 +94,9 @@ class OwnEngine:
                 if not self._first.done():
                     self._first.set_exception(error)
                     return
-                failed += 1
+                # Another error than an engine's would be met again: no such folder, say.
+                failed = failed + 1 if isinstance(error, EngineError) else _TRIES
+                problem = str(error)
                 self._say(f"the engine does not start again: {error}")
-                if not isinstance(error, EngineError):
-                    return
-        self._say(f"the engine failed to start {_TRIES} times in a row, and is given up")
+        self._say("the engine is given up")
+        self.given_up = f"the loop's own engine does not start again ({problem})"

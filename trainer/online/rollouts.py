@@ -5,18 +5,21 @@ evaluations. The manager finds in the lake what has been played, so asking for a
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from pydantic import BaseModel
 
+from lake.errors import DataRefusedError
 from lake.lake import Lake
-from pipelines.collect.agents.loading import load_agent
-from pipelines.collect.environments.loading import load_environment
+from lake.read.show import printable
+from lake.read.text_table import counted
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.run import Collection, collect
 from pipelines.collect.manager.scheduler import Limits
 from pipelines.collect.tasks import TaskSet
-from pipelines.collect.wiring import PROMPTS, PlayedWeights, PlayerOptions, player_of, told_options
+from pipelines.collect.wiring import PlayedWeights, PlayerOptions, player_of, told_options
 from trainer.evaluation.success import read_attempts
+from trainer.online.engines import Engines
 from trainer.online.settings import EvaluationConfig, OnlineConfig
 
 Say = Callable[[str], None]
@@ -58,21 +61,22 @@ class Rollouts:
         """Name of the evaluations' run."""
         return f"{self._run}-eval"
 
-    def collect(self, number: int, weights: PlayedWeights, engines: tuple[str, ...]) -> None:
+    def collect(self, number: int, weights: PlayedWeights, engines: Engines) -> None:
         """Make sure that a round is in the lake; what is missing of it is played by these weights.
 
         Args:
             number: of the round.
             weights: which play; engines have been given them.
-            engines: base URLs of those that play; none: the model plays in this process.
+            engines: who plays; none: the model in this process.
         """
-        options, wanted = self._options(engines), self._config.wanted(self._run)
-        self._play(number, weights, options, wanted, self._tasks, self._config.loop.collect.limits)
+        wanted = self._config.wanted(self._run)
+        player = self._config.loop.collect.player
+        self._play(number, weights, player, wanted, self._tasks, self._config.loop.collect.limits, engines)
 
-    def evaluate(self, index: int, weights: PlayedWeights, config: EvaluationConfig, engines: tuple[str, ...]) -> None:
+    def evaluate(self, index: int, weights: PlayedWeights, config: EvaluationConfig, engines: Engines) -> None:
         """Make sure that an evaluation, the index-th, is in the lake; see `collect`."""
         assert self._held_out is not None
-        options = self._options(engines)
+        options = self._config.loop.collect.player
         if config.env_args is not None:
             options = options.model_copy(update={"env_args": config.env_args})
         wanted = Wanted(
@@ -81,23 +85,29 @@ class Rollouts:
             group_size=config.attempts,
             seed=self._config.trainer.seed,
         )
-        limits = Limits(parallel=self._config.loop.collect.parallel, retries=self._config.loop.collect.retries)
-        self._play(index, weights, options, wanted, self._held_out, limits)
+        collecting = self._config.loop.collect
+        limits = Limits(
+            parallel=collecting.parallel, retries=collecting.retries, episode_seconds=collecting.episode_seconds
+        )
+        self._play(index, weights, options, wanted, self._held_out, limits, engines)
 
     def evaluated(self, index: int, config: EvaluationConfig) -> Evaluated:
         """What the index-th evaluation came to, from the tables. Raises DataRefusedError: nothing of it is scored."""
         where = of_round(self.evaluation_run, index)
+        refuse_failed(self._lake, where)
         rows = read_attempts(self._lake.snapshot(), by="run_id", score=config.score, where=where)
         scores = rows["score"].drop_nulls()
+        if scores.is_empty():
+            raise DataRefusedError(
+                f"none of {counted(rows.height, 'held-out attempt')} has a score of {config.score!r}: reward them in "
+                f"the environment, or name what scores them (`loop.evaluation.score`); then start another run (--run)"
+            )
         return Evaluated(
             success=float((scores >= config.threshold).mean() or 0.0),  # type: ignore[arg-type]
             score=float(scores.mean() or 0.0),  # type: ignore[arg-type]
             attempts=len(scores),
             unscored=rows.height - len(scores),
         )
-
-    def _options(self, engines: tuple[str, ...]) -> PlayerOptions:
-        return self._config.loop.collect.player.model_copy(update={"engines": engines})
 
     def _play(
         self,
@@ -107,32 +117,39 @@ class Rollouts:
         wanted: Wanted,
         tasks: TaskSet,
         limits: Limits,
+        engines: Engines,
     ) -> None:
         # The policy is the run's: its versions are other weights than those of any other run.
-        named = options.model_copy(update={"policy": options.policy or self._run})
+        named = options.model_copy(update={"engines": engines.urls, "policy": options.policy or self._run})
         settings = told_options(named)
         if named.engines and named.agent is None:
             named = named.model_copy(update={"tokenizer": named.tokenizer or self._tokenizer})
         what = Collection(wanted=wanted, limits=limits, rounds=number + 1, settings=settings)
         player = player_of(named, self._lake.uri, wanted.run, weights)
-        collect(self._lake, player, tasks, what, say=self._say, progress=self._progress)
+        say = partial(self._say_of, wanted.run)
+        collect(self._lake, player, tasks, what, say=say, progress=self._progress, lost=engines.lost)
+
+    def _say_of(self, run: str, line: str) -> None:
+        self._say(f"{run}: {line}")
 
 
-def check_played(config: OnlineConfig) -> None:
-    """Make an environment for rounds and one for evaluations, or load the agent: what is wrong is told at once.
-
-    Raises:
-        UsageError: there is none, or its arguments are wrong.
-        MissingExtraError: its package is not installed.
-    """
-    player, evaluation = config.loop.collect.player, config.loop.evaluation
-    if player.agent is not None:
-        load_agent(player.agent, python=player.agent_python)
-    if player.env is None or player.env == PROMPTS:
+def refuse_failed(lake: Lake, where: str) -> None:
+    """Raise DataRefusedError where the episodes of a round have failed one and all, with what the first one says."""
+    failed, others, error = lake.sql(
+        "SELECT count(*) FILTER (status = 'failed'), count(*) FILTER (status <> 'failed'), "
+        f"min_by(error, episode_id) FILTER (status = 'failed') FROM episodes WHERE {where}"
+    ).row(0)
+    if others:
         return
-    load_environment(player.env, player.env_args)
-    if evaluation is not None and evaluation.env_args is not None:
-        load_environment(player.env, evaluation.env_args)
+    if not failed:
+        raise DataRefusedError(
+            f"no episode of {where} is in the lake; `trajlake sql 'SELECT message FROM rejects'` says why"
+        )
+    raise DataRefusedError(
+        f"{'the rollout' if failed == 1 else f'all {failed:,} rollouts'} of {where} failed, the first of them: "
+        f"{printable(error or 'no error is recorded')}. Mend what plays, and start another run (--run); "
+        f"`trainer.model` may be a folder of this one's versions/"
+    )
 
 
 def of_round(run: str, number: int) -> str:

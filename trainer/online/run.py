@@ -36,6 +36,7 @@ from trainer.runs.runs import RunFolder, newest_checkpoint, sweep
 _ROUND = """
 SELECT
     count(*) AS episodes,
+    count(*) FILTER (status = 'failed') AS failed,
     avg(env_return) AS mean_return,
     (SELECT sum(len(context_ids) + len(action_ids)) FROM tokens SEMI JOIN ({rows}) USING (episode_id)) AS tokens
 FROM episodes
@@ -105,7 +106,7 @@ class OnlineRun:
                 if row:
                     self._note(number, row)
                 return stopped_by
-            self.rollouts.collect(number, self.versions.played(max(0, number - config.ahead)), engines.urls)
+            self.rollouts.collect(number, self.versions.played(max(0, number - config.ahead)), engines)
             learned = self._learned(number, engines)
             row |= self._figures(number) | learned.metrics() | {"loop/seconds": time.monotonic() - began}
             self._note(number, row)
@@ -141,7 +142,7 @@ class OnlineRun:
         with ThreadPoolExecutor(1) as pool:
             learning = pool.submit(self.learner.learn, number)
             try:
-                self.rollouts.collect(following, self.versions.played(number), engines.urls)
+                self.rollouts.collect(following, self.versions.played(number), engines)
             except TrajlakeError:
                 with suppress(TrajlakeError):
                     learning.result()  # it is not saved, and comes out the same when the run is resumed
@@ -154,13 +155,14 @@ class OnlineRun:
         if config is None or (version % config.every and not is_last):
             return {}
         index = -(-version // config.every)
-        self.rollouts.evaluate(index, self.versions.played(version), config, engines.urls)
+        self.rollouts.evaluate(index, self.versions.played(version), config, engines)
         self.learner.score(of_round(self.rollouts.evaluation_run, index))
         found = self.rollouts.evaluated(index, config)
         self.evaluations[version] = found
         self.say(
             f"version {version}: success {found.success:.2f}, mean score {found.score:.3g} in "
             f"{counted(found.attempts, 'held-out attempt')}"
+            + (f", and {found.unscored:,} have no score" if found.unscored else "")
         )
         if self._best_version() == version:
             self.versions.copy(version, self.folder.path / "best")
@@ -210,7 +212,12 @@ class OnlineRun:
         where = of_round(self.run_id, number)
         rows = f"SELECT episode_id FROM episodes WHERE {where}"
         found = self.lake.sql(_ROUND.format(where=where, rows=rows)).row(0, named=True)
-        named = {"episodes": found["episodes"], "return": found["mean_return"], "tokens": found["tokens"]}
+        named = {
+            "episodes": found["episodes"],
+            "failed": found["failed"],
+            "return": found["mean_return"],
+            "tokens": found["tokens"],
+        }
         return {f"loop/{name}": float(value) for name, value in named.items() if value is not None}
 
     def _note(self, number: int, row: dict[str, float]) -> None:
@@ -220,6 +227,7 @@ class OnlineRun:
 
     def _line(self, number: int, learned: Learned) -> str:
         row = self.metrics[number]
+        failed = f", {row['loop/failed']:.0f} failed" if row["loop/failed"] else ""
         mean = f", mean return {row['loop/return']:.3g}" if "loop/return" in row else ""
         groups = "" if learned.live_groups is None else f", {counted(learned.live_groups, 'live group')}"
         if learned.done is None:
@@ -228,7 +236,7 @@ class OnlineRun:
             entropies = [report.metrics["entropy"] for report in learned.done.reports if "entropy" in report.metrics]
             entropy = f", entropy {sum(entropies) / len(entropies):.2f}" if entropies else ""
             what = f"{counted(len(learned.done.reports), 'update')}{entropy}"
-        return f"round {number + 1}/{self.config.loop.rounds}{mean}{groups}: {what}"
+        return f"round {number + 1}/{self.config.loop.rounds}{failed}{mean}{groups}: {what}"
 
 
 def noted(lake: Lake, job_id: int, before: int | None = None) -> dict[int, dict[str, float]]:

@@ -35,6 +35,12 @@ from trainer.config import TrainConfig
 from trainer.frozen import FrozenModel
 from trainer.train_settings import configured, layered
 
+NEEDS_ENGINE = (
+    "an endpoint that only gives text takes no weights and gives no token ids: a loop needs vLLM or SGLang, or the "
+    "model in this process"
+)
+"""Why an endpoint of the OpenAI form will not do."""
+
 
 class TaskConfig(FrozenModel):
     """Where rollouts begin."""
@@ -127,6 +133,11 @@ class ScorerConfig(ScoreConfig, frozen=True):
     target: str
     """A built-in scorer, or FILE.py:FUNCTION."""
 
+    @property
+    def options(self) -> ScoreConfig:
+        """As a score job has them."""
+        return ScoreConfig(**self.model_dump(exclude={"target"}))
+
 
 class ScoringConfig(FrozenModel):
     """What scores the episodes of a round."""
@@ -136,6 +147,11 @@ class ScoringConfig(FrozenModel):
     allow_network = true, arguments = { ... } }`."""
     rewards: tuple[RewardDefinition, ...] = ()
     """Made of their scores. The file names them here, and defines each in [reward.NAME]."""
+
+    @property
+    def scorers(self) -> list[ScorerConfig]:
+        """The targets, all in one form."""
+        return [ScorerConfig(target=given) if isinstance(given, str) else given for given in self.targets]
 
 
 class CreditConfig(FrozenModel):
@@ -214,6 +230,8 @@ class LoopConfig(FrozenModel):
     def _checked(self) -> Self:
         if self.engine.serve and self.collect.player.engines:
             raise ValueError("[loop.engine] starts an engine, and `player.engines` names others; leave one of them out")
+        if self.collect.player.engines and self.collect.player.api == "chat":
+            raise ValueError(f"`player.api` is chat, and {NEEDS_ENGINE}")
         if self.sync.sleep and not self.has_engines:
             raise ValueError("`sync.sleep` is for engines; give `player.engines`, or `serve = true` in [loop.engine]")
         if self.sync.sleep and self.ahead:
@@ -273,6 +291,11 @@ def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
     Raises:
         UsageError: no such file, or something wrong in it.
     """
+    if foreign := [name for name in given if name not in OnlineConfig.model_fields]:
+        raise UsageError(
+            f"--set: there is no section {', '.join(foreign)}; valid: loop, trainer; options of the estimator: "
+            f"loop.credit.options"
+        )
     loop, trainer = from_file(file, ["loop"]), from_file(file, ["trainer"])
     loop, trainer = merged(loop, given.get("loop", {})), layered(trainer, given.get("trainer", {}))
     name = loop.get("credit", {}).get("estimator", CreditConfig().estimator)
@@ -282,7 +305,8 @@ def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
         loop = merged(loop, {"score": {"rewards": [load_reward(file, str(name)) for name in names]}})
     if isinstance(loop.get("sft"), Mapping):
         loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"}, loop["sft"])
-    config = validated(OnlineConfig, {"loop": loop, "trainer": configured(trainer).model_dump(exclude_unset=True)})
+    update = configured(trainer, ("[trainer] model", "[trainer] loss"))
+    config = validated(OnlineConfig, {"loop": loop, "trainer": update.model_dump(exclude_unset=True)})
     config.loop.credit.build()
     if not config.loop.collect.player.env and not config.loop.collect.player.agent:
         raise UsageError(f"{file}: [loop.collect.player] names no `env` and no `agent`; give one of them")

@@ -8,6 +8,7 @@ import msgspec
 
 from lake import ids
 from lake.errors import CheckpointError, UsageError
+from lake.judgements.predicates import select_where
 from lake.lake import Lake
 from lake.read.text_table import counted
 from lake.settings import validated
@@ -15,6 +16,7 @@ from lake.write.jobs import Job
 from pipelines.collect.wiring import told_options, without_keys
 from trainer.backends.base import SingleDevice
 from trainer.config import TrainConfig
+from trainer.online.checks import WHERE
 from trainer.online.engines import engines_of, known_engines
 from trainer.online.learner import Learner
 from trainer.online.rollouts import Rollouts, Say
@@ -26,6 +28,8 @@ from trainer.runs.offline import make_deterministic, resolve, resume, train, tra
 from trainer.runs.runs import RunFolder, differences, left_open_when_interrupted, next_attempt
 
 KIND = "loop"
+_OWN = ("versions", "checkpoints", "final", "best", "run.json")
+"""What a run makes in its folder, but for the stage before, which may be older than the job `loop`."""
 _MAY_CHANGE = (
     *("loop.tokens", "loop.hours", "loop.collect.parallel", "loop.engine", "loop.sync"),
     *("loop.collect.player.engines", "loop.collect.player.api", "loop.collect.player.parallel_calls"),
@@ -76,6 +80,10 @@ def run_loop(
         parameters = job_parameters(config)
         started = _find(lake, run_id)
         _check_started(started, parameters, run_id, resumes=resumes)
+        if started is None:
+            _check_new(folder)
+        if config.trainer.where is not None:
+            select_where(lake.snapshot(), ("episode_id",), config.trainer.where, WHERE, empty=True)
         if started is not None and started.status == "succeeded":
             say("this run had finished already")
             return _finished(lake, started, folder)
@@ -133,8 +141,22 @@ def _start(lake: Lake, config: OnlineConfig, folder: RunFolder, run_id: str, say
     return str(result.model.resolve())
 
 
+def _check_new(folder: RunFolder) -> None:
+    """Raise UsageError where another run's weights lie, which would be played as this one's."""
+    found = [name for name in _OWN if (folder.path / name).exists()]
+    if found:
+        raise UsageError(
+            f"{folder.path} holds {', '.join(found)} of another run, which this lake does not know by this name; "
+            f"choose another --out, or remove that folder"
+        )
+
+
 def _finished(lake: Lake, started: _Started, folder: RunFolder) -> LoopResult:
-    """What a run that has ended came to."""
+    """What a run that has ended came to. Raises CheckpointError: its model is not in this folder."""
+    if not folder.final.is_dir():
+        raise CheckpointError(
+            f"the run has finished, and {folder.final} is not there: give the --out it was started with"
+        )
     counts = msgspec.json.decode(lake.sql("SELECT counts FROM job_runs WHERE job_id = ?", [started.loop_job]).item())
     updates = msgspec.json.decode(lake.sql("SELECT counts FROM job_runs WHERE job_id = ?", [started.train_job]).item())
     return LoopResult(

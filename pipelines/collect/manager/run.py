@@ -75,6 +75,7 @@ def collect(
     say: Say,
     progress: Say,
     record_only: Callable[[EpisodeRecord], bool] | None = None,
+    lost: Callable[[], str | None] = lambda: None,
 ) -> Outcome:
     """Collect in this process, until the run has as many rounds as are wanted.
 
@@ -86,6 +87,7 @@ def collect(
         say: called with a line for each round.
         progress: called with how far it is, every so often.
         record_only: which finished episodes are recorded; all of them unless given.
+        lost: asked every so often why there is no going on (its caller may know); None: there is.
 
     Raises:
         UsageError: another process collects the run, or it was collected from other tasks or with other settings.
@@ -104,10 +106,10 @@ def collect(
             tasks=tasks,
             what=what,
             store=store,
-            claim=claim,
             outcome=Outcome(Figures(), store.counts),
             say=say,
             progress=progress,
+            lost=lambda: claim.lost or lost(),
         )
         try:
             asyncio.run(collector.collect(interrupts))
@@ -125,10 +127,10 @@ class _Collector:
     tasks: TaskSet
     what: Collection
     store: Store
-    claim: Claim
     outcome: Outcome
     say: Say
     progress: Say
+    lost: Callable[[], str | None]
 
     async def collect(self, interrupts: Interrupts) -> None:
         """Round after round, and at the end let go of the player."""
@@ -175,15 +177,15 @@ class _Collector:
             write_figures(job, plan, figures, {**self.player.figures(), "carried": scheduler.in_flight})
 
     async def _watch(self, scheduler: Scheduler) -> None:
-        """Tell every so often how far it is; stop once the run is somebody else's."""
+        """Tell every so often how far it is; stop once the run is somebody else's, or what it needs is given up."""
         meter = Meter()
         while True:
             await asyncio.sleep(self.what.progress_seconds)
             problem = self.store.problem or self.player.problem
             steps, running = self.store.steps, scheduler.in_flight
             self.progress(meter.line(scheduler.figures, steps, running, self.player.figures(), problem))
-            if self.claim.lost is not None:
-                scheduler.stop(self.claim.lost)
+            if (why := self.lost()) is not None:
+                scheduler.stop(why)
                 scheduler.abort()
 
 
