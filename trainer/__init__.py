@@ -10,7 +10,7 @@ COMMANDS = {
     "convert-model": ("trainer.commands:convert_model", "Write a GGUF model as a Hugging Face folder."),
     "push": ("trainer.sync.command:push", "Load weights into running engines."),
     "loop": ("trainer.online.command:loop", "Collect, score, credit, train, sync, round after round."),
-    "demo": ("trainer.commands:demo", "Run the whole loop on a tiny policy."),
+    "demo": ("trainer.online.demo_command:demo", "Run the whole loop on a tiny policy."),
     "rescore": ("trainer.commands:rescore", "Score stored tokens with a checkpoint."),
     "eval": ("trainer.commands:evaluate_success", "Count successes, and compare two policies."),
     "ope": ("trainer.commands:ope", "Off-policy evaluation: estimate a policy from another one's episodes."),

@@ -150,6 +150,9 @@ def test_a_taken_folder_is_never_overwritten(tmp_path: Path) -> None:
         (["--iterations", "0"], "--iterations"),
         (["--seed", "-1"], "--seed"),
         (["--iterations", "x"], "not a valid integer"),
+        (["--python", "python3"], "--engine vllm"),
+        (["--engine", "sglang"], "vllm"),
+        (["--engine", "vllm", "--shuffle-advantages"], "--shuffle-advantages"),
     ],
 )
 def test_options_that_cannot_be_meant(

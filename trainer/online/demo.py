@@ -179,11 +179,10 @@ def house(split: Split) -> MakeEnvironment:
 def run_demo(lake: Lake, config: DemoConfig, say: Say) -> DemoResult:
     """Run the demo on a lake; models go to the folder `models` beside its tables.
 
-    A UsageError where the lake holds the demo already.
+    Raises:
+        UsageError: the lake holds the demo already.
     """
-    runs = lake.sql("SELECT run_id FROM job_runs WHERE run_id = ?", [RUN])
-    if not runs.is_empty():
-        raise UsageError(f"{lake.uri} holds a demo already; name another --lake, or remove that folder")
+    refuse_second(lake)
     models = Path(lake.uri, "models")
     warm = warm_start(lake, config, models, say)
     loop = config.loop()
@@ -201,6 +200,12 @@ def run_demo(lake: Lake, config: DemoConfig, say: Say) -> DemoResult:
     player.model.save_pretrained(models / "final")
     player.tokenizer.save_pretrained(models / "final")
     return DemoResult(before, after, config.iterations, episodes)
+
+
+def refuse_second(lake: Lake) -> None:
+    """Raise UsageError: the lake holds a demo already, to its end or not."""
+    if not lake.sql("SELECT run_id FROM job_runs WHERE run_id = ?", [RUN]).is_empty():
+        raise UsageError(f"{lake.uri} holds a demo already; name another --lake, or remove that folder")
 
 
 def warm_start(lake: Lake, config: DemoConfig, models: Path, say: Say) -> Path:

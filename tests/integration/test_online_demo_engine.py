@@ -1,0 +1,61 @@
+"""`trajlake demo --engine vllm` as far as it goes without vLLM; with the real one it is `test_online_demo_vllm.py`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import lake
+from lake.errors import UsageError
+from pipelines.collect.manager.run import StoppedError
+from testkit.command_line import runner
+from testkit.vllm_stand_in import is_running, noted, stand_in
+from trainer.online.demo import RUN, DemoConfig
+from trainer.online.demo_engine import loop_document, run_demo_with_engine
+from trainer.online.settings import EngineConfig
+from trainer.runs.factories import learning_rate
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_the_loop_is_the_demo_s(seed: int) -> None:
+    config = DemoConfig(seed=seed, iterations=7)
+    demo, document = config.loop(), loop_document(config, Path("warm"), EngineConfig(serve=True))
+    collect, trainer, evaluation = document.loop.collect, document.trainer, document.loop.evaluation
+    assert document.loop.rounds == 7
+    assert (collect.groups, collect.group_size, collect.first_seed) == (32, 8, demo.first_seed(0))
+    assert document.loop.credit.build() == demo.credit
+    for number in range(7):
+        fallen = demo.learning_rate * (1 - (1 - demo.final_fraction) * number / demo.rounds)
+        assert learning_rate(number, 7, trainer.learning_rate, trainer.schedule) == pytest.approx(fallen)
+    update = demo.update_config("warm", 0)
+    for name in ("model", "loss", "tokens", "epochs", "minibatches", "token_budget"):
+        assert getattr(trainer, name) == getattr(update, name), name
+    assert evaluation is not None
+    assert (evaluation.tasks, evaluation.every) == (500, 7), "before and after, and not in between"
+
+
+def test_without_vllm_it_says_how_to_get_one_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = runner(monkeypatch, capsys)("demo", "--engine", "vllm", "--python", sys.executable)
+    for words in ("has no vLLM", "make engine", "pip install", "--python"):
+        assert words in done.fault
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_takes_no_weights_ends_it_and_the_lake_is_no_demo_s_again(tmp_path: Path) -> None:
+    """What stands in for vLLM answers, and that is all."""
+    target, engine = lake.open(tmp_path / "lake", create=True), EngineConfig(serve=True, python=str(stand_in(tmp_path)))
+    config, said = DemoConfig(traces=8, held_out=4, iterations=1), list[str]()
+
+    def run() -> None:
+        run_demo_with_engine(target, config, engine, say=said.append, progress=lambda _: None)
+
+    with pytest.raises(StoppedError, match="no engine took version 0"):
+        run()
+    started = noted(Path(target.uri, "models", "versions", "v0"))
+    assert not any(is_running(pid) for pid in started["pids"])
+    assert target.sql("SELECT DISTINCT kind FROM job_runs WHERE run_id = ? ORDER BY 1", [RUN])["kind"].to_list()
+    with pytest.raises(UsageError, match="holds a demo already"):
+        run()
