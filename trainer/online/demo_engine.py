@@ -9,8 +9,9 @@ from pathlib import Path
 import lake
 from lake.lake import Lake
 from pipelines.collect.engines import Sampling
+from pipelines.collect.manager.run import StoppedError
 from pipelines.collect.wiring import PlayerOptions
-from trainer.config import ScheduleConfig, TrainConfig
+from trainer.config import ScheduleConfig
 from trainer.online.demo import RUN, DemoConfig, DemoResult, Say, refuse_second, warm_start
 from trainer.online.loop import LoopConfig as LockStepConfig
 from trainer.online.settings import (
@@ -46,7 +47,11 @@ def run_demo_with_engine(
     models = Path(target.uri, "models")
     document = loop_document(config, warm_start(target, config, models, say), engine)
     collecting = lake.open(target.uri)
-    done = run_loop(target, collecting, document, models, RUN, resumes=False, say=say, progress=progress)
+    try:
+        done = run_loop(target, collecting, document, models, RUN, resumes=False, say=say, progress=progress)
+    except StoppedError as error:
+        advice = f"; a demo does not go on: start another, in another --lake or without {target.uri}"
+        raise StoppedError(error.what, advice) from error
     rollouts = document.loop.collect
     return DemoResult(
         before=done.evaluations[0].success,
@@ -65,7 +70,6 @@ def loop_document(config: DemoConfig, warm: Path, engine: EngineConfig) -> Onlin
         engine: how vLLM is started.
     """
     demo = config.loop()
-    update = demo.update_config(str(warm), 0)
     return OnlineConfig(
         loop=LoopConfig(
             rounds=demo.rounds,
@@ -85,17 +89,12 @@ def loop_document(config: DemoConfig, warm: Path, engine: EngineConfig) -> Onlin
                 env_args={"split": "held_out"},
             ),
         ),
-        trainer=TrainConfig(
-            model=str(warm),
-            loss=demo.ppo,
-            tokens=update.tokens,
-            epochs=demo.epochs,
-            minibatches=demo.minibatches,
-            token_budget=demo.token_budget,
-            learning_rate=demo.learning_rate,
-            schedule=ScheduleConfig(shape="linear", warmup_fraction=0.0, final_fraction=_last_fraction(demo)),
-            seed=demo.seed,
-            threads=1,
+        trainer=demo.trainer(str(warm)).model_copy(
+            update={
+                "learning_rate": demo.learning_rate,
+                "schedule": ScheduleConfig(shape="linear", warmup_fraction=0.0, final_fraction=_last_fraction(demo)),
+                "threads": 1,
+            }
         ),
     )
 

@@ -70,7 +70,7 @@ class Engines:
         for delivery in done.failed:
             say(f"version {weights.version}: {delivery.error}")
         if len(done.failed) == len(done.deliveries):
-            raise StoppedError(f"no engine took version {weights.version}; the same command with --resume goes on")
+            raise StoppedError(f"no engine took version {weights.version}")
         self._pushed = weights.version
 
     def _refuse_lost(self) -> None:
@@ -165,7 +165,7 @@ async def _until_one_answers(engines: list[Engine], deadline: float, refuse_lost
         refuse_lost()
         away = ", ".join(engine.url for engine in engines)
         if time.monotonic() > deadline:
-            raise StoppedError(f"no engine answers at {away}: start it again; the same command with --resume goes on")
+            raise StoppedError(f"no engine answers at {away}: start it again")
         if not is_told:
             say(f"no engine answers at {away}; waiting for it")
             is_told = True

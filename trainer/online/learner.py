@@ -53,6 +53,23 @@ class Learned:
         return {name: float(value) for name, value in groups.items() if value is not None}
 
 
+def round_config(trainer: TrainConfig, where: str, number: int) -> TrainConfig:
+    """The update of a round.
+
+    Args:
+        trainer: what all rounds have in common.
+        where: the episodes.
+        number: of the round: each has an order of its own, and one learning rate from its first update to its last.
+    """
+    return trainer.model_copy(
+        update={
+            "where": where,
+            "schedule": ScheduleConfig(shape="constant", warmup_fraction=0.0),
+            "seed": trainer.seed * 1_000_000 + number,
+        }
+    )
+
+
 class Learner:
     """Trains on one round after the other.
 
@@ -196,13 +213,7 @@ class Learner:
             select_episodes(snapshot, chosen)
         except DataRefusedError:
             return None  # none of the round's episodes is wanted
-        config = trainer.model_copy(
-            update={
-                "where": chosen,
-                "schedule": ScheduleConfig(shape="constant", warmup_fraction=0.0),
-                "seed": trainer.seed * 1_000_000 + number,
-            }
-        )
+        config = round_config(trainer, chosen, number)
         assert trainer.learning_rate is not None
         return update(
             self.backend,

@@ -28,9 +28,11 @@ from pipelines.credit import CreditSummary, GiGPO
 from pipelines.credit.compare import shuffle_advantages
 from pipelines.credit.job import run_credit
 from trainer.backends.base import SingleDevice
-from trainer.config import ScheduleConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.data.render.render import engine_encoding
 from trainer.losses.ppo import PPO
+from trainer.online.learner import round_config
+from trainer.online.rollouts import of_round
 from trainer.policy.model_files import load_model, load_tokenizer
 from trainer.runs.loop import update
 
@@ -75,22 +77,23 @@ class LoopConfig(BaseModel):
 
     def rollouts(self, number: int) -> str:
         """The rollouts of a round, as a predicate over `episodes`."""
-        quoted = self.run_id.replace("'", "''")
-        return f"run_id = '{quoted}' AND collection_round = {number}"
+        return of_round(self.run_id, number)
 
-    def update_config(self, model: str, number: int) -> TrainConfig:
-        """The update phase of a round, on its rollouts."""
+    def trainer(self, model: str) -> TrainConfig:
+        """What the update phases of all rounds have in common."""
         return TrainConfig(
             model=model,
             loss=self.ppo,
-            where=self.rollouts(number),
             tokens="engine",
             epochs=self.epochs,
             minibatches=self.minibatches,
             token_budget=self.token_budget,
-            schedule=ScheduleConfig(shape="constant", warmup_fraction=0.0),
-            seed=self.seed * 1_000_000 + number,
+            seed=self.seed,
         )
+
+    def update_config(self, model: str, number: int) -> TrainConfig:
+        """The update phase of a round, on its rollouts."""
+        return round_config(self.trainer(model), self.rollouts(number), number)
 
 
 class Player:

@@ -1,5 +1,7 @@
 """Starting an online run, and going on with one: which jobs it is, what it must not differ in, and where it starts."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from lake.lake import Lake
 from lake.read.text_table import counted
 from lake.settings import validated
 from lake.write.jobs import Job
+from pipelines.collect.manager.run import StoppedError
 from pipelines.collect.wiring import told_options, without_keys
 from trainer.backends.base import SingleDevice
 from trainer.config import TrainConfig
@@ -76,7 +79,7 @@ def run_loop(
         StoppedError: Ctrl-C, or an engine that is gone; the run goes on when it is resumed.
     """
     folder = RunFolder(out)
-    with folder.locked():
+    with folder.locked(), _going_on_by("; the same command with --resume goes on"):
         parameters = job_parameters(config)
         started = _find(lake, run_id)
         _check_started(started, parameters, run_id, resumes=resumes)
@@ -105,6 +108,15 @@ def run_loop(
                 run.go_on(started.train_job)
             with engines_of(config.loop, apis, versions.played(learner.version).folder, say) as engines:
                 return run.finish(run.play(engines))
+
+
+@contextmanager
+def _going_on_by(advice: str) -> Iterator[None]:
+    """What stops the block is told with how a run goes on, and not a collection of its own."""
+    try:
+        yield
+    except StoppedError as error:
+        raise StoppedError(error.what, advice) from error
 
 
 def _jobs(

@@ -35,7 +35,16 @@ _FRUITLESS = 2
 
 
 class StoppedError(TrajlakeError, RuntimeError):
-    """Somebody stopped it, or its engines are gone; the same command goes on."""
+    """Somebody stopped it, or its engines are gone.
+
+    Args:
+        what: has happened.
+        advice: how it goes on, which whoever collects in rounds of his own says otherwise.
+    """
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(what + advice)
+        self.what = what
 
 
 class Outcome(msgspec.Struct):
@@ -266,4 +275,4 @@ def _stopped(scheduler: Scheduler, figures: Figures) -> StoppedError:
     reason = scheduler.stopped_by
     how = "stopped" if reason == INTERRUPTED else str(reason).rstrip(".")
     rest = f"{missing} of {figures.planned} rollouts of the round are missing" if missing else "the round is whole"
-    return StoppedError(f"{how}; all that has ended is recorded, {rest}: the same command goes on")
+    return StoppedError(f"{how}; all that has ended is recorded, {rest}", ": the same command goes on")
