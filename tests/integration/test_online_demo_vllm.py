@@ -13,6 +13,7 @@ import pytest
 import lake
 from testkit.vllm_commands import Process, running, trajlake, wait_for
 from testkit.vllm_server import vllm_python
+from testkit.vllm_stand_in import is_running
 from trainer.online.demo import RUN
 
 
@@ -47,14 +48,14 @@ def test_the_demo_learns_through_an_engine(tmp_path: Path) -> None:
     assert (target / "models" / "final" / "model.safetensors").exists()
 
 
-def kill_in_the_first_round(process: Process, target: Path) -> list[psutil.Process]:
-    """Kill it once the first round is being collected; what it had started."""
+def kill_in_the_first_round(process: Process) -> list[int]:
+    """Kill it once the first round is being collected; the processes that it had started."""
 
     def is_collecting() -> bool:
         return "round 0: tasks 0..31" in process.err.read_text()
 
     wait_for(is_collecting, "the first round", process.process)
-    started = psutil.Process(process.process.pid).children(recursive=True)
+    started = [each.pid for each in psutil.Process(process.process.pid).children(recursive=True)]
     process.kill()
     return started
 
@@ -63,9 +64,9 @@ def kill_in_the_first_round(process: Process, target: Path) -> list[psutil.Proce
 def test_a_killed_one_leaves_a_lake_that_is_read_and_no_engine(tmp_path: Path) -> None:
     target = tmp_path / "lake"
     with running(tmp_path, "demo", *words(target, 2)) as process:
-        started = kill_in_the_first_round(process, target)
+        started = kill_in_the_first_round(process)
     assert len(started) >= 3, "the guard, vLLM and its worker"
-    wait_for(lambda: not any(each.is_running() for each in started), "the end of the engine")
+    wait_for(lambda: not any(map(is_running, started)), "the end of the engine")
     before = lake.open(target).sql(f"SELECT avg(env_return) AS success FROM episodes WHERE run_id = '{RUN}-eval'")
     assert before["success"][0] > 0
     with running(tmp_path, "again", *words(target, 2)) as again:
