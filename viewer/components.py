@@ -141,16 +141,16 @@ def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None =
     return None if clicked is None else int(clicked["row"])
 
 
-def pager(total: int, shown: str, *, rows: int = PAGE_ROWS) -> Window:
-    """The page of a list that the address names (`page`); draws the switch if there are several, and says x of y."""
+def pager(total: int, shown: str, *, rows: int = PAGE_ROWS, name: str = "page") -> Window:
+    """The page of a list that the address names; draws the switch if there are several, and says x of y."""
     pages = max(1, -(-total // rows))
-    number = min(max(given_int("page") or 1, 1), pages)
+    number = min(max(given_int(name) or 1, 1), pages)
     window = Window.page(number, rows)
     first, last = min(window.offset + 1, total), min(window.offset + rows, total)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(f"{first:,} to {last:,} of {total:,} {shown}" if total else f"0 {shown}", width="stretch")
         if pages > 1:
-            page_switch(pages, number, "page", lambda chosen: chosen)
+            page_switch(pages, number, name, lambda chosen: chosen)
     return window
 
 

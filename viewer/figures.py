@@ -22,11 +22,16 @@ def curve(
 ) -> Chart:
     """A value along `x`, with the band from `low` to `high` if asked for; shares are shown as percentages."""
     scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)
-    axis = alt.Axis(format="%" if share else "~g", tickCount=5)
-    base = alt.Chart(frame).encode(x=alt.X("x:Q", title=x_title, axis=_STEPS))
+    largest = frame[value].abs().max()
+    label = "%" if share else "~s" if isinstance(largest, int | float) and largest >= 1000 else "~g"
+    axis = alt.Axis(format=label, tickCount=5)
+    furthest = frame["x"].max()
+    is_long = isinstance(furthest, int | float) and furthest >= 10_000
+    across = alt.Axis(format="~s", tickCount=5, grid=False) if is_long else _STEPS
+    base = alt.Chart(frame).encode(x=alt.X("x:Q", title=x_title, axis=across))
     y = alt.Y(f"{value}:Q", title=None, scale=scale, axis=axis)
     tips = [
-        alt.Tooltip("x:Q", title=x_title, format="d"),
+        alt.Tooltip("x:Q", title=x_title, format=",d"),
         alt.Tooltip(f"{value}:Q", title=title, format=".1%" if share else ".4~g"),
         alt.Tooltip("episodes:Q", title="Episodes", format=","),
     ]

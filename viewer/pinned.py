@@ -61,6 +61,11 @@ def pinned_at() -> datetime:
     return cast("datetime", st.session_state[_AT])
 
 
+def is_outdated() -> bool:
+    """Whether the lake has newer versions than this session is pinned to."""
+    return tuple(sorted(lake.open(uri()).snapshot().versions.items())) != versions()
+
+
 def refresh() -> None:
     """Let the next read pin this session to the newest versions."""
     st.session_state.pop(_VERSIONS, None)

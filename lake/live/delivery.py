@@ -240,7 +240,8 @@ class Delivery:
     def _record(self, lake: "Lake", records: Sequence[EpisodeRecord]) -> None:
         """Record episodes, those that nobody expected to fail one by one."""
         try:
-            counts = lake.append(records)
+            runs = {record.run_id for record in records}
+            counts = lake.append(records, run_id=runs.pop() if len(runs) == 1 else None)
         except (TrajlakeError, OSError, MemoryError):
             raise
         except Exception as error:

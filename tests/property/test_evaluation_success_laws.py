@@ -1,6 +1,8 @@
 """pass@k, pass^k, the permutation test and success rows against slow, obvious ways of counting."""
 
+from fractions import Fraction
 from itertools import combinations, product
+from math import comb
 
 import numpy as np
 import polars as pl
@@ -59,9 +61,46 @@ def test_the_exact_test_counts_sign_patterns(differences: list[float]) -> None:
     assert sign_flip_p(np.array(differences), seed=0) == (pytest.approx(expected), "exact")
 
 
+@given(st.lists(st.floats(-3, 3), max_size=9))
+def test_differences_of_any_size_are_counted_by_halves(differences: list[float]) -> None:
+    observed = abs(sum(differences))
+    slack = 1e-9 * sum(map(abs, differences))
+    sums = [
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in product((1, -1), repeat=len(differences))
+    ]
+    # A sum at the very border of a tie may be counted either way.
+    low, high = (sum(total >= observed - slack * edge for total in sums) / len(sums) for edge in (0.5, 2.0))
+    p, how = sign_flip_p(np.array(differences), seed=0)
+    assert how == "exact"
+    assert low <= p <= high
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(60, 0), (141, 51), (30, 30), (700, 610)])
+def test_success_rates_of_any_number_of_tasks_are_a_binomial(wins: int, losses: int) -> None:
+    """Of single attempts the test is the sign test: a tail of Pascal's triangle."""
+    tasks = wins + losses
+    tail = sum(comb(tasks, k) for k in range(max(wins, losses), tasks + 1))
+    p, how = sign_flip_p(np.array([1.0] * wins + [-1.0] * losses + [0.0] * 7), seed=0)
+    assert how == "exact"
+    assert p == pytest.approx(min(1.0, float(Fraction(2 * tail, 2**tasks))), rel=1e-9)
+
+
+def test_more_tasks_than_halves_can_count_are_exact_where_differences_have_one_unit() -> None:
+    """Thirds of one policy against quarters of the other, an eighth of a cent each."""
+    rng = np.random.default_rng(1)
+    differences = 0.00125 * (rng.integers(0, 4, 90) / 3 - rng.integers(0, 5, 90) / 4)
+    exact, how = sign_flip_p(differences, seed=0)
+    assert how == "exact"
+    assert exact == sign_flip_p(differences * 1e6, seed=0)[0], "whatever the unit of the return is"
+    signs = rng.integers(0, 2, (20_000, 90)) * 2.0 - 1.0
+    sampled = (np.abs(signs @ differences) >= abs(differences.sum()) - 1e-12).mean()
+    assert sampled == pytest.approx(exact, abs=0.02)
+
+
 def test_the_sampled_test_agrees_with_the_exact_one() -> None:
     rng = np.random.default_rng(5)
-    differences = rng.normal(0.25, 1.0, EXACT_TASKS)
+    differences = rng.normal(0.1, 1.0, EXACT_TASKS)
     exact, how = sign_flip_p(differences, seed=0)
     assert how == "exact"
     # One task more that hardly differs: too many to count, and nearly the same question.
@@ -72,7 +111,7 @@ def test_the_sampled_test_agrees_with_the_exact_one() -> None:
 
 
 def test_a_sampled_p_is_never_zero() -> None:
-    p, how = sign_flip_p(np.append(np.ones(60), 2.0), seed=0)
+    p, how = sign_flip_p(np.random.default_rng(0).uniform(1, 2, 60), seed=0)
     assert how == "sampled"
     assert 0 < p < 1e-4
 

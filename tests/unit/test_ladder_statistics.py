@@ -56,9 +56,9 @@ def test_pairs_count_not_means() -> None:
     assert mixed > 0.5
 
 
-@pytest.mark.parametrize(("one", "other"), [([0.5], [0.5, 0.6]), ([], []), ([0.1] * 21, [0.2] * 21)])
+@pytest.mark.parametrize(("one", "other"), [([0.5], [0.5, 0.6]), ([], []), ([0.1] * 33, [0.2] * 33)])
 def test_seeds_that_are_no_pairs_are_refused(one: list[float], other: list[float]) -> None:
-    with pytest.raises(ValueError, match="1 to 20, paired"):
+    with pytest.raises(ValueError, match="1 to 32, paired"):
         paired({"a": one, "b": other}, "a", "b")
 
 

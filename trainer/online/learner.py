@@ -18,6 +18,7 @@ from lake import ids
 from lake.errors import CheckpointError, DataRefusedError
 from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
+from lake.read.online_runs import of_round
 from pipelines.credit.job import run_credit, with_step_source
 from pipelines.score.job import run_score
 from pipelines.score.rewards import run_reward
@@ -26,7 +27,7 @@ from trainer.config import ScheduleConfig, TrainConfig
 from trainer.data.render.render import engine_encoding
 from trainer.data.select.selection import select_episodes
 from trainer.monitor.watch import Alarms, Watch
-from trainer.online.rollouts import of_round, refuse_failed
+from trainer.online.rollouts import refuse_failed
 from trainer.online.settings import OnlineConfig
 from trainer.online.versions import Versions
 from trainer.policy.model_files import load_tokenizer

@@ -19,6 +19,7 @@ from lake import ids
 from lake.errors import DataRefusedError
 from lake.judgements.credit import find_credit
 from lake.lake import Lake
+from lake.read.online_runs import of_round
 from lake.records import EpisodeRecord
 from lake.write.jobs import Job
 from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
@@ -32,7 +33,6 @@ from trainer.config import TrainConfig
 from trainer.data.render.render import engine_encoding
 from trainer.losses.ppo import PPO
 from trainer.online.learner import round_config
-from trainer.online.rollouts import of_round
 from trainer.policy.model_files import load_model, load_tokenizer
 from trainer.runs.loop import update
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from lake.errors import DataRefusedError
 from lake.lake import Lake
+from lake.read.online_runs import evaluation_run, of_round
 from lake.read.show import printable
 from lake.read.text_table import counted
 from pipelines.collect.manager.rounds import Wanted
@@ -59,7 +60,7 @@ class Rollouts:
     @property
     def evaluation_run(self) -> str:
         """Name of the evaluations' run."""
-        return f"{self._run}-eval"
+        return evaluation_run(self._run)
 
     def collect(self, number: int, weights: PlayedWeights, engines: Engines) -> None:
         """Make sure that a round is in the lake; what is missing of it is played by these weights.
@@ -150,9 +151,3 @@ def refuse_failed(lake: Lake, where: str) -> None:
         f"{printable(error or 'no error is recorded')}. Mend what plays, and start another run (--run); "
         f"`trainer.model` may be a folder of this one's versions/"
     )
-
-
-def of_round(run: str, number: int) -> str:
-    """The episodes of a round, as a predicate."""
-    quoted = run.replace("'", "''")
-    return f"run_id = '{quoted}' AND collection_round = {number}"

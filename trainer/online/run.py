@@ -23,11 +23,12 @@ from typing import Any
 
 from lake.errors import TrajlakeError
 from lake.lake import Lake
+from lake.read.online_runs import of_round
 from lake.read.text_table import counted
 from trainer.monitor.validation import best
 from trainer.online.engines import Engines
 from trainer.online.learner import Learned, Learner
-from trainer.online.rollouts import Evaluated, Rollouts, Say, of_round
+from trainer.online.rollouts import Evaluated, Rollouts, Say
 from trainer.online.settings import OnlineConfig
 from trainer.online.versions import Versions
 from trainer.runs.metrics import metrics_frame

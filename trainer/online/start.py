@@ -12,6 +12,7 @@ from lake import ids
 from lake.errors import CheckpointError, UsageError
 from lake.judgements.predicates import select_where
 from lake.lake import Lake
+from lake.read.online_runs import LOOP
 from lake.read.text_table import counted
 from lake.settings import validated
 from lake.write.jobs import Job
@@ -30,7 +31,6 @@ from trainer.policy.model import policy_of
 from trainer.runs.offline import make_deterministic, resolve, resume, train, training_code
 from trainer.runs.runs import RunFolder, differences, left_open_when_interrupted, next_attempt
 
-KIND = "loop"
 _OWN = ("versions", "checkpoints", "final", "best", "run.json")
 """What a run makes in its folder, but for the stage before, which may be older than the job `loop`."""
 _MAY_CHANGE = (
@@ -132,7 +132,7 @@ def _jobs(
         attempt=0 if started is None else next_attempt(lake, started.train_job),
     )
     job = lake.job(
-        kind=KIND,
+        kind=LOOP,
         run_id=run_id,
         parameters=parameters | {"train_job": ids.to_text(train_job.job_id)},
         job_id=None if started is None else started.loop_job,
@@ -193,7 +193,7 @@ def _find(lake: Lake, run_id: str) -> _Started | None:
     """The run of a name, of this lake."""
     rows = lake.sql(
         "SELECT job_id, parameters::JSON AS parameters, status FROM job_runs WHERE kind = ? AND run_id = ?",
-        [KIND, run_id],
+        [LOOP, run_id],
     )
     if rows.is_empty():
         return None

@@ -10,6 +10,7 @@ import polars as pl
 
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import Credit, find_credit
+from lake.read.online_runs import LOOP
 from viewer.queries import Params, Reads, Row, Window, count, only_row
 
 POINTS = 1000
@@ -17,39 +18,60 @@ POINTS = 1000
 
 
 def jobs(lake: Reads, limit: int = 500) -> pl.DataFrame:
-    """Jobs with metrics or batches, newest first, with the numbers of updates with a batch and of metrics' names."""
-    query = """
-        SELECT r.job_id, r.kind, r.run_id, r.parameters, r.status, r.started_at, r.seconds,
-               coalesce(b.updates, 0) AS updates, coalesce(m.metrics, 0) AS metrics
+    """Jobs with metrics or batches, with the numbers of updates with a batch and of metrics' names.
+
+    Training comes first, the newest in front. An online run is the one of its training job, and told by its state.
+    """
+    query = f"""
+        SELECT r.job_id, r.kind, r.run_id, r.parameters, coalesce(l.status, r.status) AS status, r.started_at,
+               r.seconds, l.status IS NOT NULL AS online, coalesce(b.updates, 0) AS updates,
+               coalesce(m.metrics, 0) AS metrics
         FROM job_runs AS r
         LEFT JOIN (
             SELECT job_id, count(DISTINCT optimizer_step) AS updates FROM trained_batches GROUP BY job_id
         ) AS b USING (job_id)
         LEFT JOIN (SELECT job_id, count(DISTINCT name) AS metrics FROM run_metrics GROUP BY job_id) AS m USING (job_id)
-        WHERE r.kind = 'train' OR b.updates > 0 OR m.metrics > 0
-        ORDER BY r.started_at DESC, r.job_id LIMIT ?
+        LEFT JOIN (
+            SELECT json_extract_string(parameters, '$.train_job') AS train_job, status FROM job_runs
+            WHERE kind = '{LOOP}'
+        ) AS l ON l.train_job = id_text(r.job_id)
+        WHERE r.kind <> '{LOOP}' AND (r.kind = 'train' OR b.updates > 0 OR m.metrics > 0)
+        ORDER BY r.kind = 'train' OR b.updates > 0 DESC, r.started_at DESC, r.job_id LIMIT ?
         """
     return lake.sql(query, [limit])
 
 
 def metrics(lake: Reads, job_id: int) -> pl.DataFrame:
     """Curves of a job: name, step (the first of the point), value (NULL where none could be computed); in order."""
+    return _curves(lake, "job_id = $job", {"job": job_id})
+
+
+def metrics_of_rounds(lake: Reads, run: str) -> pl.DataFrame:
+    """The same of the rounds that were collected for a run, each by a job of its own."""
+    return _curves(lake, "kind = 'collect' AND run_id = $run", {"run": run})
+
+
+def _curves(lake: Reads, where: str, params: Params) -> pl.DataFrame:
     query = f"""
-        WITH mine AS (SELECT name, step, value FROM run_metrics WHERE job_id = $job),
+        WITH mine AS (SELECT name, step, value FROM run_metrics WHERE {where}),
         span AS (SELECT min(step) AS first, greatest(1, ceil((max(step) - min(step) + 1) / {POINTS}))::BIGINT AS width
                  FROM mine)
         SELECT name, first + (step - first) // width * width AS step, avg(value) AS value
         FROM mine, span GROUP BY ALL ORDER BY name, step
         """
-    return lake.sql(query, {"job": job_id})
+    return lake.sql(query, params)
 
 
 def jobs_of_run(lake: Reads, run: str, limit: int = 50) -> pl.DataFrame:
-    """Jobs of a run that have metrics, newest first: job_id, kind, parameters, status, started_at, metrics."""
-    query = """
+    """Jobs of a run that have metrics: job_id, kind, parameters, status, started_at, metrics.
+
+    The online run comes first, then training, then others; the newest of each in front.
+    """
+    query = f"""
         SELECT r.job_id, r.kind, r.parameters, r.status, r.started_at, count(DISTINCT m.name) AS metrics
         FROM job_runs AS r JOIN run_metrics AS m USING (job_id)
-        WHERE r.run_id = $run GROUP BY ALL ORDER BY r.started_at DESC, r.job_id LIMIT $limit
+        WHERE r.run_id = $run GROUP BY ALL
+        ORDER BY r.kind = '{LOOP}' DESC, r.kind = 'train' DESC, r.started_at DESC, r.job_id LIMIT $limit
         """
     return lake.sql(query, {"run": run, "limit": limit})
 

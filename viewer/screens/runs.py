@@ -152,7 +152,7 @@ def _tasks(run: str, score: str | None, success_at: float) -> None:
 
 
 def _metrics(run: str) -> None:
-    """The newest training job of the run in small; the training page has it in full."""
+    """The newest training job of the run in small, which the training page has in full; or its rounds of collecting."""
     jobs = read(training.jobs_of_run, run)
     if jobs.is_empty():
         return
@@ -161,7 +161,7 @@ def _metrics(run: str) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Metrics of {word(kind)}{f' {chip(name)}' if name else ''}", anchor=False, width="stretch")
         ui.link(Page.TRAINING, "Training, with the batch of every update", "model_training", job=ids.to_text(job_id))
-    frame = read(training.metrics, job_id)
+    frame = read(training.metrics_of_rounds, run) if kind == "collect" else read(training.metrics, job_id)
     shown = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
     grid = st.columns(3)
     for position, metric in enumerate(shown):

@@ -1,5 +1,7 @@
 """Training: metrics of a job; click on a point and see the batch of that update, its episodes and their advantages."""
 
+import hashlib
+import time
 from typing import Any
 
 import polars as pl
@@ -8,13 +10,14 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.judgements.credit import Credit
 from lake.read.text_table import counted
-from viewer import choices, figures, links
+from viewer import choices, figures, links, online
 from viewer import components as ui
 from viewer.links import Page, given, given_int
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
-from viewer.queries import training
+from viewer.queries import loops, training
 from viewer.queries.episodes import EpisodeFilter
+from viewer.queries.loops import Loop
 
 _FIRST_METRICS = 6
 _MOST_METRICS = 36
@@ -28,7 +31,11 @@ def show() -> None:
         advice = "trajlake train --lake LAKE ...      # or: trajlake demo"
         ui.empty("No training job has written to this lake yet.", advice)
         return
-    job_id = _job(jobs)
+    began = time.monotonic()
+    job_id, loop = _job(jobs)
+    if loop is not None:
+        online.show(loop)
+        st.subheader("Updates", anchor=False)
     credit = read(training.credit_of, job_id)
     update = _update(job_id)
     _metrics(job_id, update, has_batches=read(training.update_range, job_id) is not None)
@@ -36,35 +43,54 @@ def show() -> None:
     if update is not None:
         _batch(job_id, update, credit)
     _checkpoints(job_id)
+    if loop is not None:
+        online.follow(loop, time.monotonic() - began)
 
 
-def _job(jobs: pl.DataFrame) -> int:
-    """The job to show: the one that the address names, else the newest with updates."""
+def _job(jobs: pl.DataFrame) -> tuple[int, Loop | None]:
+    """The job to show, and the online run it belongs to: the one that the address names, else the newest at work."""
     options = [ids.to_text(job) for job in jobs["job_id"]]
-    asked = given("job")
+    asked = _training_job(given("job"))
     if asked is not None and asked.lower() not in options:
         ui.not_found(f"This lake holds no training job {chip(asked)}.", Page.TRAINING, "The newest training job")
     rows = dict(zip(options, jobs.iter_rows(named=True), strict=True))
-    newest = next((option for option in options if rows[option]["updates"]), options[0])
+    newest = next((option for option in options if rows[option]["updates"] or rows[option]["online"]), options[0])
 
     def label(option: str) -> str:
         row = rows[option]
         run = one_line(row["run_id"] or row["kind"])
-        what = one_line(links.job(row["kind"], row["parameters"]) or "")
+        what = ("loop " if row["online"] else "") + one_line(links.job(row["kind"], row["parameters"]) or "")
         updates = counted(row["updates"], "update")
         parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], option)
         return "  ".join(filter(None, parts))
 
+    labels = [label(option) for option in options]
+    # A browser remembers the label of its choice, and labels of a running job change: they are part of the key.
+    key = f"training-job-{hashlib.blake2b(str(labels).encode(), digest_size=8).hexdigest()}"
+
     def remember() -> None:
-        st.query_params["job"] = st.session_state["training-job"]
-        st.query_params.pop("update", None)
+        st.query_params["job"] = st.session_state[key]
+        for name in ("update", "round", "rounds", "page"):
+            st.query_params.pop(name, None)
 
     index = options.index(asked.lower() if asked else newest)
-    chosen = st.selectbox("Job", options, index=index, format_func=label, key="training-job", on_change=remember)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        ui.status_badge(rows[chosen]["status"])
-        ui.link(Page.JOB, "Parameters and lineage", "account_tree", job=chosen)
-    return ids.from_text(chosen)
+    names = dict(zip(options, labels, strict=True))
+    chosen = st.selectbox("Job", options, index=index, format_func=names.__getitem__, key=key, on_change=remember)
+    job_id = ids.from_text(chosen)
+    loop = read(loops.loop_of, job_id) if rows[chosen]["online"] else None
+    if loop is None:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            ui.status_badge(rows[chosen]["status"])
+            ui.link(Page.JOB, "Parameters and lineage", "account_tree", job=chosen)
+    return job_id, loop
+
+
+def _training_job(asked: str | None) -> str | None:
+    """The job that the address asks for; of an online run's own job, the training job that belongs to it."""
+    if asked is None or not ids.is_text(asked):
+        return asked
+    loop = read(loops.loop_of, ids.from_text(asked))
+    return asked if loop is None else ids.to_text(loop.train_job)
 
 
 def _update(job_id: int) -> int | None:

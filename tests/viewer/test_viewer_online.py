@@ -1,0 +1,239 @@
+"""The training page of an online run: what it does while it does it, and what its rounds came to, from a real loop."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's own tests
+
+import lake
+from lake import Lake, ids
+from lake.read.online_runs import LOOP
+from pipelines.collect.manager import run as manager
+from testkit.loops import looped, write_config
+from testkit.streamlit_pages import assert_sound, charts, frame, open_page, words
+from testkit.word_game import save_model
+from trainer.evaluation.success import read_attempts, success_rows
+from trainer.online import learner
+from trainer.online.run import LoopResult, noted
+from trainer.online.settings import read_config
+from viewer import online
+from viewer.launch import ENVIRONMENT
+from viewer.queries import Window, loops, training
+from viewer.queries.loops import Doing, Loop
+
+Seen = list[tuple[str, list[Doing]]]
+
+
+class Watched(list[str]):
+    """Lines of a loop; at each of them its lake is asked what it does."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__()
+        self.place = place
+        self.seen: Seen = []
+
+    def append(self, line: str) -> None:
+        lk = lake.open(self.place)
+        job = lk.sql(f"SELECT job_id FROM job_runs WHERE kind = '{LOOP}'").item()
+        self.seen.append((line, loops.doing(lk, loop_at(lk, job))))
+
+
+def observed(function: Callable[..., Any], said: Watched) -> Callable[..., Any]:
+    """The function, which says its name before it does anything."""
+
+    def observing(*given: Any, **named: Any) -> Any:
+        said.append(function.__name__)
+        return function(*given, **named)
+
+    return observing
+
+
+def loop_at(lk: Lake, job_id: int) -> Loop:
+    found = loops.loop_of(lk, job_id)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoopResult, Seen]:
+    """An undisturbed run of three rounds, evaluated before the first and the third and at the end."""
+    folder = tmp_path_factory.mktemp("online")
+    said = Watched(folder / "lake")
+    config = read_config(str(write_config(folder, save_model(folder / "model"))), {})
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((manager, "write_figures"), (learner, "run_credit"), (learner, "update")):
+            patch.setattr(module, name, observed(getattr(module, name), said))
+        done = looped(folder, config, said=said)
+    return folder, done, said.seen
+
+
+@pytest.fixture
+def lk(run: tuple[Path, LoopResult, Seen], monkeypatch: pytest.MonkeyPatch) -> Lake:
+    found = lake.open(run[0] / "lake")
+    monkeypatch.setenv(ENVIRONMENT, found.uri)
+    return found
+
+
+@pytest.fixture
+def loop(lk: Lake) -> Loop:
+    return loop_at(lk, lk.sql(f"SELECT job_id FROM job_runs WHERE kind = '{LOOP}'").item())
+
+
+# ---------------------------------------------------------------- queries
+
+
+def test_what_a_run_does_is_known_while_it_does_it(run: tuple[Path, LoopResult, Seen]) -> None:
+    expected = []
+    for number in range(3):
+        if number in (0, 2):
+            evaluating = Doing("evaluating", number // 2, 6, 6)
+            expected += [("write_figures", [evaluating]), (f"version {number}", [])]
+        expected += [
+            ("write_figures", [Doing("collecting", number, 16, 16)]),
+            ("run_credit", [Doing("training", number)]),
+            ("update", [Doing("training", number)]),
+            (f"round {number + 1}/3", []),
+        ]
+    expected += [("write_figures", [Doing("evaluating", 2, 6, 6)]), ("version 3", [])]
+    told = [(line.partition(":")[0].partition(",")[0], doing) for line, doing in run[2] if "tasks" not in line]
+    assert told == expected
+
+
+def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, loop: Loop) -> None:
+    rows = {row["round"]: row for row in loops.rounds(lk, loop, Window()).iter_rows(named=True)}
+    assert list(rows) == [2, 1, 0]
+    metrics = noted(lk, loop.job_id)
+    spent = 0.0
+    for number in range(3):
+        row, said = rows[number], metrics[number]
+        spent += said["loop/tokens"]
+        assert (row["mean_return"], row["tokens"], row["seconds"], row["live_groups"]) == (
+            said["loop/return"],
+            said["loop/tokens"],
+            said["loop/seconds"],
+            said["loop/live_groups"],
+        )
+        assert (row["tokens_so_far"], row["first_update"], row["updates"]) == (spent, 2 * number, 2)
+        entropies = lk.sql(
+            "SELECT avg(value) FROM run_metrics WHERE job_id = ? AND name = 'entropy' AND step BETWEEN ? AND ?",
+            [loop.train_job, 2 * number, 2 * number + 1],
+        )
+        assert row["entropy"] == pytest.approx(entropies.item())
+        assert row["stale"] == 0
+    assert loops.rounds(lk, loop, Window(1, 1))["round"].to_list() == [1]
+    assert loops.curves(lk, loop)["mean_return"].to_list() == [rows[number]["mean_return"] for number in range(3)]
+
+
+def test_evaluations_are_those_of_the_loop_with_the_intervals_of_eval(
+    run: tuple[Path, LoopResult, Seen], lk: Lake, loop: Loop
+) -> None:
+    found = {row["version"]: row for row in loops.evaluations(lk, loop).iter_rows(named=True)}
+    assert set(found) == set(run[1].evaluations) == {0, 2, 3}
+    for version, said in run[1].evaluations.items():
+        row = found[version]
+        assert (row["success"], row["score"], row["episodes"], row["unscored"]) == (
+            pytest.approx(said.success),
+            pytest.approx(said.score),
+            said.attempts,
+            said.unscored,
+        )
+        attempts = read_attempts(
+            lk.snapshot(),
+            by="run_id",
+            score="env_return",
+            where=f"run_id = 'asking-eval' AND policy_version = {version}",
+        )
+        by_eval = success_rows(attempts).row(0, named=True)
+        assert (row["low"], row["high"]) == (pytest.approx(by_eval["low"]), pytest.approx(by_eval["high"]))
+    metrics = noted(lk, loop.job_id)
+    assert [found[version]["tokens"] for version in (0, 2)] == [
+        0,
+        metrics[0]["loop/tokens"] + metrics[1]["loop/tokens"],
+    ]
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_a_finished_run_and_one_of_its_rounds(run: tuple[Path, LoopResult, Seen], lk: Lake, loop: Loop) -> None:
+    at = open_page("training", job=loop.job_id, round=2)
+    assert at.selectbox[0].value == ids.to_text(loop.train_job)
+    text = words(at)
+    assert "finished" in text
+    assert progress(at) == "3 of 3 rounds"
+    assert "Follow" not in text
+    tiles = {metric.label: metric.value for metric in at.metric}
+    assert tiles["Best version"] == str(run[1].best_version)
+    assert tiles["Held-out success of version 3"] == f"{100 * run[1].evaluations[3].success:.0f} %"
+    assert tiles["Episodes"] == "48"
+    table = frame(at, "rounds")
+    assert table["round"].tolist() == [2, 1, 0]
+    assert "parity" not in table.columns, "nobody pushed"
+    assert charts(at) > 7, "held-out success, curves of the rounds, and the updates"
+    links = {part.proto.label: part.proto.page + "?" + part.proto.query_string for part in at.get("page_link")}
+    assert links["Its episodes"] == "episodes?run=asking&round=2"
+    assert links["Its groups"] == "groups?run=asking&round=2"
+    assert links["Held-out episodes of version 2"] == "episodes?run=asking-eval&version=2"
+    assert links["Its 2 updates, from 4"].endswith("round=2&update=4")
+
+
+def test_a_round_that_was_not_evaluated_and_one_that_is_not_there(lk: Lake) -> None:
+    at = open_page("training", round=1, axis="Tokens")
+    assert at.get("button_group")[0].value == "Tokens"
+    assert not any("Held-out" in part.proto.label for part in at.get("page_link"))
+    at.query_params["round"] = "7"
+    assert "has not trained on a round 7" in assert_sound(at.run()).warning[0].value
+
+
+def test_the_runs_page_shows_the_loop_and_not_its_newest_round_of_collecting(lk: Lake) -> None:
+    assert any(part.value == "Metrics of loop" for part in open_page("runs", run="asking").subheader)
+    steps = training.metrics_of_rounds(lk, "asking-eval").filter(name="finished")
+    assert steps.rows() == [("finished", 0, 6.0), ("finished", 1, 6.0), ("finished", 2, 6.0)]
+
+
+def progress(at: AppTest) -> str:
+    """What the progress bar says."""
+    return str(at.get("progress")[0].proto.text)
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A run that has begun, and nothing more."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    train = lk.job(kind="train", run_id="r", parameters={"loss": {"name": "ppo"}}).__enter__()
+    begin(lk, "r", loop={"rounds": 5}, train_job=ids.to_text(train.job_id))
+    return lk
+
+
+def begin(lk: Lake, run: str, **parameters: object) -> None:
+    """A `loop` job that goes on for ever."""
+    lk.job(kind=LOOP, run_id=run, parameters=parameters).__enter__()
+
+
+def test_a_run_without_a_round_yet_runs_and_is_followed(unfinished: Lake) -> None:
+    at = open_page("training")
+    assert "running" in words(at)
+    assert progress(at) == "0 of 5 rounds"
+    assert "No round is complete yet." in words(at)
+    assert at.toggle(key="follow").value is True
+    at.toggle(key="follow").set_value(False)
+    assert_sound(at.run())
+
+
+def test_a_run_that_writes_nothing_any_more_may_have_been_killed(
+    unfinished: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "_QUIET_SECONDS", -1.0)
+    text = words(open_page("training"))
+    assert "silent" in text
+    assert "`--resume` goes on" in text
+
+
+def test_what_a_job_says_of_a_loop_may_be_nonsense(unfinished: Lake) -> None:
+    begin(unfinished, "odd")
+    begin(unfinished, "odd", train_job="x")
+    begin(unfinished, "odd", train_job=7, loop=[1])
+    assert progress(open_page("training")) == "0 of 5 rounds"
