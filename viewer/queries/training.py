@@ -70,7 +70,7 @@ def jobs_of_run(lake: Reads, run: str, limit: int = 50) -> pl.DataFrame:
     query = f"""
         SELECT r.job_id, r.kind, r.parameters, r.status, r.started_at, count(DISTINCT m.name) AS metrics
         FROM job_runs AS r JOIN run_metrics AS m USING (job_id)
-        WHERE r.run_id = $run GROUP BY ALL
+        WHERE r.run_id = $run GROUP BY r.job_id, r.kind, r.parameters, r.status, r.started_at
         ORDER BY r.kind = '{LOOP}' DESC, r.kind = 'train' DESC, r.started_at DESC, r.job_id LIMIT $limit
         """
     return lake.sql(query, {"run": run, "limit": limit})
