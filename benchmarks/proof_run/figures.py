@@ -143,8 +143,8 @@ def _evaluation(lk: Lake, run: str) -> dict[str, Any]:
 
 
 def _attempts_of(lk: Lake, job: int) -> int:
-    """How often the loop was started."""
-    found: int = lk.sql("SELECT count(*) FROM jobs WHERE job_id = ? AND event = 'started'", [job]).item()
+    """How often the loop was started, without starts that came to no round."""
+    found: int = lk.sql("SELECT count(DISTINCT attempt) FROM metrics WHERE job_id = ?", [job]).item()
     return found
 
 
