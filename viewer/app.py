@@ -2,6 +2,7 @@
 
 import streamlit as st  # noqa: TID253 - this is the Streamlit script
 
+from viewer import navigation
 from viewer.components import friendly
 from viewer.links import Page
 
@@ -21,5 +22,6 @@ page = st.navigation(
     ],
     position="top",
 )
+navigation.install()
 with friendly():
     page.run()

@@ -5,7 +5,6 @@ On the list's own page every part of the filter is a query parameter. The episod
 """
 
 import json
-from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
@@ -19,15 +18,15 @@ from viewer.components import FILTER, first_page, missing
 from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
-from viewer.queries import outcomes, runs, training
-from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.queries import Sort, outcomes, runs, training
+from viewer.queries.episodes import ORDERS, EpisodeFilter
 
 LIST = "list"
 """The query parameter that carries a filter."""
 Parameters = dict[str, str | list[str]]
 
 
-def parameters(wanted: EpisodeFilter, order: Order = Order.TASK) -> Parameters:
+def parameters(wanted: EpisodeFilter, order: Sort | None = None) -> Parameters:
     """Query parameters of the list's page; what filters nothing is left out."""
     job, update = wanted.update or (None, None)
     values = {
@@ -43,29 +42,29 @@ def parameters(wanted: EpisodeFilter, order: Order = Order.TASK) -> Parameters:
         "version": wanted.policy_version,
         "job": None if job is None else ids.to_text(job),
         "update": update,
-        "sort": None if order is Order.TASK else str(order),
+        "sort": order,
     }
     found: Parameters = {name: str(value) for name, value in values.items() if value is not None}
     return found | ({"status": list(wanted.status)} if wanted.status else {})
 
 
-def packed(wanted: EpisodeFilter, order: Order = Order.TASK) -> str | None:
+def packed(wanted: EpisodeFilter, order: Sort | None = None) -> str | None:
     """The value of `list`; None of a filter that filters nothing."""
     return urlencode(parameters(wanted, order), doseq=True) or None
 
 
-def carried() -> tuple[EpisodeFilter, Order]:
+def carried() -> tuple[EpisodeFilter, Sort | None]:
     """The filter that the present address carries in `list`."""
     return unpacked(given(LIST))
 
 
-def unpacked(text: str | None) -> tuple[EpisodeFilter, Order]:
+def unpacked(text: str | None) -> tuple[EpisodeFilter, Sort | None]:
     """The filter of a value of `list`; what makes no sense in it is left out."""
     values = parse_qs(text or "")
     one = {name: found[-1] for name, found in values.items()}
-    order = Order.TASK
-    with suppress(ValueError):
-        order = Order(one.get("sort", Order.TASK))
+    order = Sort.named(one.get("sort"))
+    if order is not None and order.column not in ORDERS:
+        order = None
     job, update = _id(one.get("job")), whole(one.get("update"))
     wanted = EpisodeFilter(
         run=one.get("run"),

@@ -1,30 +1,19 @@
-"""What every page is made of: header, figures, badges, tables that open something, and friendly empty states."""
+"""What every page is made of: header, figures, badges, links, page switches, and friendly empty states."""
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
 from typing import Any, NoReturn
 
-import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
-from lake.cli.options import readable
 from lake.errors import TrajlakeError
 from viewer import pinned
-from viewer.links import Page, given, given_id, given_int, parameters
-from viewer.plain import chip, one_line, slug, visible
+from viewer.links import Page, given, given_id, given_int
+from viewer.navigation import Value, anchor, href
+from viewer.plain import chip, slug, visible
 from viewer.queries import PAGE_ROWS, Window
 from viewer.theme import STATUS_COLOURS, STYLE
-
-Config = Mapping[str, Any]
-CELL = 400
-"""Characters of a table cell."""
-OPEN = "open"
-"""Column of the buttons that open a row."""
-OPEN_WIDTH = 42
-"""Its width in pixels."""
-ID_WIDTH, NAME_WIDTH = 130, 170
-"""Widths of columns of ids and of names in pixels."""
 
 
 @contextmanager
@@ -70,14 +59,17 @@ def wanted_id(name: str, back: Page, back_label: str) -> int:
     return value
 
 
-def link(page: Page, label: str, icon: str, **values: str | int | None) -> None:
-    """A link to a page, with the query parameters that are set."""
-    st.page_link(page, label=label, icon=f":material/{icon}:", query_params=parameters(**values))
+def link(page: Page, label: str, icon: str, /, **values: Value) -> None:
+    """A link to a page, with the query parameters that are set; foreign text in the label goes through `chip`."""
+    st.markdown(f":material/{icon}: [{label}]({href(page, **values)})", width="content")
 
 
-def go(page: Page, **values: str | int | None) -> None:
-    """Switch to a page, with the query parameters that are set."""
-    st.switch_page(page, query_params=parameters(**values))
+def turn(label: str, address: str | None, key: str) -> None:
+    """A link to the one before or after, followed by a key; None: there is none."""
+    st.html(
+        f'<span class="trajlake-turn">{escape(label) if address is None else anchor(label, address, key=key)}</span>',
+        width="content",
+    )
 
 
 def fact(label: str, value: Any) -> None:
@@ -112,33 +104,6 @@ def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanat
 def status_badge(status: str) -> None:
     """The badge of an episode's or a job's state."""
     badge(slug(status), STATUS_COLOURS.get(status, "red"))
-
-
-def table(frame: pl.DataFrame, key: str, columns: Config, *, opens: str | None = None) -> int | None:
-    """A table of a page's rows; NULL is a dash. Returns the position of the row whose button was just clicked.
-
-    Args:
-        key: of the buttons. What is shown is part of it, so that no click survives from other rows.
-        columns: column name -> configuration of `st.column_config`, or a label.
-        opens: what a button in front of each row does ("Open the episode"); without it there is none.
-    """
-    shown = readable(frame.select(list(columns)))
-    # Cells are one line. In Python from end to end: a function that Polars calls back may wait for ever (`readable`).
-    shown = shown.with_columns(
-        pl.Series(name, [v if v is None else one_line(v, CELL) for v in shown[name].to_list()], dtype=pl.String)
-        for name, dtype in shown.schema.items()
-        if dtype == pl.String
-    )
-    config = dict(columns)
-    click = f"{key}-{hashlib.blake2b(str(shown.rows()).encode(), digest_size=8).hexdigest()}"
-    if opens is not None:
-        shown = shown.select(pl.lit(":material/arrow_forward:").alias(OPEN), pl.all())
-        config[OPEN] = st.column_config.ButtonColumn(
-            "", help=opens, type="tertiary", width=OPEN_WIDTH, pinned=True, key=click
-        )
-    st.dataframe(shown, column_config=config, hide_index=True, height="content", placeholder="\N{EN DASH}")
-    clicked = st.session_state.get(click) if opens is not None else None
-    return None if clicked is None else int(clicked["row"])
 
 
 def pager(total: int, shown: str, *, rows: int = PAGE_ROWS, name: str = "page") -> Window:
@@ -176,33 +141,3 @@ def first_page() -> None:
 
 FILTER: dict[str, Any] = {"bind": "query-params", "on_change": first_page}
 """Of a widget that filters a list: its value stands in the address, and a change turns to the first page."""
-
-
-def id_column(label: str) -> Any:
-    """A column of ids, wide enough for all 13 characters, so that they can be read and copied."""
-    return st.column_config.TextColumn(label, width=ID_WIDTH)
-
-
-def name_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
-    """A column of names of which most rows may have none: left to itself it is as narrow as those."""
-    return st.column_config.TextColumn(label, help=help, width=NAME_WIDTH)
-
-
-def number_column(label: str, help: str | None = None, *, format: str = "%.3f") -> Any:  # noqa: A002 - Streamlit's names
-    """A numeric column."""
-    return st.column_config.NumberColumn(label, help=help, format=format)
-
-
-def count_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
-    """A column of counts."""
-    return st.column_config.NumberColumn(label, help=help, format="localized")
-
-
-def advantage_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
-    """A column of signed values; a dash means unknown, which is not 0."""
-    return st.column_config.NumberColumn(label, help=help or "A dash means unknown, which is not 0.", format="%+.3f")
-
-
-def share_column(label: str, help: str | None = None) -> Any:  # noqa: A002 - Streamlit's name
-    """A column of shares from 0 to 1, as bars."""
-    return st.column_config.ProgressColumn(label, help=help, format="%.2f", min_value=0.0, max_value=1.0)

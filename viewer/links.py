@@ -89,11 +89,6 @@ class Page(StrEnum):
     REJECTS = "screens/rejects.py"
 
 
-def parameters(**values: str | int | None) -> dict[str, str]:
-    """Query parameters without those that are not set. Ids are given as text (`lake.ids.to_text`)."""
-    return {name: str(value) for name, value in values.items() if value not in (None, "")}
-
-
 def given(name: str) -> str | None:
     """A parameter of the present address; None if it is not there or empty."""
     return st.query_params.get(name) or None

@@ -8,8 +8,9 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.read.online_runs import evaluation_run
 from viewer import components as ui
-from viewer import figures, pinned
+from viewer import figures, pinned, tables
 from viewer.links import Page, given_int
+from viewer.navigation import changed
 from viewer.pinned import read
 from viewer.plain import number, percent, seconds, slug, visible
 from viewer.queries import Row, loops
@@ -170,33 +171,34 @@ def _rounds(loop: Loop, total: int, evaluations: pl.DataFrame) -> None:
     frame = frame.join(evaluations.select("version", "success"), left_on="round", right_on="version", how="left")
     frame = frame.sort("round", descending=True)
     columns = {
-        "round": ui.count_column("Round"),
-        "success": ui.share_column("Held-out success", "Of the version that played it, where that was evaluated."),
-        "mean_return": ui.number_column("Mean return", "A dash means not scored, which is not 0."),
-        "live_groups": ui.count_column("Live groups"),
-        "dead_groups": ui.count_column("Dead groups", "All siblings scored the same: no signal."),
-        "updates": ui.count_column("Updates"),
-        "entropy": ui.number_column("Entropy", "Mean over its updates, in nats."),
-        "kl": ui.number_column("KL", "Mean of kl_k3 over its updates.", format="%.4f"),
-        "stale": ui.number_column("Stale", "Share of its trained tokens that an older version sampled."),
-        "parity": ui.number_column(
-            "Parity", "Largest difference of log-probabilities between engine and trainer, in nats.", format="%.2e"
+        "round": tables.value("Round"),
+        "success": tables.share("Held-out success", "Of the version that played it, where that was evaluated."),
+        "mean_return": tables.value("Mean return", "A dash means not scored, which is not 0."),
+        "live_groups": tables.value("Live groups"),
+        "dead_groups": tables.value("Dead groups", "All siblings scored the same: no signal."),
+        "updates": tables.value("Updates"),
+        "entropy": tables.value("Entropy", "Mean over its updates, in nats."),
+        "kl": tables.value("KL", "Mean of kl_k3 over its updates.", digits=4),
+        "stale": tables.value("Stale", "Share of its trained tokens that an older version sampled."),
+        "parity": tables.value(
+            "Parity", "Largest difference of log-probabilities between engine and trainer, in nats."
         ),
-        "push_seconds": ui.number_column("Push, s", "Of the weights to the slowest engine.", format="%.1f"),
-        "tokens": ui.count_column("Tokens"),
-        "seconds": ui.number_column("Seconds", format="%.1f"),
+        "push_seconds": tables.value("Push, s", "Of the weights to the slowest engine.", digits=1),
+        "tokens": tables.value("Tokens"),
+        "seconds": tables.value("Seconds", digits=1),
     }
     empty = [
         name for name in ("success", "entropy", "kl", "stale", "parity", "push_seconds") if frame[name].is_null().all()
     ]
-    clicked = ui.table(
-        frame, "rounds", {name: what for name, what in columns.items() if name not in empty}, opens="Show the round"
-    )
-    if clicked is not None:
-        st.query_params["round"] = str(frame["round"][clicked])
-        st.query_params.pop("update", None)
-        st.rerun()
     asked = given_int("round")
+    tables.table(
+        frame,
+        {name: what for name, what in columns.items() if name not in empty},
+        label="Rounds",
+        href=lambda row: changed(round=row["round"], update=None),
+        key="round",
+        chosen=None if asked is None else str(asked),
+    )
     if asked is not None:
         _round(loop, asked, is_evaluated=asked in evaluations["version"])
 

@@ -56,6 +56,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{digits}f}".rstrip("0").rstrip(".")
 
 
+def aligned(value: float, digits: int = 3) -> str:
+    """A number as a column of a table has it: always as many digits after the point, unless that would hide it."""
+    return number(value, digits) if isinstance(value, int) or 0 < abs(value) < 10**-digits else f"{value:,.{digits}f}"
+
+
 def signed(value: float | None, digits: int = 3) -> str:
     """A number with its sign; 0 has none; a dash for what is not known."""
     if value is None:

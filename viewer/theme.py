@@ -4,6 +4,7 @@ Blue and orange part positive from negative advantages (readable with every colo
 hold on the light and on the dark background. Grey is for what is not known.
 """
 
+from pathlib import Path
 from typing import Any
 
 POSITIVE = "#2f80d0"
@@ -24,12 +25,9 @@ STREAMLIT_OPTIONS: dict[str, Any] = {
 }
 """Options of Streamlit that set the theme."""
 
-STYLE = f"""<style>
-.stMainBlockContainer {{ padding-top: 4.6rem; padding-bottom: 3rem; }}
-[class*="st-key-action-"] {{ border-left: 3px solid {POSITIVE}; padding-left: 0.8rem; }}
-[class*="st-key-reasoning-"] {{ border-left: 3px solid {UNKNOWN}; padding-left: 0.8rem; opacity: 0.85; }}
-</style>"""
-"""What no option sets: less room above the title, and a coloured edge beside what a policy thought and did."""
+_COLOURS = f"--trajlake-positive: {POSITIVE}; --trajlake-unknown: {UNKNOWN}; --trajlake-accent: {ACCENT};"
+STYLE = f"<style>:root {{ {_COLOURS} }}\n{Path(__file__).with_name('style.css').read_text()}</style>"
+"""What no option sets (`style.css`)."""
 
 STATUS_COLOURS = {"completed": "green", "succeeded": "green", "truncated": "orange", "started": "blue"}
 """Badge colours of episode and job states; others are red."""

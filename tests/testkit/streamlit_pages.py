@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,70 @@ _TELLING_COLUMNS = {
     "batch": {"episode_id", "action_tokens"},
     "jobs": {"job_id", "kind"},
     "rejects": {"reject_id", "reason"},
+    "things": {"episode_id", "value"},
 }
 
 
-def frame(at: AppTest, name: str) -> Any:
-    """A table of the page, as pandas; tables have no names, so columns tell which it is."""
-    (found,) = [table.value for table in at.dataframe if _TELLING_COLUMNS[name] <= set(table.value.columns)]
+class _Table(HTMLParser):
+    """Names of a table's columns, its rows as they are shown, and where they lead."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.columns: list[str] = []
+        self.rows: list[list[str]] = []
+        self.links: list[str | None] = []
+        self.opened: list[bool] = []
+        self._is_cell = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "th":
+            self.columns.append(str(given["data-column"]))
+        elif tag == "tr" and self.columns:
+            self.rows.append([])
+            self.links.append(None)
+            self.opened.append(given.get("class") == "opened")
+        elif tag == "td":
+            self.rows[-1].append("")
+            self._is_cell = True
+        elif tag == "a" and self._is_cell:
+            self.links[-1] = given["href"]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_cell = self._is_cell and tag != "td"
+
+    def handle_data(self, data: str) -> None:
+        if self._is_cell:
+            self.rows[-1][-1] += data
+
+
+def _table(at: AppTest, name: str) -> _Table:
+    """A table of the page; its columns tell which it is."""
+    tables = [_Table(element.proto.body) for element in elements(at) if element.type == "html"]
+    (found,) = [table for table in tables if _TELLING_COLUMNS[name] <= set(table.columns)]
     return found
+
+
+def column(at: AppTest, name: str, field: str) -> list[str]:
+    """A column of a table of the page, as it is shown."""
+    table = _table(at, name)
+    return [row[table.columns.index(field)] for row in table.rows]
+
+
+def columns(at: AppTest, name: str) -> list[str]:
+    """Names of a table's columns."""
+    return _table(at, name).columns
+
+
+def links(at: AppTest, name: str) -> list[str | None]:
+    """Where the rows of a table lead."""
+    return _table(at, name).links
+
+
+def opened(at: AppTest, name: str) -> list[int]:
+    """Positions of the rows that are marked."""
+    return [position for position, is_opened in enumerate(_table(at, name).opened) if is_opened]
 
 
 def charts(at: AppTest) -> int:

@@ -13,11 +13,23 @@ from markdown_it import MarkdownIt
 import lake
 from lake import Lake, ids
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout
-from testkit.streamlit_pages import SCREENS, assert_sound, charts, elements, frame, open_page, words
+from testkit.streamlit_pages import (
+    SCREENS,
+    assert_sound,
+    charts,
+    column,
+    elements,
+    links,
+    open_page,
+    opened,
+    words,
+)
 from viewer.launch import ENVIRONMENT
 from viewer.transcript import ALL
 
 UNKNOWN_ID = "0000000000000"
+UNKNOWN = "\N{EN DASH}"
+"""What is not known, in a table."""
 
 
 def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
@@ -76,7 +88,7 @@ def test_a_wrong_or_forgotten_id_gets_a_sentence_and_a_way_back(lk: Lake, name: 
     at = open_page(name, **({} if value is None else {name: value}))
     assert len(at.warning) == 1
     assert len(at.header) == 0
-    assert [link.proto.page for link in at.get("page_link")] == [f"{name}s"]
+    assert f"(/{name}s)" in words(at)
 
 
 def test_a_viewer_without_a_lake_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +121,15 @@ def test_runs_show_figures_curves_and_metrics(lk: Lake) -> None:
         "33 %",
         "2",
     )
-    assert frame(at, "runs")["run_id"].tolist() == [RUN]
+    assert column(at, "runs", "run_id") == [RUN]
     assert charts(at) == 5 + 1 + 2, "curves over rounds, tasks by success, training metrics"
-    assert frame(at, "tasks")["task_id"].tolist() == ["partial", "mixed", "dead"]
+    assert column(at, "tasks", "task_id") == ["partial", "mixed", "dead"]
 
 
 def test_the_axis_and_the_threshold_of_success_are_in_the_address(lk: Lake) -> None:
     at = open_page("runs", run=RUN, over="Policy version", success="2.0")
     assert at.get("button_group")[0].value == "Policy version"
-    assert frame(at, "runs")["success"].tolist() == [0.0]
+    assert column(at, "runs", "success") == ["0.00"]
 
 
 def test_an_unknown_run_is_named_and_another_shown(lk: Lake) -> None:
@@ -137,12 +149,9 @@ def test_a_run_of_one_round_says_that_there_is_no_curve(tmp_path: Path, monkeypa
 
 
 def test_every_filter_comes_from_the_address(lk: Lake) -> None:
-    at = open_page(
-        "episodes", run=RUN, task="m*", status=["completed", "failed"], round=1, min=0.5, sort="lowest outcome"
-    )
-    table = frame(at, "episodes")
-    assert table["task_id"].tolist() == ["mixed", "mixed"]
-    assert table["outcome"].tolist() == [1.0, 1.0]
+    at = open_page("episodes", run=RUN, task="m*", status=["completed", "failed"], round=1, min=0.5, sort="outcome")
+    assert column(at, "episodes", "task_id") == ["mixed", "mixed"]
+    assert column(at, "episodes", "outcome") == ["1", "1"]
     assert at.multiselect(key="status").value == ["completed", "failed"]
     assert "1 to 2 of 2 episodes in 1 groups, mean outcome 1" in words(at)
 
@@ -159,11 +168,11 @@ def test_a_text_is_searched_in_states_actions_and_reasoning(lk: Lake) -> None:
 def test_the_list_is_paged_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
     first, last = open_page("episodes"), open_page("episodes", page=3)
-    assert frame(first, "episodes")["task_id"].tolist() == [str(n) for n in range(25)]
-    assert frame(last, "episodes")["task_id"].tolist() == [str(n) for n in range(50, 60)]
+    assert column(first, "episodes", "task_id") == [str(n) for n in range(25)]
+    assert column(last, "episodes", "task_id") == [str(n) for n in range(50, 60)]
     assert "51 to 60 of 60 episodes" in words(last)
     beyond = open_page("episodes", page=99)
-    assert frame(beyond, "episodes").shape[0] == 10
+    assert len(links(beyond, "episodes")) == 10
 
 
 def test_a_new_filter_starts_at_the_first_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +180,7 @@ def test_a_new_filter_starts_at_the_first_page(tmp_path: Path, monkeypatch: pyte
     at = open_page("episodes", page=2)
     at.text_input(key="task").set_value("*")
     assert_sound(at.run())
-    assert frame(at, "episodes")["task_id"].tolist()[0] == "0"
+    assert column(at, "episodes", "task_id")[0] == "0"
 
 
 def test_turning_a_page_writes_it_into_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,13 +189,45 @@ def test_turning_a_page_writes_it_into_the_address(tmp_path: Path, monkeypatch: 
     at.get("pagination")[0].set_value(2)
     assert_sound(at.run())
     assert at.query_params["page"] in ("2", ["2"])
-    assert frame(at, "episodes")["task_id"].tolist()[0] == "25"
+    assert column(at, "episodes", "task_id")[0] == "25"
+
+
+def test_the_whole_list_is_ordered_not_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(build_lake(tmp_path, [rollout(f"{n}", 0, n / 60, num_steps=1) for n in range(60)]), monkeypatch)
+    highest = open_page("episodes", sort="-outcome", page=2)
+    assert column(highest, "episodes", "task_id") == [str(n) for n in range(34, 9, -1)]
+    assert column(open_page("episodes", sort="task_id"), "episodes", "task_id")[:3] == ["0", "1", "2"]
+    assert column(open_page("episodes", sort="no such"), "episodes", "task_id")[0] == "0"
+
+
+def test_a_heading_turns_the_order_round_and_back_to_the_usual(lk: Lake) -> None:
+    """Numbers begin with the largest; the address keeps its filter, and a new order begins at the first page."""
+    for order, following in ((None, "-outcome"), ("-outcome", "outcome"), ("outcome", None)):
+        given = {} if order is None else {"sort": order}
+        target = "?task=m%2A" + ("" if following is None else f"&amp;sort={following}")
+        shown = words(open_page("episodes", task="m*", page=1, **given))
+        assert f'<a href="{target}">Outcome' in shown, order
+
+
+def test_rows_are_links_and_the_opened_one_is_marked(lk: Lake) -> None:
+    at = open_page("episodes", task="mixed", sort="-num_steps", opened=ids.to_text(episode_id(lk, "mixed", 2)))
+    shown = column(at, "episodes", "episode_id")
+    assert links(at, "episodes")[0] == f"/episode?episode={shown[0]}&list=task%3Dmixed%26sort%3D-num_steps"
+    assert [shown[row] for row in opened(at, "episodes")] == [ids.to_text(episode_id(lk, "mixed", 2))]
+
+
+def test_the_way_back_leads_to_the_page_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+    last = ids.to_text(episode_id(lk, "59", 0))
+    assert f"[Back to the list](/episodes?page=3&run={RUN}&opened={last})" in words(
+        open_page("episode", episode=last, list=f"run={RUN}")
+    )
 
 
 def test_unscored_episodes_are_dashes_and_can_be_listed(lk: Lake) -> None:
     at = open_page("episodes", unscored="true")
-    assert frame(at, "episodes")["status"].tolist() == ["failed", "failed"]
-    assert frame(at, "episodes")["outcome"].isna().all()
+    assert column(at, "episodes", "status") == ["failed", "failed"]
+    assert set(column(at, "episodes", "outcome")) == {UNKNOWN}
 
 
 def test_wrong_values_in_the_address_are_said_or_ignored(lk: Lake) -> None:
@@ -195,16 +236,16 @@ def test_wrong_values_in_the_address_are_said_or_ignored(lk: Lake) -> None:
     assert "There is no run `nobody`" in said
     assert "`zzz` is not an id" in said
     assert "`zzz` is not the id of a job" in said
-    assert frame(at, "episodes").shape[0] == 24
+    assert len(links(at, "episodes")) == 24
 
 
 def test_the_batch_of_an_update_is_a_list(lk: Lake) -> None:
     at = open_page("episodes", job=job_id(lk, "train"), update=0)
-    assert frame(at, "episodes").shape[0] == 6
+    assert len(links(at, "episodes")) == 6
     assert "Batch of update 0" in words(at)
     next(button for button in at.button if button.label == "Show all episodes").click()
     assert_sound(at.run())
-    assert frame(at, "episodes").shape[0] == 24
+    assert len(links(at, "episodes")) == 24
 
 
 # ---------------------------------------------------------------- one episode
@@ -265,18 +306,18 @@ def judged_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 def test_a_run_that_only_a_scorer_judged_shows_its_scores(judged_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lk = show(judged_lake, monkeypatch)
-    assert frame(open_page("runs"), "runs")[["outcome", "success", "mean_return"]].values.tolist() == [
-        ["judge", 0.5, 0.625]
-    ]
-    listed = open_page("episodes", sort="highest outcome", run=RUN)
+    at = open_page("runs")
+    shown = [column(at, "runs", name) for name in ("outcome", "success", "mean_return")]
+    assert shown == [["judge"], ["0.50"], ["0.625"]]
+    listed = open_page("episodes", sort="-outcome", run=RUN)
     (choice,) = [box for box in listed.selectbox if box.label == "Outcome"]
     assert choice.options == ["judge (usual)", "env_return", "judge"]
-    assert frame(listed, "episodes")["outcome"].tolist() == [1.0, 0.25]
-    assert frame(open_page("group", group=group_id(lk, "t")), "siblings")["outcome"].tolist() == [0.25, 1.0]
+    assert column(listed, "episodes", "outcome") == ["1.000", "0.250"]
+    assert column(open_page("group", group=group_id(lk, "t")), "siblings", "outcome") == ["0.250", "1.000"]
     choice.set_value("env_return")
     for recorded in (assert_sound(listed.run()), open_page("episodes", score="env_return")):
         assert recorded.query_params["score"] in ("env_return", ["env_return"])
-        assert frame(recorded, "episodes")["outcome"].isna().all()
+        assert set(column(recorded, "episodes", "outcome")) == {UNKNOWN}
     assert "No scorer `nobody` scored" in open_page("groups", score="nobody").warning[0].value
 
 
@@ -430,7 +471,7 @@ def test_an_episode_without_credit_is_shown_without(tmp_path: Path, monkeypatch:
 
 
 def test_groups_are_filtered_by_signal(lk: Lake) -> None:
-    assert frame(open_page("groups", signal="dead"), "groups")["task_id"].tolist() == ["dead", "dead"]
+    assert column(open_page("groups", signal="dead"), "groups", "task_id") == ["dead", "dead"]
     at = open_page("groups", task="nothing")
     assert at.info[0].value == "No group matches these filters."
 
@@ -440,10 +481,9 @@ def test_a_group_shows_its_siblings_and_their_shared_states(lk: Lake) -> None:
     assert ":green-badge[live group]" in words(at)
     figures = {metric.label: metric.value for metric in at.metric}
     assert (figures["Siblings"], figures["Mean outcome"], figures["Std"]) == ("4", "0.5", "0.577")
-    assert frame(at, "siblings")["outcome"].tolist() == [1.0, 0.0, 0.0, 1.0]
-    anchors = frame(at, "anchors")
-    assert anchors["state"].tolist()[0] == "You are at the gate."
-    assert anchors["episodes"].tolist() == [4, 2, 2]
+    assert column(at, "siblings", "outcome") == ["1", "0", "0", "1"]
+    assert column(at, "anchors", "state")[0] == "You are at the gate."
+    assert column(at, "anchors", "episodes") == ["4", "2", "2"]
     assert "67 % of 12 steps were taken from them, 33 % from a state that no other" in words(at)
 
 
@@ -463,8 +503,7 @@ def test_an_anchor_is_a_deep_link(lk: Lake) -> None:
     anchor = lk.sql("SELECT anchor_key FROM advantages WHERE group_id = ? AND anchor_size = 4 LIMIT 1", [group]).item()
     at = open_page("group", group=group, anchor=anchor)
     assert at.code[0].value == "You are at the gate."
-    visits = frame(at, "visits")
-    assert visits["action"].tolist() == ["go right", "go left", "go right", "go left"]
+    assert column(at, "visits", "action") == ["go right", "go left", "go right", "go left"]
     assert (
         "No step of this group was taken from anchor"
         in open_page("group", group=group, anchor=UNKNOWN_ID).warning[0].value
@@ -480,13 +519,10 @@ def test_training_leads_from_a_metric_to_the_batch_and_its_advantages(lk: Lake) 
     assert charts(at) == 2 + 3 + 1, "metrics, what the updates consumed, signs"
     figures = {metric.label: metric.value for metric in at.metric}
     assert figures == {"`loss`": "0.5", "`kl`": "0.01"}
-    batch = frame(at, "batch")
-    assert len(batch) == 6
-    assert batch["mean_advantage"].notna().any()
+    assert len(links(at, "batch")) == 6
+    assert set(column(at, "batch", "mean_advantage")) != {UNKNOWN}
     assert at.subheader[1].value == "Update 1"
-    next(button for button in at.button if button.label == "Next").click()
-    assert_sound(at.run())
-    assert at.subheader[1].value == "Update 2"
+    assert 'href="?update=2"' in words(at)
 
 
 def test_a_metric_that_could_not_be_computed_is_a_dash(lk: Lake) -> None:
@@ -516,7 +552,7 @@ def test_training_before_any_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     add_training(lk)
     at = open_page("training", update=0)
     assert "returns only" in words(at)
-    assert frame(at, "batch")["mean_advantage"].isna().all()
+    assert set(column(at, "batch", "mean_advantage")) == {UNKNOWN}
 
 
 def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,8 +574,8 @@ def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monk
 
 
 def test_jobs_and_one_job(lk: Lake) -> None:
-    assert frame(open_page("jobs"), "jobs")["kind"].tolist() == ["train", "credit", "collect"]
-    assert frame(open_page("jobs", kind="credit"), "jobs")["kind"].tolist() == ["credit"]
+    assert column(open_page("jobs"), "jobs", "kind") == ["train", "credit", "collect"]
+    assert column(open_page("jobs", kind="credit"), "jobs", "kind") == ["credit"]
     at = open_page("job", job=job_id(lk, "credit"))
     assert '"gamma": 0.95' in at.code[0].value
     figures = {metric.label: metric.value for metric in at.metric}
@@ -565,7 +601,7 @@ def test_rejects_with_their_raw_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with lk.job(kind="collect", run_id=RUN) as job:
         job.record([rollout("a", 0, 0.0), rollout("b", 0, float("nan"))])
     at = open_page("rejects")
-    assert sorted(frame(at, "rejects")["reason"]) == ["conflict", "invalid"]
+    assert sorted(column(at, "rejects", "reason")) == ["conflict", "invalid"]
     reject = lk.sql("SELECT reject_id FROM rejects WHERE reason = 'invalid'").item()
     at = open_page("rejects", reason="invalid", reject=reject)
     assert "EpisodeRecord(" in at.code[0].value
@@ -631,8 +667,6 @@ def markdown_texts(at: Any) -> Iterator[str]:
     for element in elements(at):
         if element.type in ("markdown", "caption", "header", "subheader", "info", "warning", "error", "success"):
             yield element.value
-        elif element.type == "page_link":
-            yield element.proto.label
         elif isinstance(label := getattr(element, "label", None), str):
             yield label
 

@@ -1,8 +1,4 @@
-"""The viewer in a real browser: pages render, clicks lead where they should, hostile text does nothing.
-
-Streamlit draws tables on a canvas, so a cell is clicked by its place: rows are 2.2 em high below a header of the same
-height (the theme's base font has 14 px).
-"""
+"""The viewer in a real browser: pages render, clicks lead where they should, hostile text does nothing."""
 
 import re
 from collections.abc import Iterator
@@ -16,12 +12,9 @@ from testkit.browsers import REQUIRE, chromium, missing
 from testkit.examples import mostly_slow
 from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout, sample_episodes
 from testkit.viewer_process import Viewer, viewer
-from viewer.components import OPEN_WIDTH
 
 pytestmark = pytest.mark.browser
 
-ROW = 31
-"""Height of a table's row in pixels."""
 PATIENCE = 30_000
 """Milliseconds a page may take on a busy machine."""
 MARK = "window.hostile = (window.hostile || 0) + 1"
@@ -89,26 +82,14 @@ def settled(page: Any, heading: str) -> None:
     page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
 
 
-def press(page: Any, key: str) -> None:
-    """Press a key until it moves the page: one that is pressed while the page still works is nobody's."""
-    before = page.url
-    for _ in range(6):
-        settled(page, "Episode")
-        page.keyboard.press(key)
-        for _ in range(50):
-            page.wait_for_timeout(100)
-            if page.url != before:
-                return
-    pytest.fail(f"the key {key!r} does nothing")
+def open_row(page: Any, table: str, row: int) -> None:
+    """Click into the middle of a row of the table with a label."""
+    rows_of(page, table).nth(row).click()
 
 
-def open_row(page: Any, table: int, row: int) -> None:
-    """Click on the button in front of a row."""
-    found = page.get_by_test_id("stDataFrame").nth(table)
-    found.scroll_into_view_if_needed()
-    found.locator("canvas").first.wait_for()
-    box = found.bounding_box()
-    page.mouse.click(box["x"] + OPEN_WIDTH / 2, box["y"] + ROW * (row + 1) + ROW / 2)
+def rows_of(page: Any, table: str) -> Any:
+    """The rows of the table with a label."""
+    return page.get_by_role("region", name=table, exact=True).locator("tbody tr")
 
 
 def address(page: Any) -> dict[str, str]:
@@ -116,43 +97,90 @@ def address(page: Any) -> dict[str, str]:
     return {name: values[-1] for name, values in parse_qs(urlsplit(page.url).query).items()}
 
 
-def episode_text(lk: Lake, task: str, index: int) -> str:
-    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? ORDER BY collection_round LIMIT 1"
-    return ids.to_text(lk.sql(query, [task, index]).item())
+def episode_text(lk: Lake, task: str, index: int, round_: int = 0) -> str:
+    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
+    return ids.to_text(lk.sql(query, [task, index, round_]).item())
 
 
 @pytest.mark.parametrize("name", mostly_slow(["", "episodes", "groups", "training", "jobs", "rejects"], "", "training"))
 def test_every_page_renders(page: Any, name: str) -> None:
     go(page, f"/{name}", name.capitalize() or "Runs")
     if name != "rejects":
-        page.get_by_test_id("stDataFrame").or_(page.get_by_test_id("stVegaLiteChart")).first.wait_for()
+        page.locator(".trajlake-table").or_(page.get_by_test_id("stVegaLiteChart")).first.wait_for()
 
 
 def test_from_the_list_to_an_episode_and_its_advantages(page: Any, lk: Lake) -> None:
     go(page, f"/episodes?run={RUN}&task=mixed&round=1", "Episodes")
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
-    open_row(page, 0, 0)
+    open_row(page, "Episodes", 0)
     settled(page, "Episode")
     assert urlsplit(page.url).path == "/episode"
     first = page.locator(".st-key-step-0")
     for text in ("You are at the gate.", "Plan 0 of rollout 0.", "go right", "+0.866", "+1.732", "0.902"):
         first.get_by_text(text, exact=True).first.wait_for()
     page.get_by_text("1 of 4 episodes that match the filter").wait_for()
-    page.get_by_role("button", name="Next").click()
+    page.get_by_role("link", name="Next").click()
     page.get_by_text("2 of 4 episodes that match the filter").wait_for()
     first.get_by_text("Plan 0 of rollout 1.").wait_for()
     page.get_by_role("link", name="Back to the list").click()
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
-    assert address(page) == {"run": RUN, "task": "mixed", "round": "1"}
+    assert address(page) == {
+        "run": RUN,
+        "task": "mixed",
+        "round": "1",
+        "opened": episode_text(lk, "mixed", 1, round_=1),
+    }
+    assert rows_of(page, "Episodes").nth(1).get_attribute("aria-current") == "true"
+
+
+def test_back_and_forward_go_where_the_reader_was(page: Any, lk: Lake) -> None:
+    """A link is one entry of the history; filter, order and page come back, and the opened row is marked."""
+    go(page, "/groups?task=d*", "Groups")
+    page.get_by_role("link", name="Mean steps").click()
+    page.wait_for_url("**sort=-mean_steps*")
+    open_row(page, "Groups", 1)
+    settled(page, "Group")
+    page.get_by_role("link", name="Groups of the run").click()
+    settled(page, "Groups")
+    page.go_back()
+    settled(page, "Group")
+    assert "group" in address(page)
+    page.go_back()
+    settled(page, "Groups")
+    group = ids.to_text(
+        lk.sql("SELECT group_id FROM episodes WHERE task_id = 'dead' AND collection_round = 1").row(0)[0]
+    )
+    assert address(page) == {"task": "d*", "sort": "-mean_steps", "opened": ids.to_text(opened)}
+    assert rows_of(page, "Groups").nth(1).get_attribute("aria-current") == "true"
+    page.go_back()
+    settled(page, "Groups")
+    assert address(page) == {"task": "d*"}
+    page.go_forward()
+    page.wait_for_url("**sort=-mean_steps*")
+
+
+def test_a_row_opens_in_a_tab_of_its_own_and_by_the_keyboard(page: Any) -> None:
+    go(page, f"/episodes?run={RUN}&task=mixed&round=1", "Episodes")
+    row = rows_of(page, "Episodes").nth(2)
+    with page.context.expect_page() as opened:
+        row.click(modifiers=["ControlOrMeta"])
+    opened.value.get_by_text("3 of 4 episodes that match the filter").wait_for()
+    opened.value.close()
+    assert urlsplit(page.url).path == "/episodes"
+    row.get_by_role("link").focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("3 of 4 episodes that match the filter").wait_for()
 
 
 def test_keys_walk_the_filtered_list(page: Any, lk: Lake) -> None:
     go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}&list=task%3Dmixed%26round%3D0", "Episode")
     page.get_by_text("1 of 4 episodes").wait_for()
-    press(page, "j")
+    page.keyboard.press("j")
     page.get_by_text("2 of 4 episodes").wait_for()
-    press(page, "k")
-    page.get_by_text("1 of 4 episodes").wait_for()
+    page.keyboard.press("j")  # the page may still be at work: the key waits for it
+    page.get_by_text("3 of 4 episodes").wait_for()
+    page.keyboard.press("k")
+    page.get_by_text("2 of 4 episodes").wait_for()
 
 
 def test_filters_and_pages_write_the_address_and_come_back_from_it(page: Any) -> None:
@@ -184,10 +212,10 @@ def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) 
     group = lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'mixed' AND collection_round = 1").item()
     go(page, f"/group?group={ids.to_text(group)}", "Group")
     page.get_by_text("live group").first.wait_for()
-    open_row(page, 1, 0)
+    open_row(page, "Shared states", 0)
     page.get_by_role("heading", name="Steps taken from this state").wait_for()
     assert "anchor" in address(page)
-    open_row(page, 2, 1)
+    open_row(page, "Steps", 1)
     settled(page, "Episode")
     found = address(page)
     assert found["episode"] == ids.to_text(
@@ -209,7 +237,7 @@ def test_from_a_metric_to_the_episodes_of_the_update(page: Any) -> None:
     heading.wait_for()
     update = heading.inner_text().split()[1]
     assert address(page) == {"update": update}
-    open_row(page, 0, 0)
+    open_row(page, "Batch", 0)
     settled(page, "Episode")
     page.get_by_text(re.compile(r"\d of 6 episodes that match the filter")).wait_for()
     page.locator(".st-key-step-0").get_by_text("A advantage").wait_for()
@@ -219,7 +247,7 @@ def test_a_run_is_chosen_by_a_click(page: Any) -> None:
     """The run with the training job is the newest; the other's name is hostile."""
     go(page, "/", "Runs")
     page.get_by_role("heading", name=f"Run {RUN}").wait_for()
-    open_row(page, 0, 1)
+    open_row(page, "Runs", 1)
     page.get_by_role("heading", name="Run <script>").wait_for()
     assert address(page) == {"run": HOSTILE}
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's own tests
 
 from pipelines.credit import GiGPO
+from testkit.streamlit_pages import column, columns, links
 from viewer.choices import describe
 from viewer.queries import Window
 from viewer.transcript import scale_of
@@ -64,24 +65,26 @@ def table_page() -> None:
     """A page with one table, for the test below."""
     import polars as pl
 
-    from viewer.components import number_column, table
+    from viewer import tables
 
     frame = pl.DataFrame(
-        {"episode_id": [5, 6], "task_id": ["a\x1b[31m\nb", "x" * 5000], "value": [None, 0.0], "hidden": [1, 2]}
+        {"episode_id": [5, 6], "task_id": ["a\x1b[31m\n<b>", "x" * 5000], "value": [None, 0.0], "hidden": [1, 2]}
     )
-    table(frame, "t", {"episode_id": "Episode", "task_id": "Task", "value": number_column("Value")}, opens="Open it")
+    columns = {"episode_id": tables.ident("Episode"), "task_id": tables.text("Task"), "value": tables.value("Value")}
+    tables.table(frame, columns, label="Things", href=lambda row: f"/episode?episode={row['episode_id']}&a=<b>")
 
 
 def test_a_table_shows_ids_as_text_and_cells_in_one_short_line() -> None:
     at = AppTest.from_function(table_page, default_timeout=60).run()
     assert [error.value for error in at.exception] == []
-    shown = at.dataframe[0].value
-    assert list(shown.columns) == ["open", "episode_id", "task_id", "value"]
-    assert shown["episode_id"].tolist() == ["0000000000005", "0000000000006"]
-    assert shown["task_id"].tolist()[0] == r"a\x1b[31m b"
-    assert len(shown["task_id"].tolist()[1]) == 400
-    assert shown["value"].isna().tolist() == [True, False], "unknown stays NULL"
-    assert at.dataframe[0].proto.placeholder == "\u2013"
+    assert columns(at, "things") == ["episode_id", "task_id", "value"], "what is not asked for is not shown"
+    assert column(at, "things", "episode_id") == ["0000000000005", "0000000000006"]
+    first, second = column(at, "things", "task_id")
+    assert first == r"a\x1b[31m <b>"
+    assert len(second) == 400
+    assert column(at, "things", "value") == ["\u2013", "0"], "unknown is not 0"
+    assert links(at, "things")[0] == "/episode?episode=0000000000005&a=<b>"
+    assert "<b>" not in at.get("html")[0].proto.body
 
 
 def pages_page() -> None:

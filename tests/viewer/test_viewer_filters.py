@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from lake import ids
 from lake.tables import STATUSES
 from viewer.choices import packed, parameters, unpacked
-from viewer.links import finite, whole
-from viewer.links import parameters as link_parameters
-from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.links import Page, finite, whole
+from viewer.navigation import href
+from viewer.queries import Sort
+from viewer.queries.episodes import ORDERS, EpisodeFilter
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 an_id = st.integers(0, 2**63 - 1)
@@ -32,8 +33,11 @@ filters = st.builds(
 )
 
 
-@given(filters, st.sampled_from(Order))
-def test_a_filter_comes_back_from_its_address(wanted: EpisodeFilter, order: Order) -> None:
+orders = st.none() | st.builds(Sort, st.sampled_from(sorted(ORDERS)), st.booleans())
+
+
+@given(filters, orders)
+def test_a_filter_comes_back_from_its_address(wanted: EpisodeFilter, order: Sort | None) -> None:
     assert unpacked(packed(wanted, order)) == (wanted, order)
 
 
@@ -41,7 +45,7 @@ def test_a_filter_comes_back_from_its_address(wanted: EpisodeFilter, order: Orde
 def test_any_address_gives_a_filter(garbage: str) -> None:
     wanted, order = unpacked(garbage)
     assert isinstance(wanted, EpisodeFilter)
-    assert isinstance(order, Order)
+    assert order is None or order.column in ORDERS
 
 
 @pytest.mark.parametrize(
@@ -49,28 +53,30 @@ def test_any_address_gives_a_filter(garbage: str) -> None:
     ["group=zzz", "min=nan&max=inf", "round=-1", "job=0000000000000", "update=7", "status=won", "sort=DROP TABLE", ""],
 )
 def test_what_makes_no_sense_filters_nothing(address: str) -> None:
-    assert unpacked(address) == (EpisodeFilter(), Order.TASK)
+    assert unpacked(address) == (EpisodeFilter(), None)
 
 
 def test_nothing_filtered_is_nothing_carried() -> None:
     assert packed(EpisodeFilter()) is None
     assert parameters(EpisodeFilter()) == {}
-    assert unpacked(None) == (EpisodeFilter(), Order.TASK)
+    assert unpacked(None) == (EpisodeFilter(), None)
 
 
 def test_ids_are_written_as_people_see_them() -> None:
     wanted = EpisodeFilter(group=5, update=(7, 3), status=("failed", "aborted"))
-    assert parameters(wanted, Order.LOWEST) == {
+    assert parameters(wanted, Sort("outcome", descending=True)) == {
         "group": ids.to_text(5),
         "job": ids.to_text(7),
         "update": "3",
-        "sort": "lowest outcome",
+        "sort": "-outcome",
         "status": ["failed", "aborted"],
     }
 
 
 def test_parameters_that_are_not_set_are_left_out_but_0_is_not() -> None:
-    assert link_parameters(a=None, b="", step=0, run="x") == {"step": "0", "run": "x"}
+    assert href(Page.EPISODE, a=None, b="", step=0, run="x y") == "/episode?step=0&run=x+y"
+    assert href(Page.RUNS) == "/"
+    assert href(Page.EPISODES, status=["failed", "aborted"]) == "/episodes?status=failed&status=aborted"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake
-from testkit.streamlit_pages import frame, open_page, words
+from testkit.streamlit_pages import column, columns, open_page, words
 from viewer import links
 from viewer.launch import ENVIRONMENT
 
@@ -65,17 +65,17 @@ def test_an_episode_is_named_by_run_task_and_rollout() -> None:
 
 
 def test_every_list_names_its_rows_and_ends_with_their_ids(lk: Lake) -> None:
-    jobs = frame(open_page("jobs"), "jobs")
-    assert list(zip(jobs["kind"], jobs["name"], strict=True)) == [
+    at = open_page("jobs")
+    assert list(zip(column(at, "jobs", "kind"), column(at, "jobs", "name"), strict=True)) == [
         ("train", "ppo"),
         *[("credit", "gigpo")] * 3,
         ("collect", "maze"),
     ]
-    assert all(len(job) == ids.TEXT_LENGTH for job in jobs["job_id"])
+    assert all(len(job) == ids.TEXT_LENGTH for job in column(at, "jobs", "job_id"))
     for page, first in (("episodes", ["run_id", "task_id", "rollout_index"]), ("groups", ["run_id", "task_id"])):
-        columns = [name for name in frame(open_page(page), page).columns if name != "open"]
-        assert columns[: len(first)] == first
-        assert columns[-1] == "group_id"
+        shown = columns(open_page(page), page)
+        assert shown[: len(first)] == first
+        assert shown[-1] == "group_id"
 
 
 def test_headings_are_names(lk: Lake) -> None:

@@ -18,8 +18,8 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
-from viewer.queries import Window, episodes, groups, like, lineage, outcomes, runs, training
-from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.queries import Sort, Window, episodes, groups, like, lineage, outcomes, runs, training
+from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 
 ALL = Window(1000)
@@ -99,6 +99,10 @@ def matches(row: dict[str, Any], texts: list[str], wanted: EpisodeFilter) -> boo
     )
 
 
+def _falling(column: str) -> Sort:
+    return Sort(column, descending=True)
+
+
 filters = st.builds(
     EpisodeFilter,
     run=st.sampled_from([None, None, RUN, "odd names", "nobody"]),
@@ -113,9 +117,12 @@ filters = st.builds(
 )
 
 
-@given(wanted=filters, order=st.sampled_from(Order), size=st.integers(1, 9))
+orders = st.none() | st.builds(Sort, st.sampled_from(sorted(episodes.ORDERS)), st.booleans())
+
+
+@given(wanted=filters, order=orders, size=st.integers(1, 9))
 def test_pages_hold_every_matching_episode_once(
-    snap: Reader, facts: Rows, steps: Rows, wanted: EpisodeFilter, order: Order, size: int
+    snap: Reader, facts: Rows, steps: Rows, wanted: EpisodeFilter, order: Sort | None, size: int
 ) -> None:
     texts = defaultdict(list)
     for step in steps:
@@ -132,8 +139,8 @@ def test_pages_hold_every_matching_episode_once(
     assert all(page.height <= size for page in pages)
 
 
-@pytest.mark.parametrize("order", Order)
-def test_previous_and_next_walk_the_list_in_its_order(snap: Reader, order: Order) -> None:
+@pytest.mark.parametrize("order", [None, *map(Sort, episodes.ORDERS), _falling("outcome")])
+def test_previous_and_next_walk_the_list_in_its_order(snap: Reader, order: Sort | None) -> None:
     wanted = EpisodeFilter(run=RUN, status=("completed",))
     listed = episodes.page(snap, wanted, order, ALL)["episode_id"].to_list()
     for position, episode_id in enumerate(listed, start=1):
@@ -147,32 +154,35 @@ def test_previous_and_next_walk_the_list_in_its_order(snap: Reader, order: Order
 def test_an_episode_that_the_filter_leaves_out_has_no_place(snap: Reader, facts: Rows) -> None:
     failed = next(row for row in facts if row["status"] == "failed")
     wanted = EpisodeFilter(status=("completed",))
-    assert episodes.place(snap, wanted, Order.TASK, failed["episode_id"]) is None
+    assert episodes.place(snap, wanted, None, failed["episode_id"]) is None
 
 
 @pytest.mark.parametrize(
     ("order", "key"),
     [
-        (Order.LOWEST, lambda row: (row["outcome"] is None, row["outcome"] or 0)),
-        (Order.HIGHEST, lambda row: (row["outcome"] is None, -(row["outcome"] or 0))),
-        (Order.LONGEST, lambda row: -row["num_steps"]),
-        (Order.LATEST, lambda row: (row["collection_round"] is None, -(row["collection_round"] or 0))),
-        (Order.TASK, lambda row: row["run_id"]),
+        (Sort("outcome"), lambda row: (row["outcome"] is None, row["outcome"] or 0)),
+        (_falling("outcome"), lambda row: (row["outcome"] is None, -(row["outcome"] or 0))),
+        (_falling("num_steps"), lambda row: -row["num_steps"]),
+        (
+            _falling("collection_round"),
+            lambda row: (row["collection_round"] is None, -(row["collection_round"] or 0)),
+        ),
+        (None, lambda row: row["run_id"]),
     ],
 )
-def test_orders(snap: Reader, order: Order, key: Callable[[dict[str, Any]], Any]) -> None:
+def test_orders(snap: Reader, order: Sort | None, key: Callable[[dict[str, Any]], Any]) -> None:
     listed = episodes.page(snap, EpisodeFilter(), order, ALL).to_dicts()
     assert listed == sorted(listed, key=key)
 
 
 def test_numbered_tasks_are_in_the_order_of_their_numbers(snap: Reader) -> None:
-    listed = episodes.page(snap, EpisodeFilter(run="odd names"), Order.TASK, ALL)["task_id"].to_list()
+    listed = episodes.page(snap, EpisodeFilter(run="odd names"), None, ALL)["task_id"].to_list()
     assert listed == ["3", "20", "50 xoff", "50%_off"]
 
 
 def test_wildcards_of_sql_are_ordinary_characters(snap: Reader) -> None:
     def tasks(task: str) -> list[str]:
-        return episodes.page(snap, EpisodeFilter(task=task), Order.TASK, ALL)["task_id"].to_list()
+        return episodes.page(snap, EpisodeFilter(task=task), None, ALL)["task_id"].to_list()
 
     assert tasks("50%_off") == ["50%_off"]
     assert tasks("50_*") == []
@@ -196,7 +206,7 @@ def test_totals_of_nothing_are_unknown_not_0(snap: Reader) -> None:
 
 def test_the_batch_of_an_update_as_a_filter(snap: Reader, training_job: int) -> None:
     batch = snap.sql("SELECT episode_id FROM batches WHERE optimizer_step = 2")["episode_id"].to_list()
-    found = episodes.page(snap, EpisodeFilter(update=(training_job, 2)), Order.TASK, ALL)
+    found = episodes.page(snap, EpisodeFilter(update=(training_job, 2)), None, ALL)
     assert sorted(found["episode_id"]) == sorted(batch)
     assert episodes.totals(snap, EpisodeFilter(update=(training_job, 99)))["episodes"] == 0
 
@@ -213,7 +223,7 @@ def test_a_text_search_reads_the_texts_once(snap: Reader) -> None:
     lake = Counting()
     wanted = EpisodeFilter(text="hall")
     for number in (1, 2, 3):
-        episodes.page(lake, wanted, Order.TASK, Window.page(number, 5))
+        episodes.page(lake, wanted, None, Window.page(number, 5))
     episodes.totals(lake, wanted)
     assert lake.searches == 1
 
@@ -358,7 +368,9 @@ def test_the_chosen_outcome_is_shown_filtered_and_ordered(
     judged: Reader, score: str | None, outcome: list[float | None]
 ) -> None:
     def listed(**wanted: Any) -> list[float | None]:
-        return episodes.page(judged, EpisodeFilter(score=score, **wanted), Order.HIGHEST, ALL)["outcome"].to_list()
+        return episodes.page(judged, EpisodeFilter(score=score, **wanted), _falling("outcome"), ALL)[
+            "outcome"
+        ].to_list()
 
     known = sorted((value for value in outcome if value is not None), reverse=True)
     assert listed() == known + [None] * outcome.count(None)
@@ -750,7 +762,7 @@ def test_every_read_of_an_empty_lake_is_empty(tmp_path: Path) -> None:
     assert groups.total(snap, GroupFilter()) == lineage.jobs_total(snap, None, None) == 0
     frames = [
         runs.page(snap, 1.0, ALL),
-        episodes.page(snap, EpisodeFilter(text="x"), Order.TASK, ALL),
+        episodes.page(snap, EpisodeFilter(text="x"), None, ALL),
         groups.page(snap, GroupFilter(), ALL),
         training.jobs(snap),
         training.metrics(snap, 1),

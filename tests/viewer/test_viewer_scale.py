@@ -10,8 +10,8 @@ from lake.judgements.credit import covering, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
 from viewer.pinned import Reader
-from viewer.queries import Window, episodes, groups, lineage, runs, training
-from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.queries import Sort, Window, episodes, groups, lineage, runs, training
+from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 
 EPISODES, SIBLINGS, BATCH = 100_000, 8, 10_000
@@ -49,9 +49,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 def test_the_list_has_a_last_page(reader: Reader) -> None:
     everything = EpisodeFilter()
     assert episodes.totals(reader, everything)["episodes"] == EPISODES
-    last = episodes.page(reader, everything, Order.TASK, Window.page(EPISODES // 25))
+    last = episodes.page(reader, everything, None, Window.page(EPISODES // 25))
     assert last.height == 25
-    place = episodes.place(reader, everything, Order.TASK, last["episode_id"][-1])
+    place = episodes.place(reader, everything, None, last["episode_id"][-1])
     assert place is not None
     assert (place.position, place.total, place.next) == (EPISODES, EPISODES, None)
 
@@ -59,7 +59,7 @@ def test_the_list_has_a_last_page(reader: Reader) -> None:
 def test_a_text_is_found_among_all_steps(reader: Reader) -> None:
     wanted = EpisodeFilter(text="NEEDLE")
     assert episodes.totals(reader, wanted)["episodes"] == EPISODES // 100
-    assert episodes.page(reader, wanted, Order.HIGHEST, Window(25, 975)).height == 25
+    assert episodes.page(reader, wanted, Sort("outcome", descending=True), Window(25, 975)).height == 25
     assert episodes.totals(reader, EpisodeFilter(text="hay"))["episodes"] == EPISODES
 
 
@@ -75,13 +75,13 @@ def test_runs_and_groups(reader: Reader) -> None:
 def test_episodes_by_what_a_scorer_says(reader: Reader) -> None:
     wanted = EpisodeFilter(score="judge", low=0.5)
     assert episodes.totals(reader, wanted)["episodes"] == EPISODES // 2
-    assert set(episodes.page(reader, wanted, Order.HIGHEST, Window.page(1))["outcome"]) == {0.9}
+    assert set(episodes.page(reader, wanted, Sort("outcome", descending=True), Window.page(1))["outcome"]) == {0.9}
     assert runs.page(reader, 0.5, Window(), "judge")["success"].to_list() == [0.5]
     assert groups.total(reader, GroupFilter(signal=Signal.DEAD, score="judge")) == EPISODES // SIBLINGS
 
 
 def test_one_episode_and_its_group(reader: Reader) -> None:
-    row = episodes.page(reader, EpisodeFilter(), Order.TASK, Window(1, EPISODES // 2)).row(0, named=True)
+    row = episodes.page(reader, EpisodeFilter(), None, Window(1, EPISODES // 2)).row(0, named=True)
     (chosen,) = [one.credit for one in covering(reader, episode_id=row["episode_id"])]
     assert training.advantages(reader, row["episode_id"], chosen).height == 1
     assert episodes.steps(reader, row["episode_id"], Window(10)).height == 1

@@ -5,6 +5,7 @@ SQL with LIMIT, and texts are cut there, so that no screen depends on the size o
 NULL.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import polars as pl
 
 from lake.read.snapshot import Reads
 
-__all__ = ["EXCERPT", "PAGE_ROWS", "Params", "Reads", "Row", "Window", "count", "like", "only_row"]
+__all__ = ["EXCERPT", "PAGE_ROWS", "Params", "Reads", "Row", "Sort", "Window", "count", "like", "only_row", "order_by"]
 
 Params = dict[str, Any]
 Row = dict[str, Any]
@@ -38,6 +39,42 @@ class Window:
     def params(self) -> Params:
         """Values of $limit and $offset."""
         return {"limit": self.limit, "offset": self.offset}
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """The column that orders a list."""
+
+    column: str
+    descending: bool = False
+
+    @classmethod
+    def named(cls, text: str | None) -> "Sort | None":
+        """What an address calls it: the column's name, after a `-` if the largest come first."""
+        name = (text or "").removeprefix("-")
+        return cls(name, (text or "").startswith("-")) if name else None
+
+    def __str__(self) -> str:
+        return f"-{self.column}" if self.descending else self.column
+
+
+def order_by(sort: Sort | None, columns: Mapping[str, tuple[str, ...]], usual: str) -> str:
+    """What a list is ordered by: a column, what is not known last, then as usual.
+
+    Args:
+        columns: SQL of what may order it, by name; further terms decide among equals of the first. Any other name
+            changes nothing.
+    """
+    if sort is None or sort.column not in columns:
+        return usual
+    direction = "DESC" if sort.descending else "ASC"
+    terms = [f"{term} {direction} NULLS LAST" for term in columns[sort.column]]
+    return ", ".join([*terms, usual])
+
+
+def themselves(*names: str) -> dict[str, tuple[str, ...]]:
+    """Columns that are ordered by their own values, for `order_by`."""
+    return {name: (f'"{name}"',) for name in names}
 
 
 def only_row(frame: pl.DataFrame) -> Row | None:

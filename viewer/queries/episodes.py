@@ -1,14 +1,13 @@
 """The list of episodes (filter, order, pages, neighbours), and one episode: facts, a page of steps, a text in full."""
 
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import Literal
 
 import polars as pl
 
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Window, like, only_row, outcomes
+from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, themselves
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -124,28 +123,12 @@ _TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
 _USUAL_ORDER = f"e.run_id, e.collection_round NULLS FIRST, {_TASK_ORDER}, e.rollout_index, e.attempt, e.episode_id"
 
 
-class Order(StrEnum):
-    """Orders of the list."""
-
-    TASK = "task"
-    """Run, collection round, task, rollout."""
-    LATEST = "latest"
-    """Newest collection round and policy version first."""
-    LOWEST = "lowest outcome"
-    """Lowest outcome first, unscored last."""
-    HIGHEST = "highest outcome"
-    """Highest outcome first, unscored last."""
-    LONGEST = "most steps"
-    """Most steps first."""
-
-
-_ORDERS = {
-    Order.TASK: _USUAL_ORDER,
-    Order.LATEST: f"e.collection_round DESC NULLS LAST, e.policy_version DESC NULLS LAST, {_USUAL_ORDER}",
-    Order.LOWEST: f"e.outcome NULLS LAST, {_USUAL_ORDER}",
-    Order.HIGHEST: f"e.outcome DESC NULLS LAST, {_USUAL_ORDER}",
-    Order.LONGEST: f"e.num_steps DESC, {_USUAL_ORDER}",
+ORDERS = themselves("run_id", "rollout_index", "status", "outcome", "num_steps", "stop_reason") | {
+    "task_id": ("TRY_CAST(e.task_id AS BIGINT)", "e.task_id"),
+    "collection_round": ("e.collection_round", "e.policy_version"),
+    "policy_version": ("e.policy_version", "e.collection_round"),
 }
+"""Columns that may order the list; a round's episodes are ordered by version too."""
 
 _CLAUSES = {
     "run": "e.run_id = $run",
@@ -200,13 +183,13 @@ class Place:
     next: int | None
 
 
-def page(lake: Reads, wanted: EpisodeFilter, order: Order, window: Window) -> pl.DataFrame:
+def page(lake: Reads, wanted: EpisodeFilter, order: Sort | None, window: Window) -> pl.DataFrame:
     """A page of the list."""
     judged, where, params = _conditions(lake, wanted)
     query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
                status, outcome, num_steps, completion_tokens, stop_reason
-        FROM {judged} AS e WHERE {where} ORDER BY {_ORDERS[order]} LIMIT $limit OFFSET $offset
+        FROM {judged} AS e WHERE {where} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)} LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | window.params())
 
@@ -222,14 +205,14 @@ def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
     return lake.sql(query, params or None).row(0, named=True)
 
 
-def place(lake: Reads, wanted: EpisodeFilter, order: Order, episode_id: int) -> Place | None:
+def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int) -> Place | None:
     """Position of an episode in the list; None if the filter leaves it out."""
     judged, where, params = _conditions(lake, wanted)
     query = f"""
         SELECT * FROM (
             SELECT e.episode_id, row_number() OVER list AS position, count(*) OVER () AS total,
                    lag(e.episode_id) OVER list AS previous, lead(e.episode_id) OVER list AS next
-            FROM {judged} AS e WHERE {where} WINDOW list AS (ORDER BY {_ORDERS[order]})
+            FROM {judged} AS e WHERE {where} WINDOW list AS (ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)})
         ) WHERE episode_id = $episode
         """
     found = only_row(lake.sql(query, params | {"episode": episode_id}))

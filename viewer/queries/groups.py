@@ -10,7 +10,20 @@ from enum import StrEnum
 import polars as pl
 
 from lake.judgements.credit import Credit
-from viewer.queries import EXCERPT, Params, Reads, Row, Window, count, like, only_row, outcomes
+from viewer.queries import (
+    EXCERPT,
+    Params,
+    Reads,
+    Row,
+    Sort,
+    Window,
+    count,
+    like,
+    only_row,
+    order_by,
+    outcomes,
+    themselves,
+)
 
 _GROUPS = """
     SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
@@ -48,10 +61,18 @@ class GroupFilter:
     """The outcome that tells them apart."""
 
 
-def page(lake: Reads, wanted: GroupFilter, window: Window) -> pl.DataFrame:
-    """A page of the groups by run, round and task; sd_return is the sample deviation."""
+ORDERS = themselves(
+    *("run_id", "collection_round", "signal", "size", "scored"),
+    *("mean_return", "sd_return", "lowest", "highest", "mean_steps"),
+) | {"task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")}
+"""Columns that may order the list."""
+_USUAL_ORDER = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
+
+
+def page(lake: Reads, wanted: GroupFilter, window: Window, sort: Sort | None = None) -> pl.DataFrame:
+    """A page of the groups, by run, round and task if nothing else is asked for; sd_return is the sample deviation."""
     query, params = _filtered(lake, wanted)
-    order = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
+    order = order_by(sort, ORDERS, _USUAL_ORDER)
     return lake.sql(f"SELECT * FROM ({query}) ORDER BY {order} LIMIT $limit OFFSET $offset", params | window.params())
 
 
@@ -68,8 +89,19 @@ def group(lake: Reads, group_id: int, score: str | None = None) -> Row | None:
     return only_row(lake.sql(query, params | {"group": group_id}))
 
 
+SIBLING_ORDERS = themselves(
+    "rollout_index", "status", "outcome", "num_steps", "policy_version", "a_episode", "mean_advantage"
+)
+"""Columns that may order siblings."""
+
+
 def siblings(
-    lake: Reads, group_id: int, credit: Credit | None, window: Window, score: str | None = None
+    lake: Reads,
+    group_id: int,
+    credit: Credit | None,
+    window: Window,
+    score: str | None = None,
+    sort: Sort | None = None,
 ) -> pl.DataFrame:
     """The siblings of a group by rollout; a_episode (of the first step), mean_advantage: NULL without credit."""
     judged, params = outcomes.judged(lake, score)
@@ -79,7 +111,8 @@ def siblings(
                arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage
         FROM {judged} AS e LEFT JOIN {chosen} AS a ON a.episode_id = e.episode_id
         WHERE e.group_id = $group
-        GROUP BY ALL ORDER BY e.rollout_index, e.attempt, e.episode_id LIMIT $limit OFFSET $offset
+        GROUP BY ALL ORDER BY {order_by(sort, SIBLING_ORDERS, "e.rollout_index, e.attempt, e.episode_id")}
+        LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"group": group_id} | window.params())
 
@@ -94,7 +127,11 @@ def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
     return lake.sql(query, {"group": group_id}).row(0, named=True)
 
 
-def anchors(lake: Reads, group_id: int, credit: Credit, window: Window) -> pl.DataFrame:
+ANCHOR_ORDERS = themselves("size", "episodes", "actions", "spread", "lowest", "highest", "mean_step", "is_error")
+"""Columns that may order anchor states."""
+
+
+def anchors(lake: Reads, group_id: int, credit: Credit, window: Window, sort: Sort | None = None) -> pl.DataFrame:
     """Anchor states that two or more episodes of a group passed, the most shared first.
 
     size is in steps, actions are distinct ones; lowest, highest and spread are of the return-to-go.
@@ -109,7 +146,7 @@ def anchors(lake: Reads, group_id: int, credit: Credit, window: Window) -> pl.Da
         JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
         WHERE a.group_id = $group AND a.anchor_key IS NOT NULL
         GROUP BY a.anchor_key HAVING count(DISTINCT a.episode_id) > 1
-        ORDER BY episodes DESC, size DESC, a.anchor_key LIMIT $limit OFFSET $offset
+        ORDER BY {order_by(sort, ANCHOR_ORDERS, "episodes DESC, size DESC, a.anchor_key")} LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, {"group": group_id} | window.params())
 

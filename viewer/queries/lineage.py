@@ -2,19 +2,28 @@
 
 import polars as pl
 
-from viewer.queries import EXCERPT, Params, Reads, Row, Window, count, only_row
+from viewer.queries import EXCERPT, Params, Reads, Row, Sort, Window, count, only_row, order_by, themselves
 
 DOCUMENT = 100_000
 """Characters of a document that a page shows."""
 
 
-def jobs_page(lake: Reads, kind: str | None, status: str | None, window: Window) -> pl.DataFrame:
-    """A page of the jobs, newest first."""
+JOB_ORDERS = themselves("kind", "status", "run_id", "started_at", "seconds", "rows_in", "rows_out", "rows_dropped")
+"""Columns that may order jobs."""
+REJECT_ORDERS = themselves("reason", "source_uri", "position", "source_format", "run_id", "at")
+"""Columns that may order rejects."""
+
+
+def jobs_page(
+    lake: Reads, kind: str | None, status: str | None, window: Window, sort: Sort | None = None
+) -> pl.DataFrame:
+    """A page of the jobs, newest first if nothing else is asked for."""
     where, params = _conditions(kind=kind, status=status)
     query = f"""
         SELECT job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped,
                left(error, {EXCERPT}) AS error
-        FROM job_runs WHERE {where} ORDER BY started_at DESC, job_id LIMIT $limit OFFSET $offset
+        FROM job_runs WHERE {where}
+        ORDER BY {order_by(sort, JOB_ORDERS, "started_at DESC, job_id")} LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | window.params())
 
@@ -41,12 +50,16 @@ def job(lake: Reads, job_id: int) -> Row | None:
     return only_row(lake.sql(query, [job_id]))
 
 
-def rejects_page(lake: Reads, reason: str | None, run: str | None, window: Window) -> pl.DataFrame:
-    """A page of the rejects, newest first."""
+def rejects_page(
+    lake: Reads, reason: str | None, run: str | None, window: Window, sort: Sort | None = None
+) -> pl.DataFrame:
+    """A page of the rejects, newest first if nothing else is asked for."""
     where, params = _conditions(reason=reason, run_id=run)
     query = f"""
         SELECT reject_id, "at", run_id, source_uri, source_format, position, reason, left(message, {EXCERPT}) AS message
-        FROM rejects WHERE {where} ORDER BY "at" DESC, source_uri, position, reject_id LIMIT $limit OFFSET $offset
+        FROM rejects WHERE {where}
+        ORDER BY {order_by(sort, REJECT_ORDERS, '"at" DESC, source_uri, position, reject_id')}
+        LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | window.params())
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import polars as pl
 
-from viewer.queries import Reads, Row, Window, count, outcomes
+from viewer.queries import Reads, Row, Sort, Window, count, order_by, outcomes, themselves
 
 Axis = Literal["collection_round", "policy_version"]
 
@@ -57,8 +57,17 @@ def exists(lake: Reads, run: str) -> bool:
     return bool(lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE run_id = ?)", [run]).item())
 
 
-def page(lake: Reads, success_at: float, window: Window, score: str | None = None) -> pl.DataFrame:
-    """A page of the runs, the most recently recorded first."""
+ORDERS = themselves(
+    *("run_id", "environment", "policy", "episodes", "tasks", "rounds"),
+    *("success", "mean_return", "mean_steps", "dead_share"),
+)
+"""Columns that may order runs."""
+
+
+def page(
+    lake: Reads, success_at: float, window: Window, score: str | None = None, sort: Sort | None = None
+) -> pl.DataFrame:
+    """A page of the runs, the most recently recorded first if nothing else is asked for."""
     judged, params = outcomes.judged(lake, score)
     query = f"""
         SELECT e.run_id, any_value(e.environment) AS environment, any_value(e.policy) AS policy,
@@ -72,7 +81,8 @@ def page(lake: Reads, success_at: float, window: Window, score: str | None = Non
             FROM ({_GROUPS.format(episodes=judged)}) GROUP BY run_id
         ) AS g USING (run_id)
         LEFT JOIN (SELECT run_id, max(started_at) AS latest FROM job_runs GROUP BY run_id) AS j USING (run_id)
-        GROUP BY e.run_id ORDER BY max(j.latest) DESC NULLS LAST, e.run_id LIMIT $limit OFFSET $offset
+        GROUP BY e.run_id ORDER BY {order_by(sort, ORDERS, "max(j.latest) DESC NULLS LAST, e.run_id")}
+        LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"success_at": success_at} | window.params())
 
@@ -123,14 +133,26 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | Non
     return lake.sql(query, params | {"run": run, "success_at": success_at, "z": Z})
 
 
-def tasks(lake: Reads, run: str, success_at: float, window: Window, score: str | None = None) -> pl.DataFrame:
-    """A page of a run's tasks, the least successful first: task_id, episodes, scored, success, mean_return."""
+_HARDEST = "success NULLS LAST, mean_return, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id"
+TASK_ORDERS = themselves("episodes", "scored", "success", "mean_return") | {
+    "task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")
+}
+"""Columns that may order tasks."""
+
+
+def tasks(
+    lake: Reads, run: str, success_at: float, window: Window, score: str | None = None, sort: Sort | None = None
+) -> pl.DataFrame:
+    """A page of a run's tasks: task_id, episodes, scored, success, mean_return.
+
+    The least successful come first if nothing else is asked for.
+    """
     judged, params = outcomes.judged(lake, score, run)
     query = f"""
         SELECT task_id, count(*) AS episodes, count(outcome) AS scored,
                avg((outcome >= $success_at)::INT) AS success, avg(outcome) AS mean_return
         FROM {judged} WHERE run_id = $run GROUP BY task_id
-        ORDER BY success NULLS LAST, mean_return, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id
+        ORDER BY {order_by(sort, TASK_ORDERS, _HARDEST)}
         LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"run": run, "success_at": success_at} | window.params())

@@ -11,7 +11,7 @@ import polars as pl
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import Credit, find_credit
 from lake.read.online_runs import LOOP
-from viewer.queries import Params, Reads, Row, Window, count, only_row
+from viewer.queries import Params, Reads, Row, Sort, Window, count, only_row, order_by, themselves
 
 POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
@@ -125,14 +125,27 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
     return lake.sql(query, params)
 
 
-def batch(lake: Reads, job_id: int, update: int, credit: Credit | None, window: Window) -> pl.DataFrame:
-    """Episodes that an optimizer step consumed, the largest mean |advantage| first; credit_job computed it."""
+BATCH_ORDERS = themselves(
+    *("run_id", "rollout_index", "policy_version", "status", "env_return", "action_tokens", "undefined", "dead"),
+    *("a_episode", "mean_advantage", "lowest", "highest"),
+) | {"task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")}
+"""Columns that may order a batch."""
+
+
+def batch(
+    lake: Reads, job_id: int, update: int, credit: Credit | None, window: Window, sort: Sort | None = None
+) -> pl.DataFrame:
+    """Episodes that an optimizer step consumed; credit_job computed their advantages.
+
+    The largest mean |advantage| comes first if nothing else is asked for.
+    """
     consumed, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
     query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
                last_step, action_tokens, credit_job, a_episode, mean_advantage, lowest, highest,
                total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined, dead > 0 AS dead
-        FROM ({consumed}) ORDER BY mean_size DESC NULLS LAST, episode_id LIMIT $limit OFFSET $offset
+        FROM ({consumed})
+        ORDER BY {order_by(sort, BATCH_ORDERS, "mean_size DESC NULLS LAST, episode_id")} LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"update": update} | window.params())
 

@@ -7,12 +7,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import covering
-from viewer import choices, figures, links, plain, transcript
+from viewer import choices, figures, links, plain, tables, transcript
 from viewer import components as ui
 from viewer.links import Page, given_int
+from viewer.navigation import changed
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible, word
-from viewer.queries import Row, Window, episodes, training
+from viewer.queries import PAGE_ROWS, Row, Window, episodes, training
 from viewer.queries.episodes import EpisodeFilter
 
 # Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
@@ -46,24 +47,22 @@ def _place(episode_id: int) -> None:
     wanted, order = choices.carried()
     place = read(episodes.place, wanted, order, episode_id)
     with st.container(horizontal=True, vertical_alignment="center"):
-        here = choices.parameters(wanted, order)
-        st.page_link(Page.EPISODES, label="Back to the list", icon=":material/arrow_back:", query_params=here)
+        page = None if place is None or place.position <= PAGE_ROWS else (place.position - 1) // PAGE_ROWS + 1
+        here = choices.parameters(wanted, order) | {tables.OPENED: ids.to_text(episode_id)}
+        ui.link(Page.EPISODES, "Back to the list", "arrow_back", page=page, **here)
         if place is None:
             st.caption("This episode is not in the filtered list.")
             return
-        _neighbour("Previous", place.previous, "left", "k")
-        _neighbour("Next", place.next, "right", "j")
+        _neighbour("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", place.previous, "k")
+        _neighbour("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", place.next, "j")
         filtered = " that match the filter" if replace(wanted, score=None) != EpisodeFilter() else ""
         st.caption(f"{place.position:,} of {place.total:,} episodes{filtered}")
 
 
-def _neighbour(label: str, target: int | None, side: str, key: str) -> None:
-    icon = f":material/chevron_{side}:"
-    pressed = st.button(label, icon=icon, key=label.lower(), disabled=target is None, shortcut=key, type="tertiary")
-    if pressed and target is not None:
-        st.query_params["episode"] = ids.to_text(target)
-        st.query_params.pop("step", None)
-        st.rerun()
+def _neighbour(label: str, target: int | None, key: str) -> None:
+    """A link to another episode of the list, with everything else as the reader has set it."""
+    address = None if target is None else changed(episode=ids.to_text(target), step=None)
+    ui.turn(label, address, key)
 
 
 def _facts(facts: Row) -> None:
@@ -167,8 +166,14 @@ def _scores(episode_id: int) -> None:
                 _why(f"{kind} of {chip(row['scorer'])}", row[kind], f"{kind}-{position}")
     if of_steps.height:
         with st.expander(f"Scores of steps ({of_steps.height})", icon=":material/format_list_numbered:"):
-            columns = {"scorer": "Scorer", "step_index": "Step", "value": ui.number_column("Value")}
-            ui.table(of_steps, "scores", columns | {"reason": "Reason", "error": "Error"})
+            columns = {
+                "scorer": tables.text("Scorer"),
+                "step_index": tables.value("Step"),
+                "value": tables.value("Value"),
+                "reason": tables.wide("Reason"),
+                "error": tables.wide("Error"),
+            }
+            tables.table(of_steps, columns, label="Scores of steps")
 
 
 def _why(label: str, text: str, key: str) -> None:

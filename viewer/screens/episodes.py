@@ -6,26 +6,27 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.tables import STATUSES
-from viewer import choices
+from viewer import choices, tables
 from viewer import components as ui
 from viewer.links import Page, given
+from viewer.navigation import href
 from viewer.pinned import read
 from viewer.plain import chip, number
 from viewer.queries import episodes
-from viewer.queries.episodes import EpisodeFilter, Order
+from viewer.queries.episodes import ORDERS, EpisodeFilter
 
 _COLUMNS = {
-    "run_id": "Run",
-    "task_id": "Task",
-    "rollout_index": ui.count_column("Rollout"),
-    "collection_round": ui.count_column("Round"),
-    "policy_version": ui.count_column("Policy version"),
-    "status": "Status",
-    "outcome": ui.number_column("Outcome", "A dash means not scored, which is not 0."),
-    "num_steps": ui.count_column("Steps"),
-    "stop_reason": ui.name_column("Stopped by"),
-    "episode_id": ui.id_column("Episode"),
-    "group_id": ui.id_column("Group"),
+    "run_id": tables.text("Run"),
+    "task_id": tables.text("Task"),
+    "rollout_index": tables.value("Rollout"),
+    "collection_round": tables.value("Round"),
+    "policy_version": tables.value("Policy version"),
+    "status": tables.text("Status"),
+    "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),
+    "num_steps": tables.value("Steps"),
+    "stop_reason": tables.text("Stopped by"),
+    "episode_id": tables.ident("Episode"),
+    "group_id": tables.ident("Group"),
 }
 
 
@@ -35,7 +36,7 @@ def show() -> None:
     if not read(episodes.totals, EpisodeFilter())["episodes"]:
         ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
-    wanted, order = _filter()
+    wanted, order = _filter(), tables.ordered_by()
     if wanted.text is not None:
         with st.spinner("Searching the texts of all steps"):
             totals = read(episodes.totals, wanted)
@@ -50,13 +51,18 @@ def show() -> None:
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)
-    clicked = ui.table(frame, "episodes", _COLUMNS, opens="Open the episode")
-    if clicked is not None:
-        chosen = ids.to_text(frame["episode_id"][clicked])
-        ui.go(Page.EPISODE, episode=chosen, list=choices.packed(wanted, order))
+    here = choices.packed(wanted, order)
+    tables.table(
+        frame,
+        _COLUMNS,
+        label="Episodes",
+        href=lambda row: href(Page.EPISODE, episode=row["episode_id"], list=here),
+        key="episode_id",
+        sortable=ORDERS,
+    )
 
 
-def _filter() -> tuple[EpisodeFilter, Order]:
+def _filter() -> EpisodeFilter:
     """The filter widgets, bound to the address."""
     with st.container(border=True):
         first = st.columns([2, 2, 2.2, 3])
@@ -74,7 +80,7 @@ def _filter() -> tuple[EpisodeFilter, Order]:
                 icon=":material/search:",
                 **ui.FILTER,
             )
-        second = st.columns([1.6, 1.1, 1.1, 1, 1.1, 1.6, 1.5, 1.4], vertical_alignment="bottom")
+        second = st.columns([1.6, 1.1, 1.1, 1, 1.1, 1.6, 1.4], vertical_alignment="bottom")
         with second[0]:
             score = choices.outcome(run)
         low = _number(second[1].number_input, "Outcome from", "min")
@@ -82,9 +88,8 @@ def _filter() -> tuple[EpisodeFilter, Order]:
         round_ = _number(second[3].number_input, "Round", "round", step=1)
         version = _number(second[4].number_input, "Policy version", "version", step=1)
         group = _group(second[5].text_input)
-        order = second[6].selectbox("Order", list(map(str, Order)), key="sort", bind="query-params")
-        unscored = second[7].toggle("Unscored only", key="unscored", **ui.FILTER)
-    wanted = EpisodeFilter(
+        unscored = second[6].toggle("Unscored only", key="unscored", **ui.FILTER)
+    return EpisodeFilter(
         run=run,
         task=task,
         status=tuple(status),
@@ -98,7 +103,6 @@ def _filter() -> tuple[EpisodeFilter, Order]:
         policy_version=None if version is None else int(version),
         update=_update(),
     )
-    return wanted, Order(order)
 
 
 def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:

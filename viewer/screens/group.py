@@ -1,17 +1,20 @@
 """One group: the siblings' rewards, and the anchor states that they share."""
 
+from collections.abc import Callable
+
 import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit, covering
 from lake.judgements.scores import ENV_RETURN
-from viewer import choices, figures, links
+from viewer import choices, figures, links, tables
 from viewer import components as ui
 from viewer.links import Page, given
+from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Row, Window, episodes, groups, outcomes
+from viewer.queries import Row, Sort, Window, episodes, groups, outcomes
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
 
@@ -70,7 +73,8 @@ def _facts(facts: Row) -> None:
 
 
 def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
-    frame = read(groups.siblings, facts["group_id"], chosen, Window(_MOST_SIBLINGS), score)
+    order = tables.ordered_by()
+    frame = read(groups.siblings, facts["group_id"], chosen, Window(_MOST_SIBLINGS), score, order)
     left, right = st.columns([2, 3])
     with left:
         chart = figures.outcomes(frame, facts["mean_return"], facts["sd_return"])
@@ -78,20 +82,25 @@ def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
         st.caption("Dashed: mean. Shaded: one standard deviation. ?: not scored.")
     with right:
         columns = {
-            "rollout_index": ui.count_column("Rollout"),
-            "status": "Status",
-            "outcome": ui.number_column("Outcome", "A dash means not scored, which is not 0."),
-            "num_steps": ui.count_column("Steps"),
-            "a_episode": ui.advantage_column("A_E"),
-            "mean_advantage": ui.advantage_column("Mean A"),
-            "policy_version": ui.count_column("Policy version"),
-            "episode_id": ui.id_column("Episode"),
+            "rollout_index": tables.value("Rollout"),
+            "status": tables.text("Status"),
+            "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),
+            "num_steps": tables.value("Steps"),
+            "a_episode": tables.advantage("A_E"),
+            "mean_advantage": tables.advantage("Mean A"),
+            "policy_version": tables.value("Policy version"),
+            "episode_id": tables.ident("Episode"),
         }
-        clicked = ui.table(frame, "siblings", columns, opens="Open the episode")
+        tables.table(
+            frame,
+            columns,
+            label="Siblings",
+            href=_sibling(facts["group_id"], chosen, score, order),
+            key="episode_id",
+            sortable=groups.SIBLING_ORDERS,
+        )
         if frame.height < facts["size"]:
             st.caption(f"{frame.height} of {facts['size']} siblings")
-    if clicked is not None:
-        _open(facts["group_id"], frame["episode_id"][clicked], chosen, score)
 
 
 def _anchors(group_id: int, chosen: Credit, score: str) -> None:
@@ -107,23 +116,30 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
     if not total:
         st.info("No two siblings passed the same state.", icon=":material/info:")
         return
-    frame = read(groups.anchors, group_id, chosen, ui.pager(total, "shared states"))
+    order = tables.ordered_by("anchors")
+    frame = read(groups.anchors, group_id, chosen, ui.pager(total, "shared states"), order)
     columns = {
-        "state": st.column_config.TextColumn("State", width="large"),
-        "size": ui.count_column("Steps"),
-        "episodes": ui.count_column("Siblings", "Distinct episodes that passed the state."),
-        "actions": ui.count_column("Actions", "Distinct actions taken there."),
-        "spread": ui.number_column("Return spread", "Largest minus smallest return-to-go: 0 tells nothing apart."),
-        "lowest": ui.number_column("Lowest"),
-        "highest": ui.number_column("Highest"),
-        "mean_step": ui.number_column("Mean step", format="%.1f"),
-        "is_error": st.column_config.CheckboxColumn("Error text", help="Error texts make false anchors."),
-        "anchor_key": ui.id_column("Anchor"),
+        "state": tables.wide("State"),
+        "size": tables.value("Steps"),
+        "episodes": tables.value("Siblings", "Distinct episodes that passed the state."),
+        "actions": tables.value("Actions", "Distinct actions taken there."),
+        "spread": tables.value("Return spread", "Largest minus smallest return-to-go: 0 tells nothing apart."),
+        "lowest": tables.value("Lowest"),
+        "highest": tables.value("Highest"),
+        "mean_step": tables.value("Mean step", digits=1),
+        "is_error": tables.mark("Error text", "Error texts make false anchors."),
+        "anchor_key": tables.ident("Anchor"),
     }
-    clicked = ui.table(frame, "anchors", columns, opens="Show the steps in this state")
-    if clicked is not None:
-        st.query_params["anchor"] = ids.to_text(frame["anchor_key"][clicked])
-        st.rerun()
+    tables.table(
+        frame,
+        columns,
+        label="Shared states",
+        href=lambda row: changed(anchor=row["anchor_key"]),
+        key="anchor_key",
+        chosen=given("anchor"),
+        sortable=groups.ANCHOR_ORDERS,
+        parameter="anchors",
+    )
     _visits(group_id, chosen, score)
 
 
@@ -145,26 +161,26 @@ def _visits(group_id: int, chosen: Credit, score: str) -> None:
     st.code(visible(state), language=None, wrap_lines=True)
     actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")
     columns = {
-        "rollout_index": ui.count_column("Rollout"),
-        "step_index": ui.count_column("Step"),
-        "action": st.column_config.TextColumn("Action", width="large"),
-        "reward": ui.number_column("Reward"),
-        "return_to_go": ui.number_column("Return-to-go"),
-        "a_step": ui.advantage_column("A_S"),
-        "advantage": ui.advantage_column("A"),
-        "outcome": ui.number_column("Outcome"),
-        "episode_id": ui.id_column("Episode"),
+        "rollout_index": tables.value("Rollout"),
+        "step_index": tables.value("Step"),
+        "action": tables.wide("Action"),
+        "reward": tables.value("Reward"),
+        "return_to_go": tables.value("Return-to-go"),
+        "a_step": tables.advantage("A_S"),
+        "advantage": tables.advantage("A"),
+        "outcome": tables.value("Outcome"),
+        "episode_id": tables.ident("Episode"),
     }
-    clicked = ui.table(frame.with_columns(action=actions), "visits", columns, opens="Open the episode")
-    if clicked is not None:
-        _open(group_id, frame["episode_id"][clicked], chosen, score, frame["step_index"][clicked])
+    tables.table(frame.with_columns(action=actions), columns, label="Steps", href=_sibling(group_id, chosen, score))
 
 
-def _open(group_id: int, episode_id: int, chosen: Credit | None, score: str, step: int | None = None) -> None:
-    """Open a sibling, at a step. Previous and next then walk through the group."""
+def _sibling(group_id: int, chosen: Credit | None, score: str, order: Sort | None = None) -> Callable[[Row], str]:
+    """The address of a row's episode, at its step. Previous and next then walk through the group."""
     credit_id = None if chosen is None else chosen.text
-    here = choices.packed(EpisodeFilter(group=group_id, score=score))
-    ui.go(Page.EPISODE, episode=ids.to_text(episode_id), step=step, credit=credit_id, list=here)
+    here = choices.packed(EpisodeFilter(group=group_id, score=score), order)
+    return lambda row: href(
+        Page.EPISODE, episode=row["episode_id"], step=row.get("step_index"), credit=credit_id, list=here
+    )
 
 
 show()

@@ -2,29 +2,27 @@
 
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
-from lake import ids
-from viewer import choices
+from viewer import choices, tables
 from viewer import components as ui
 from viewer.links import Page
+from viewer.navigation import href
 from viewer.pinned import read
 from viewer.queries import groups
 from viewer.queries.groups import GroupFilter, Signal
 
 _COLUMNS = {
-    "run_id": "Run",
-    "task_id": "Task",
-    "collection_round": ui.count_column("Round"),
-    "signal": st.column_config.TextColumn(
-        "Signal", help="live: outcomes differ. dead: all the same. unjudged: < 2 scored."
-    ),
-    "size": ui.count_column("Siblings"),
-    "scored": ui.count_column("Scored"),
-    "mean_return": ui.number_column("Mean outcome"),
-    "sd_return": ui.number_column("Std", "Sample standard deviation."),
-    "lowest": ui.number_column("Lowest"),
-    "highest": ui.number_column("Highest"),
-    "mean_steps": ui.number_column("Mean steps", format="%.1f"),
-    "group_id": ui.id_column("Group"),
+    "run_id": tables.text("Run"),
+    "task_id": tables.text("Task"),
+    "collection_round": tables.value("Round"),
+    "signal": tables.text("Signal", "live: outcomes differ. dead: all the same. unjudged: < 2 scored."),
+    "size": tables.value("Siblings"),
+    "scored": tables.value("Scored"),
+    "mean_return": tables.value("Mean outcome"),
+    "sd_return": tables.value("Std", "Sample standard deviation."),
+    "lowest": tables.value("Lowest"),
+    "highest": tables.value("Highest"),
+    "mean_steps": tables.value("Mean steps", digits=1),
+    "group_id": tables.ident("Group"),
 }
 
 
@@ -39,10 +37,14 @@ def show() -> None:
     if not total:
         st.info("No group matches these filters.", icon=":material/filter_alt_off:")
         return
-    frame = read(groups.page, wanted, ui.pager(total, "groups"))
-    clicked = ui.table(frame, "groups", _COLUMNS, opens="Open the group")
-    if clicked is not None:
-        ui.go(Page.GROUP, group=ids.to_text(frame["group_id"][clicked]), score=wanted.score)
+    tables.table(
+        read(groups.page, wanted, ui.pager(total, "groups"), tables.ordered_by()),
+        _COLUMNS,
+        label="Groups",
+        href=lambda row: href(Page.GROUP, group=row["group_id"], score=wanted.score),
+        key="group_id",
+        sortable=groups.ORDERS,
+    )
 
 
 def _filter() -> GroupFilter:

@@ -2,27 +2,27 @@
 
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
-from lake import ids
 from viewer import components as ui
-from viewer import links
+from viewer import links, tables
 from viewer.links import Page
+from viewer.navigation import href
 from viewer.pinned import read
 from viewer.plain import word
 from viewer.queries import lineage
 
 _STATUSES = ("succeeded", "failed", "started")
 _COLUMNS = {
-    "kind": "Kind",
-    "name": ui.name_column("What", "Estimator, scorer, reward, loss, source: what the job ran."),
-    "status": st.column_config.TextColumn("Status", help="started: running, or killed before its last row."),
-    "run_id": ui.name_column("Run"),
-    "started_at": st.column_config.DatetimeColumn("Started (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
-    "seconds": ui.number_column("Seconds", format="%.1f"),
-    "rows_in": ui.count_column("Rows in"),
-    "rows_out": ui.count_column("Rows out"),
-    "rows_dropped": ui.count_column("Dropped"),
-    "job_id": ui.id_column("Job"),
-    "error": "Error",
+    "kind": tables.text("Kind"),
+    "name": tables.text("What", "Estimator, scorer, reward, loss, source: what the job ran."),
+    "status": tables.text("Status", "started: running, or killed before its last row."),
+    "run_id": tables.text("Run"),
+    "started_at": tables.time("Started (UTC)"),
+    "seconds": tables.value("Seconds", digits=1),
+    "rows_in": tables.value("Rows in"),
+    "rows_out": tables.value("Rows out"),
+    "rows_dropped": tables.value("Dropped"),
+    "job_id": tables.ident("Job"),
+    "error": tables.text("Error"),
 }
 
 
@@ -39,10 +39,15 @@ def show() -> None:
     if not total:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
         return
-    frame = read(lineage.jobs_page, kind, status, ui.pager(total, "jobs"))
-    clicked = ui.table(frame.with_columns(links.jobs(frame)), "jobs", _COLUMNS, opens="Open the job")
-    if clicked is not None:
-        ui.go(Page.JOB, job=ids.to_text(frame["job_id"][clicked]))
+    frame = read(lineage.jobs_page, kind, status, ui.pager(total, "jobs"), tables.ordered_by())
+    tables.table(
+        frame.with_columns(links.jobs(frame)),
+        _COLUMNS,
+        label="Jobs",
+        href=lambda row: href(Page.JOB, job=row["job_id"]),
+        key="job_id",
+        sortable=lineage.JOB_ORDERS,
+    )
 
 
 show()

@@ -4,20 +4,22 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import components as ui
+from viewer import tables
 from viewer.links import Page, given
+from viewer.navigation import changed
 from viewer.pinned import read
 from viewer.plain import chip, number, visible, word
 from viewer.queries import lineage
 
 _COLUMNS = {
-    "reason": "Reason",
-    "source_uri": "Source",
-    "position": ui.count_column("Position", "Line number from 1 (JSONL), or index from 0 in an array."),
-    "message": st.column_config.TextColumn("Message", width="large"),
-    "source_format": "Format",
-    "run_id": "Run",
-    "at": st.column_config.DatetimeColumn("At (UTC)", format="YYYY-MM-DD HH:mm:ss", timezone="UTC"),
-    "reject_id": ui.id_column("Reject"),
+    "reason": tables.text("Reason"),
+    "source_uri": tables.text("Source"),
+    "position": tables.value("Position", "Line number from 1 (JSONL), or index from 0 in an array."),
+    "message": tables.wide("Message"),
+    "source_format": tables.text("Format"),
+    "run_id": tables.text("Run"),
+    "at": tables.time("At (UTC)"),
+    "reject_id": tables.ident("Reject"),
 }
 
 
@@ -35,11 +37,15 @@ def show() -> None:
     if not total:
         st.info("No reject matches.", icon=":material/filter_alt_off:")
         return
-    frame = read(lineage.rejects_page, reason, run, ui.pager(total, "rejects"))
-    clicked = ui.table(frame, "rejects", _COLUMNS, opens="Show its text")
-    if clicked is not None:
-        st.query_params["reject"] = ids.to_text(frame["reject_id"][clicked])
-        st.rerun()
+    tables.table(
+        read(lineage.rejects_page, reason, run, ui.pager(total, "rejects"), tables.ordered_by()),
+        _COLUMNS,
+        label="Rejects",
+        href=lambda row: changed(reject=row["reject_id"]),
+        key="reject_id",
+        chosen=given("reject"),
+        sortable=lineage.REJECT_ORDERS,
+    )
     _raw()
 
 

@@ -6,9 +6,10 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures, links
+from viewer import choices, figures, links, tables
 from viewer import components as ui
 from viewer.links import Page, given
+from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, word
 from viewer.queries import Window, outcomes, runs, training
@@ -70,28 +71,34 @@ def _success() -> tuple[str | None, float]:
 def _list(score: str | None, success_at: float) -> str:
     """The list of runs; the first with several rounds, which has curves."""
     window = ui.pager(read(runs.total), "runs")
-    frame = read(runs.page, success_at, window, score)
+    frame = read(runs.page, success_at, window, score, tables.ordered_by())
     frame = frame.with_columns(
         outcome=pl.Series([read(outcomes.of_run, run, score) for run in frame["run_id"]], dtype=pl.String)
     )
     columns = {
-        "run_id": "Run",
-        "environment": "Environment",
-        "policy": "Policy",
-        "episodes": ui.count_column("Episodes"),
-        "tasks": ui.count_column("Tasks"),
-        "rounds": ui.count_column("Rounds"),
-        "outcome": st.column_config.TextColumn("Outcome", help="What success, mean outcome and dead groups are of."),
-        "success": ui.share_column("Success", "Share of scored episodes."),
-        "mean_return": ui.number_column("Mean outcome"),
-        "mean_steps": ui.number_column("Mean steps", format="%.1f"),
-        "dead_share": ui.share_column("Dead groups", "Of groups with two scored siblings or more."),
+        "run_id": tables.text("Run"),
+        "environment": tables.text("Environment"),
+        "policy": tables.text("Policy"),
+        "episodes": tables.value("Episodes"),
+        "tasks": tables.value("Tasks"),
+        "rounds": tables.value("Rounds"),
+        "outcome": tables.text("Outcome", "What success, mean outcome and dead groups are of."),
+        "success": tables.share("Success", "Share of scored episodes."),
+        "mean_return": tables.value("Mean outcome"),
+        "mean_steps": tables.value("Mean steps", digits=1),
+        "dead_share": tables.share("Dead groups", "Of groups with two scored siblings or more."),
     }
-    clicked = ui.table(frame, "runs", columns, opens="Show the run")
-    if clicked is not None:
-        st.query_params["run"] = frame["run_id"][clicked]
-        st.rerun()
-    return str(frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0])
+    first = str(frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0])
+    tables.table(
+        frame,
+        columns,
+        label="Runs",
+        href=lambda row: changed(run=row["run_id"]),
+        key="run_id",
+        chosen=given("run") or first,
+        sortable=runs.ORDERS,
+    )
+    return first
 
 
 def _run(run: str, score: str | None, success_at: float) -> None:
@@ -137,18 +144,25 @@ def _tasks(run: str, score: str | None, success_at: float) -> None:
     else:
         left.info("No episode of this run is scored.", icon=":material/info:")
     with right:
-        frame = read(runs.tasks, run, success_at, Window(_TASKS), score)
-        st.caption(f"The {frame.height} hardest of {number(int(histogram['tasks'].sum()))} tasks")
+        order = tables.ordered_by("tasks")
+        frame = read(runs.tasks, run, success_at, Window(_TASKS), score, order)
+        which = "hardest" if order is None else "first"
+        st.caption(f"The {frame.height} {which} of {number(int(histogram['tasks'].sum()))} tasks")
         columns = {
-            "task_id": "Task",
-            "episodes": ui.count_column("Episodes"),
-            "scored": ui.count_column("Scored"),
-            "success": ui.share_column("Success"),
-            "mean_return": ui.number_column("Mean outcome"),
+            "task_id": tables.text("Task"),
+            "episodes": tables.value("Episodes"),
+            "scored": tables.value("Scored"),
+            "success": tables.share("Success"),
+            "mean_return": tables.value("Mean outcome"),
         }
-        clicked = ui.table(frame, "tasks", columns, opens="List its episodes")
-        if clicked is not None:
-            ui.go(Page.EPISODES, run=run, task=frame["task_id"][clicked], score=score)
+        tables.table(
+            frame,
+            columns,
+            label="Tasks",
+            href=lambda row: href(Page.EPISODES, run=run, task=row["task_id"], score=score),
+            sortable=runs.TASK_ORDERS,
+            parameter="tasks",
+        )
 
 
 def _metrics(run: str) -> None:

@@ -10,12 +10,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.judgements.credit import Credit
 from lake.read.text_table import counted
-from viewer import choices, figures, links, online
+from viewer import choices, figures, links, online, tables
 from viewer import components as ui
 from viewer.links import Page, given, given_int
+from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
-from viewer.queries import loops, training
+from viewer.queries import Row, loops, training
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.loops import Loop
 
@@ -176,12 +177,9 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Update {update}", anchor=False, width="content")
         first, last = read(training.update_range, job_id) or (update, update)
-        if st.button(
-            "Previous", icon=":material/chevron_left:", type="tertiary", disabled=update <= first, shortcut="k"
-        ):
-            _choose(update - 1)
-        if st.button("Next", icon=":material/chevron_right:", type="tertiary", disabled=update >= last, shortcut="j"):
-            _choose(update + 1)
+        previous, following = (changed(update=number, page=None) for number in (update - 1, update + 1))
+        ui.turn("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", previous if update > first else None, "k")
+        ui.turn("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following if update < last else None, "j")
         ui.link(
             Page.EPISODES,
             "As a filtered list of episodes",
@@ -192,30 +190,33 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
     values = read(training.metrics_at, job_id, update)
     ui.tiles(*((chip(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
     total = read(training.batch_total, job_id, update)
-    frame = read(training.batch, job_id, update, credit, ui.pager(total, "episodes, largest mean |A| first"))
+    order = tables.ordered_by()
+    window = ui.pager(total, "episodes, largest mean |A| first" if order is None else "episodes")
+    frame = read(training.batch, job_id, update, credit, window, order)
     columns = {
-        "run_id": "Run",
-        "task_id": "Task",
-        "rollout_index": ui.count_column("Rollout"),
-        "policy_version": ui.count_column("Policy version"),
-        "status": "Status",
-        "env_return": ui.number_column("Return", "A dash means not scored, which is not 0."),
-        "a_episode": ui.advantage_column("A_E"),
-        "mean_advantage": ui.advantage_column("Mean A"),
-        "lowest": ui.advantage_column("Lowest A"),
-        "highest": ui.advantage_column("Highest A"),
-        "undefined": ui.count_column("Unknown A", "Steps whose advantage is not known."),
-        "dead": st.column_config.CheckboxColumn("Dead group"),
-        "action_tokens": ui.count_column("Tokens", "Tokens that carried loss."),
-        "episode_id": ui.id_column("Episode"),
-        "group_id": ui.id_column("Group"),
+        "run_id": tables.text("Run"),
+        "task_id": tables.text("Task"),
+        "rollout_index": tables.value("Rollout"),
+        "policy_version": tables.value("Policy version"),
+        "status": tables.text("Status"),
+        "env_return": tables.value("Return", "A dash means not scored, which is not 0."),
+        "a_episode": tables.advantage("A_E"),
+        "mean_advantage": tables.advantage("Mean A"),
+        "lowest": tables.advantage("Lowest A"),
+        "highest": tables.advantage("Highest A"),
+        "undefined": tables.value("Unknown A", "Steps whose advantage is not known."),
+        "dead": tables.mark("Dead group"),
+        "action_tokens": tables.value("Tokens", "Tokens that carried loss."),
+        "episode_id": tables.ident("Episode"),
+        "group_id": tables.ident("Group"),
     }
-    clicked = ui.table(frame, "batch", columns, opens="Open the episode")
-    if clicked is not None:
-        row = frame.row(clicked, named=True)
+    here = choices.packed(EpisodeFilter(update=(job_id, update)))
+
+    def episode(row: Row) -> str:
         credit_id = None if row["credit_job"] is None else ids.to_text(row["credit_job"])
-        here = choices.packed(EpisodeFilter(update=(job_id, update)))
-        ui.go(Page.EPISODE, episode=ids.to_text(row["episode_id"]), step=row["first_step"], credit=credit_id, list=here)
+        return href(Page.EPISODE, episode=row["episode_id"], step=row["first_step"], credit=credit_id, list=here)
+
+    tables.table(frame, columns, label="Batch", href=episode, key="episode_id", sortable=training.BATCH_ORDERS)
 
 
 def _checkpoints(job_id: int) -> None:
@@ -223,14 +224,14 @@ def _checkpoints(job_id: int) -> None:
     if frame.is_empty():
         return
     with st.expander(f"Checkpoints ({frame.height})", icon=":material/save:"):
-        columns: dict[str, Any] = {
-            "optimizer_step": ui.count_column("Updates"),
-            "policy_version": ui.count_column("Policy version"),
-            "at": st.column_config.DatetimeColumn("Saved at"),
-            "uri": "Folder",
-            "sha256": "Weights",
+        columns = {
+            "optimizer_step": tables.value("Updates"),
+            "policy_version": tables.value("Policy version"),
+            "at": tables.time("Saved at"),
+            "uri": tables.text("Folder"),
+            "sha256": tables.text("Weights"),
         }
-        ui.table(frame, "checkpoints", columns)
+        tables.table(frame, columns, label="Checkpoints")
 
 
 show()

@@ -1,0 +1,79 @@
+// Links that are real and keep the session.
+//
+// Every link of the viewer is an <a href>: a middle click, ctrl-click or "copy link" does what it does everywhere. A
+// plain click would load the whole application anew, so it is taken here: the address becomes an entry of the
+// browser's history, one, and Streamlit is told as if the reader had gone there with Back or Forward, which it
+// follows by running the page that the address names. (Streamlit's own links with query parameters make two entries.)
+//
+//   data-opened   the id of what a row opens; it is put into the address left behind, where the list marks that row
+//   data-key      the key that follows the link from anywhere but a text field
+
+const NAME = Symbol.for("trajlake.navigation");
+const APP = "[data-testid=stApp]";
+const OURS = "[data-testid=stHtml], [data-testid=stMarkdown]";
+const PATIENCE_MS = 60000;
+
+export default function ({ data }) {
+  window[NAME] ??= start();
+  window[NAME].pages = new Set(data.pages);
+}
+
+function start() {
+  const state = { pages: new Set(), isPressed: false };
+  document.addEventListener("click", (event) => follow(event, state), true);
+  document.addEventListener("keydown", (event) => press(event, state), true);
+  window.addEventListener("popstate", (event) => event.isTrusted && showOpened());
+  return state;
+}
+
+function follow(event, state) {
+  if (event.button !== 0 || isModified(event)) return;
+  const link = event.target.closest?.("a[href]");
+  if (!link?.closest(OURS)) return;
+  const target = new URL(link.href, location.href);
+  if (target.origin !== location.origin || !state.pages.has(target.pathname)) return;
+  event.preventDefault();
+  event.stopPropagation();
+  if (link.dataset.opened) {
+    const here = new URL(location.href);
+    here.searchParams.set("opened", link.dataset.opened);
+    history.replaceState(history.state, "", here);
+  }
+  if (target.pathname !== location.pathname || link.dataset.key) {
+    document.querySelector("[data-testid=stMain]")?.scrollTo(0, 0);
+  }
+  history.pushState({}, "", target);
+  window.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
+}
+
+// A key that is pressed while the page still changes waits for it, so that the link followed is the new page's.
+async function press(event, state) {
+  const field = event.target.closest?.("input, textarea, select, [contenteditable=true]");
+  if (field || isModified(event) || event.shiftKey || !linkOf(event.key)) return;
+  event.preventDefault();
+  if (state.isPressed) return;
+  state.isPressed = true;
+  await settled();
+  state.isPressed = false;
+  linkOf(event.key)?.click();
+}
+
+function linkOf(key) {
+  return document.querySelector(`a[data-key="${CSS.escape(key)}"]`);
+}
+
+function isModified(event) {
+  return event.ctrlKey || event.metaKey || event.shiftKey || event.altKey;
+}
+
+async function showOpened() {
+  await settled();
+  document.querySelector("tr.opened")?.scrollIntoView({ block: "center" });
+}
+
+async function settled() {
+  const end = Date.now() + PATIENCE_MS;
+  do {
+    await new Promise((resolve) => setTimeout(resolve, 40));
+  } while (document.querySelector(APP)?.dataset.testScriptState !== "notRunning" && Date.now() < end);
+}

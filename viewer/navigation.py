@@ -1,0 +1,43 @@
+"""Addresses of the viewer's pages, and links to them that keep the session (`navigation.js` says how)."""
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from urllib.parse import urlencode
+
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+
+from viewer.links import Page
+
+Value = str | int | float | Sequence[str] | None
+
+_SCRIPT = st.components.v2.component("trajlake_navigation", js=Path(__file__).with_name("navigation.js").read_text())
+
+
+def install() -> None:
+    """Make plain clicks on links of the page that is drawn keep the session."""
+    with st.container(key="navigation"):
+        _SCRIPT(key="navigation-script", data={"pages": [_path(page) for page in Page]})
+
+
+def href(page: Page, /, **values: Value) -> str:
+    """The address of a page with the query parameters that are set; ids are given as text (`lake.ids.to_text`)."""
+    given = {name: value for name, value in values.items() if value not in (None, "", ())}
+    return _path(page) + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+def changed(**values: Value) -> str:
+    """The present address with some parameters set, or taken out (None)."""
+    present = {name: st.query_params.get_all(name) for name in st.query_params}
+    given = {name: value for name, value in (present | values).items() if value not in (None, "")}
+    return f"?{urlencode(given, doseq=True)}"
+
+
+def anchor(text: str, target: str, *, key: str | None = None) -> str:
+    """HTML of a link with a plain text; `key` follows it."""
+    follows = f' data-key="{escape(key)}" title="key {escape(key)}"' if key else ""
+    return f'<a href="{escape(target)}"{follows}>{escape(text)}</a>'
+
+
+def _path(page: Page) -> str:
+    return "/" if page is Page.RUNS else f"/{Path(page).stem}"
