@@ -8,6 +8,7 @@ reaches the HTML is a number formatted here. A value that is not known is a dash
 the bare centre line and the digit.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
@@ -66,19 +67,20 @@ class Scale:
     """A step of the episode has a reward: where none has, none is missing."""
 
 
-def draw(reward: float | None, credit: Row | None, scale: Scale, *, is_credited: bool) -> None:
+def draw(reward: float | None, credit: Row | None, scale: Scale, options: "Options") -> None:
     """Draw the ledger of a step. `credit`: the step's row of `advantages`; None if the chosen job gave it none."""
     lines = [_line("reward", number(reward), reward, scale.reward)] if scale.rewarded else []
     if credit is None:
         st.html(_sheet(lines))
-        if is_credited:
+        if options.credit is not None:
             st.caption("The chosen credit has no row for this step.")
         return
     go, whole = credit["return_to_go"], scale.advantage
     lines.append(_line("return-to-go", number(go), go, scale.reward))
     for name, column in (("A<sub>E</sub> episode", "a_episode"), ("A<sub>S</sub> step", "a_step")):
         lines.append(_line(name, signed(credit[column]), credit[column], whole))
-    lines.append(_line("A advantage", signed(credit["advantage"]), credit["advantage"], whole, strong=True))
+    whole_name = "A advantage" if options.formula is None else _subscripts(options.formula)
+    lines.append(_line(whole_name, signed(credit["advantage"]), credit["advantage"], whole, strong=True))
     st.html(_sheet(lines, marked=disagree(credit)))
     with st.container(horizontal=True, gap="xsmall"):
         if disagree(credit):
@@ -98,6 +100,11 @@ def disagree(credit: Row) -> bool:
     """Whether the two terms of an advantage have opposite signs."""
     a_episode, a_step = credit["a_episode"], credit["a_step"]
     return a_episode is not None and a_step is not None and a_episode * a_step < 0
+
+
+def _subscripts(formula: str) -> str:
+    """A formula as HTML."""
+    return re.sub(r"_([A-Z])", r"<sub>\1</sub>", escape(formula))
 
 
 def _sheet(lines: list[str], *, marked: bool = False) -> str:
@@ -139,6 +146,8 @@ class Options:
     tools: bool = True
     credit: str | None = None
     """The chosen credit job, for links; None without one."""
+    formula: str | None = None
+    """How its terms make an advantage (`Credit.formula`)."""
 
 
 def step(episode_id: int, row: Row, credit: Row | None, scale: Scale, options: Options) -> None:
@@ -164,7 +173,7 @@ def step(episode_id: int, row: Row, credit: Row | None, scale: Scale, options: O
         if right is None:
             return
         with right:
-            draw(row["reward"], credit, scale, is_credited=options.credit is not None)
+            draw(row["reward"], credit, scale, options)
             if credit is not None and credit["anchor_key"] is not None and credit["anchor_episodes"] > 1:
                 link(
                     Page.GROUP,
@@ -218,6 +227,8 @@ def _title(row: Row) -> None:
             fact("latency", seconds(row["latency"]))
         if row["state_is_error"]:
             badge("state is an error", "red")
+        if row["state_is_empty"]:
+            badge("state is empty", "orange", explanation="Anything may lead to it: siblings that share it may differ.")
         if row["is_action_valid"] is False:
             badge("malformed action", "red", explanation="The action could not be parsed.")
         if not row["is_active"]:

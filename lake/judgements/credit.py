@@ -103,6 +103,21 @@ class Credit:
         return f"{self.estimator}{f' ({unusual})' if unusual else ''}, series {ids.to_text(self.series_id)}"
 
     @property
+    def formula(self) -> str | None:
+        """How its terms make an advantage, weights included: `A = A_E + 0.5 A_S`; None of an estimator of one term."""
+        config = self.parameters.get("config", {})
+        omega = config.get("omega")
+        if omega is None:
+            return None
+        weights = (omega, 1 - omega) if config.get("combination") == "convex" else (1, omega)
+        terms = [
+            f"{'' if weight == 1 else f'{weight:g} '}{name}"
+            for weight, name in zip(weights, ("A_E", "A_S"), strict=True)
+            if weight
+        ]
+        return f"A = {' + '.join(terms)}"
+
+    @property
     def rows(self) -> str:
         """The rows of `advantages` as something to select FROM; ids are integers, no text of a user's is in it."""
         if self.before is None:

@@ -10,7 +10,7 @@ import pytest
 import lake
 from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.credit import find_credit, jobs_of
+from lake.judgements.credit import Credit, find_credit, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.credit.compare import LEVELS, Comparison, compare
 from testkit.command_line import Cli, runner
@@ -361,3 +361,17 @@ def test_an_older_state_can_be_asked(tmp_path: Path, cli: Cli) -> None:
         "names no estimator, series or job with advantages"
         in cli("compare", job, later, "--lake", lk.uri, "--as-of", "before").fault
     )
+
+
+@pytest.mark.parametrize(
+    ("config", "formula"),
+    [
+        ({"omega": 1.0}, "A = A_E + A_S"),
+        ({"omega": 0.5, "combination": "sum"}, "A = A_E + 0.5 A_S"),
+        ({"omega": 0.25, "combination": "convex"}, "A = 0.25 A_E + 0.75 A_S"),
+        ({"omega": 0.0}, "A = A_E"),
+        ({}, None),
+    ],
+)
+def test_the_formula_says_the_weights_of_the_terms(config: dict[str, Any], formula: str | None) -> None:
+    assert Credit(1, "gigpo", {"config": config}).formula == formula

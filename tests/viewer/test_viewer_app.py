@@ -272,6 +272,7 @@ def test_a_step_has_its_state_action_and_advantages(lk: Lake) -> None:
     first = ledgers(at)[0]
     for number in ("0.902", "+0.866", "+1.732"):
         assert f">{number}</span>" in first, number
+    assert "A = A<sub>E</sub> + A<sub>S</sub>" in first
     assert charts(at) == 1
     assert "State shared: 4 steps of 4 siblings" in words(at)
 

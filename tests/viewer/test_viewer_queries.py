@@ -2,7 +2,8 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -594,6 +595,51 @@ def test_a_state_visited_twice_by_one_rollout_is_not_shared(tmp_path: Path) -> N
     assert groups.anchors(snap, group_id, chosen, ALL).is_empty()
     assert groups.anchors_total(snap, group_id, chosen) == 0
     assert groups.anchor_shares(snap, group_id, chosen) == {"steps": 3, "shared": 0, "alone": 1}
+
+
+def test_empty_and_error_states_are_doubted(tmp_path: Path) -> None:
+    """Anything may lead to them: here a step to the right and one to the left."""
+    records = [rollout("t", index, float(index)) for index in range(2)]
+    for record in records:
+        record.steps[1].state = "[]"
+        record.steps[2].state = "Error: no such room"
+        record.steps[2].state_is_error = True
+    lk = build_lake(tmp_path, records)
+    add_credit(lk)
+    snap = lk.snapshot()
+    group_id = snap.sql("SELECT any_value(group_id) FROM episodes").item()
+    found = groups.anchors(snap, group_id, find_credit(snap), ALL)
+    assert {row["state"]: (row["doubt"], row["ways_in"]) for row in found.to_dicts()} == {
+        "You are at the gate.": (None, 0),
+        "[]": ("empty", 2),
+        "Error: no such room": ("error text", 2),
+    }
+    first = snap.sql("SELECT episode_id FROM episodes WHERE rollout_index = 0").item()
+    assert episodes.steps(snap, first, ALL)["state_is_empty"].to_list() == [False, True, False]
+
+
+def test_every_list_is_ordered_by_any_of_its_columns(
+    snap: Reader, facts: Rows, credit_job: Credit, training_job: int
+) -> None:
+    """As Polars orders the whole list, what is not known last in both directions."""
+    group_id = find(facts, task_id="mixed", rollout_index=0, collection_round=1)["group_id"]
+    lists: list[tuple[Iterable[str], Callable[[Sort], pl.DataFrame]]] = [
+        (episodes.ORDERS, lambda sort: episodes.page(snap, EpisodeFilter(), sort, ALL)),
+        (groups.ORDERS, lambda sort: groups.page(snap, GroupFilter(), ALL, sort)),
+        (groups.SIBLING_ORDERS, lambda sort: groups.siblings(snap, group_id, credit_job, ALL, None, sort)),
+        (groups.ANCHOR_ORDERS, lambda sort: groups.anchors(snap, group_id, credit_job, ALL, sort)),
+        (lineage.JOB_ORDERS, lambda sort: lineage.jobs_page(snap, None, None, ALL, sort)),
+        (lineage.REJECT_ORDERS, lambda sort: lineage.rejects_page(snap, None, None, ALL, sort)),
+        (runs.ORDERS, lambda sort: runs.page(snap, 1.0, ALL, None, sort)),
+        (runs.TASK_ORDERS, lambda sort: runs.tasks(snap, RUN, 1.0, ALL, None, sort)),
+        (training.BATCH_ORDERS, lambda sort: training.batch(snap, training_job, 2, credit_job, ALL, sort)),
+    ]
+    for columns, page in lists:
+        for column, descending in product(columns, (False, True)):
+            values = page(Sort(column, descending))[column]
+            if column == "task_id":  # numbers by size, before names
+                continue
+            assert values.equals(values.sort(descending=descending, nulls_last=True)), (column, descending)
 
 
 # ---------------------------------------------------------------- training

@@ -13,7 +13,20 @@ import polars as pl
 
 from lake.read.snapshot import Reads
 
-__all__ = ["EXCERPT", "PAGE_ROWS", "Params", "Reads", "Row", "Sort", "Window", "count", "like", "only_row", "order_by"]
+__all__ = [
+    "EXCERPT",
+    "PAGE_ROWS",
+    "Params",
+    "Reads",
+    "Row",
+    "Sort",
+    "Window",
+    "count",
+    "is_empty",
+    "like",
+    "only_row",
+    "order_by",
+]
 
 Params = dict[str, Any]
 Row = dict[str, Any]
@@ -75,6 +88,11 @@ def order_by(sort: Sort | None, columns: Mapping[str, tuple[str, ...]], usual: s
 def themselves(*names: str) -> dict[str, tuple[str, ...]]:
     """Columns that are ordered by their own values, for `order_by`."""
     return {name: (f'"{name}"',) for name in names}
+
+
+def is_empty(column: str) -> str:
+    """SQL: whether a state says nothing, so that anything may lead to it: blank, or an empty list, object or null."""
+    return f"trim({column}) IN ('', '[]', '{{}}', '\"\"', 'null', 'None')"
 
 
 def only_row(frame: pl.DataFrame) -> Row | None:

@@ -7,7 +7,7 @@ from typing import Literal
 import polars as pl
 
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, themselves
+from viewer.queries import Params, Reads, Row, Sort, Window, is_empty, like, only_row, order_by, outcomes, themselves
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -71,7 +71,8 @@ def steps(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
     )
     query = f"""
         SELECT step_index, state_hash, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
-               state_is_error, model, policy_version, finish_reason, value_estimate, latency, {cut}
+               state_is_error, {is_empty("state")} AS state_is_empty, model, policy_version, finish_reason,
+               value_estimate, latency, {cut}
         FROM steps WHERE episode_id = $episode ORDER BY step_index LIMIT $limit OFFSET $offset
         """
     found = lake.sql(query, {"episode": episode_id, "text": TEXT, "json": JSON} | window.params())

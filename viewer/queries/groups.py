@@ -18,6 +18,7 @@ from viewer.queries import (
     Sort,
     Window,
     count,
+    is_empty,
     like,
     only_row,
     order_by,
@@ -127,23 +128,28 @@ def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
     return lake.sql(query, {"group": group_id}).row(0, named=True)
 
 
-ANCHOR_ORDERS = themselves("size", "episodes", "actions", "spread", "lowest", "highest", "mean_step", "is_error")
+ANCHOR_ORDERS = themselves(
+    "size", "episodes", "actions", "spread", "lowest", "highest", "mean_step", "ways_in", "doubt"
+)
 """Columns that may order anchor states."""
 
 
 def anchors(lake: Reads, group_id: int, credit: Credit, window: Window, sort: Sort | None = None) -> pl.DataFrame:
     """Anchor states that two or more episodes of a group passed, the most shared first.
 
-    size is in steps, actions are distinct ones; lowest, highest and spread are of the return-to-go.
+    size is in steps, actions are the distinct ones taken there, ways_in the distinct ones that led there; lowest,
+    highest and spread are of the return-to-go. doubt says why the state may stand for several: an error, or empty.
     """
     query = f"""
         SELECT a.anchor_key, count(*) AS size, count(DISTINCT a.episode_id) AS episodes,
                count(DISTINCT (s.action, s.tool_calls)) AS actions, min(a.return_to_go) AS lowest,
                max(a.return_to_go) AS highest, max(a.return_to_go) - min(a.return_to_go) AS spread,
                avg(a.step_index) AS mean_step, left(arg_min(s.state, a.step_index), {EXCERPT}) AS state,
-               bool_or(s.state_is_error) AS is_error
+               count(DISTINCT s.led_here) AS ways_in,
+               CASE WHEN bool_or(s.state_is_error) THEN 'error text'
+                    WHEN bool_and({is_empty("s.state")}) THEN 'empty' END AS doubt
         FROM {credit.rows} AS a
-        JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
+        JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
         WHERE a.group_id = $group AND a.anchor_key IS NOT NULL
         GROUP BY a.anchor_key HAVING count(DISTINCT a.episode_id) > 1
         ORDER BY {order_by(sort, ANCHOR_ORDERS, "episodes DESC, size DESC, a.anchor_key")} LIMIT $limit OFFSET $offset
@@ -172,12 +178,24 @@ def visits(
                left(s.tool_calls, {EXCERPT}) AS tool_calls, s.reward, a.return_to_go, a.a_step, a.advantage,
                e.outcome
         FROM {credit.rows} AS a
-        JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
+        JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
         JOIN {judged} AS e ON e.episode_id = a.episode_id
         WHERE a.group_id = $group AND a.anchor_key = $anchor
         ORDER BY e.rollout_index, e.attempt, a.episode_id, a.step_index LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"group": group_id, "anchor": anchor_key} | window.params())
+
+
+def _steps(lake: Reads, group_id: int) -> str:
+    """SQL of a group's steps, each with the action before it as `led_here`.
+
+    Its episodes are named one by one: their files are found, and no other is read.
+    """
+    found = lake.sql("SELECT episode_id FROM episodes WHERE group_id = ?", [group_id])["episode_id"]
+    return f"""(
+        SELECT *, lag((action, tool_calls)) OVER (PARTITION BY episode_id ORDER BY step_index) AS led_here
+        FROM steps WHERE episode_id IN ({", ".join(map(str, found)) or "NULL"})
+    )"""
 
 
 def _filtered(lake: Reads, wanted: GroupFilter) -> tuple[str, Params]:

@@ -110,6 +110,7 @@ def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
             reasoning=st.toggle("Reasoning", value=True, key="reasoning", bind="query-params"),
             tools=st.toggle("Tool calls", value=True, key="tools", bind="query-params"),
             credit=None if chosen is None else chosen.text,
+            formula=None if chosen is None else chosen.formula,
         )
     choices.explain(chosen, episode_id=episode_id)
     rows = read(training.advantages, episode_id, chosen) if chosen else pl.DataFrame()

@@ -127,7 +127,10 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
         "lowest": tables.value("Lowest"),
         "highest": tables.value("Highest"),
         "mean_step": tables.value("Mean step", digits=1),
-        "is_error": tables.mark("Error text", "Error texts make false anchors."),
+        "ways_in": tables.value(
+            "Ways in", "Distinct actions that led there: many ways into one text, many situations."
+        ),
+        "doubt": tables.text("Doubt", "Error texts and empty states make false anchors: anything may lead to them."),
         "anchor_key": tables.ident("Anchor"),
     }
     tables.table(
