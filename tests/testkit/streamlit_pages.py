@@ -59,8 +59,6 @@ def words(at: AppTest) -> str:
             lines.append(found.to_csv() if hasattr(found, "to_csv") else str(found or ""))
         if element.type == "html":
             lines.append(element.proto.body)
-        if element.type == "page_link":
-            lines.append(element.proto.label)
     return "\n".join(lines)
 
 

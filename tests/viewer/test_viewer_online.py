@@ -12,7 +12,7 @@ from lake import Lake, ids
 from lake.read.online_runs import LOOP
 from pipelines.collect.manager import run as manager
 from testkit.loops import looped, write_config
-from testkit.streamlit_pages import assert_sound, charts, frame, open_page, words
+from testkit.streamlit_pages import assert_sound, charts, column, columns, open_page, opened, words
 from testkit.word_game import save_model
 from trainer.evaluation.success import read_attempts, success_rows
 from trainer.online import learner
@@ -168,21 +168,24 @@ def test_a_finished_run_and_one_of_its_rounds(run: tuple[Path, LoopResult, Seen]
     assert tiles["Best version"] == str(run[1].best_version)
     assert tiles["Held-out success of version 3"] == f"{100 * run[1].evaluations[3].success:.0f} %"
     assert tiles["Episodes"] == "48"
-    table = frame(at, "rounds")
-    assert table["round"].tolist() == [2, 1, 0]
-    assert "parity" not in table.columns, "nobody pushed"
+    assert column(at, "rounds", "round") == ["2", "1", "0"]
+    assert opened(at, "rounds") == [0]
+    assert "parity" not in columns(at, "rounds"), "nobody pushed"
     assert charts(at) > 7, "held-out success, curves of the rounds, and the updates"
-    links = {part.proto.label: part.proto.page + "?" + part.proto.query_string for part in at.get("page_link")}
-    assert links["Its episodes"] == "episodes?run=asking&round=2"
-    assert links["Its groups"] == "groups?run=asking&round=2"
-    assert links["Held-out episodes of version 2"] == "episodes?run=asking-eval&version=2"
-    assert links["Its 2 updates, from 4"].endswith("round=2&update=4")
+    job = ids.to_text(loop.train_job)
+    for link in (
+        "[Its episodes](/episodes?run=asking&round=2)",
+        "[Its groups](/groups?run=asking&round=2)",
+        "[Held-out episodes of version 2](/episodes?run=asking-eval&version=2)",
+        f"[Its 2 updates, from 4](/training?job={job}&round=2&update=4)",
+    ):
+        assert link in text
 
 
 def test_a_round_that_was_not_evaluated_and_one_that_is_not_there(lk: Lake) -> None:
     at = open_page("training", round=1, axis="Tokens")
     assert at.get("button_group")[0].value == "Tokens"
-    assert not any("Held-out" in part.proto.label for part in at.get("page_link"))
+    assert "[Held-out" not in words(at)
     at.query_params["round"] = "7"
     assert "has not trained on a round 7" in assert_sound(at.run()).warning[0].value
 
