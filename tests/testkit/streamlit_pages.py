@@ -55,8 +55,7 @@ def words(at: AppTest) -> str:
     lines = []
     for element in elements(at):
         for name in ("label",) if hasattr(element, "children") else ("label", "value"):
-            found = getattr(element, name, None)
-            lines.append(found.to_csv() if hasattr(found, "to_csv") else str(found or ""))
+            lines.append(str(getattr(element, name, None) or ""))
         if element.type == "html":
             lines.append(element.proto.body)
     return "\n".join(lines)
