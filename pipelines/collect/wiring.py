@@ -116,7 +116,36 @@ def without_keys(value: Any) -> Any:
     return redacted(value) if isinstance(value, str) else value
 
 
-def player_of(options: PlayerOptions, lake_uri: str, run: str, weights: PlayedWeights | None = None) -> Player:
+class LoadedModel(NamedTuple):
+    """A model in this process."""
+
+    model: Any
+    tokenizer: "PreTrainedTokenizerBase"
+
+
+def load_model(place: str, tokenizer: str | None = None) -> LoadedModel:
+    """A folder in Hugging Face layout, and the tokenizer of another where one is named. Raises UsageError."""
+    from transformers import AutoModelForCausalLM
+
+    words = _tokenizer(tokenizer or place)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(model_folder(place), **_LOCAL)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--model {place} cannot be loaded: {error}") from error
+    return LoadedModel(model.eval(), words)
+
+
+LoadModel = Callable[[str, str | None], LoadedModel]
+
+
+def player_of(
+    options: PlayerOptions,
+    lake_uri: str,
+    run: str,
+    weights: PlayedWeights | None = None,
+    *,
+    load: LoadModel = load_model,
+) -> Player:
     """Whoever plays as the options say.
 
     Args:
@@ -124,6 +153,7 @@ def player_of(options: PlayerOptions, lake_uri: str, run: str, weights: PlayedWe
         lake_uri: agents are recorded into it by a proxy.
         run: name of the run.
         weights: which play, in place of the model's; engines that come back without them get them again.
+        load: loads the model that plays in this process.
 
     Raises:
         UsageError: options that do not go together, or name nothing that is there.
@@ -134,7 +164,7 @@ def player_of(options: PlayerOptions, lake_uri: str, run: str, weights: PlayedWe
     if options.agent is not None:
         return _agent_player(options, lake_uri, run)
     environment = _environment(options)  # before engines are asked and a model is loaded, which takes longer
-    speaker, engines = _speaker(options, weights)
+    speaker, engines = _speaker(options, weights, load)
     return EnvironmentPlayer(
         environment,
         speaker,
@@ -196,10 +226,12 @@ def _agent_player(options: PlayerOptions, lake_uri: str, run: str) -> Player:
     )
 
 
-def _speaker(options: PlayerOptions, weights: PlayedWeights | None) -> tuple[Speaker, Shared[Any] | None]:
+def _speaker(
+    options: PlayerOptions, weights: PlayedWeights | None, load: LoadModel
+) -> tuple[Speaker, Shared[Any] | None]:
     """Who decides, and the engines that it has to itself."""
     if not options.engines:
-        return _in_process(options, weights), None
+        return _in_process(options, weights, load), None
     apis = {url: api_of(url) if options.api == "auto" else options.api for url in options.engines}
     if len(set(apis.values())) > 1:
         found = ", ".join(f"{reached(url)[0]} {api}" for url, api in apis.items())
@@ -261,7 +293,7 @@ def _refuse_unserved(options: PlayerOptions) -> None:
             refuse_unserved(url, options.model)
 
 
-def _in_process(options: PlayerOptions, weights: PlayedWeights | None) -> Speaker:
+def _in_process(options: PlayerOptions, weights: PlayedWeights | None, load: LoadModel) -> Speaker:
     from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 
     place = options.model if weights is None else str(weights.folder)
@@ -272,16 +304,10 @@ def _in_process(options: PlayerOptions, weights: PlayedWeights | None) -> Speake
     given = options.sampling
     if given.top_p != 1 or given.top_k or given.min_p or given.stop or not given.temperature:
         raise UsageError("a model in this process samples with --temperature alone; serve it: `trajlake serve -h`")
-    from transformers import AutoModelForCausalLM
-
-    tokenizer = _tokenizer(options.tokenizer or place)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(model_folder(place), **_LOCAL)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model {place} cannot be loaded: {error}") from error
+    model, tokenizer = load(place, options.tokenizer)
     name, version = options.policy or Path(place).name, 0 if weights is None else weights.version
     sampling = SamplingConfig(temperature=given.temperature, max_action_tokens=given.max_tokens)
-    return LockStepSpeaker(TransformersPolicy(model.eval(), tokenizer, name=name, version=version, sampling=sampling))
+    return LockStepSpeaker(TransformersPolicy(model, tokenizer, name=name, version=version, sampling=sampling))
 
 
 def _tokenizer(folder: str) -> "PreTrainedTokenizerBase":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipelines.prompts.ledger import HeldOut
     from pipelines.prompts.play import Reflection
     from pipelines.prompts.search import Plan, Result
+    from pipelines.score.scoring import ScoringConfig
 
 _SECTIONS = {
     "Which prompts": ("first", "given", "out"),
@@ -36,6 +37,7 @@ _SECTIONS = {
         "reflect_budget",
         "longest",
     ),
+    "What they are ranked by": ("scorers", "rank_by"),
     "The search": ("lake_uri", "run", "rounds", "candidates", "beam"),
     "What is played": ("starts", "held_out", "held_out_args", "group_size", "tasks", "first_seed", "seed"),
     "Which engines": WHICH_ENGINES,
@@ -72,6 +74,18 @@ _SECTIONS = {
     help="Characters of transcripts that it sees at once.",
 )
 @click.option("--longest", type=COUNT, default=4000, show_default=True, help="Characters of a proposed prompt.")
+@click.option(
+    "--score",
+    "scorers",
+    multiple=True,
+    metavar="SCORER|FILE:FUNCTION",
+    help="Scores the rollouts of every candidate, as `trajlake score` does; several run in this order.",
+)
+@click.option(
+    "--rank-by",
+    metavar="NAME",
+    help="A scorer, or env_return: what candidates are ranked by.  [default: the last --score, else env_return]",
+)
 @click.option("--run", default="prompts", show_default=True, help="Name of the search; the same goes on where it was.")
 @click.option("--rounds", type=COUNT, default=3, show_default=True, help="Rounds of proposals, with --reflect.")
 @click.option("--candidates", type=COUNT, default=4, show_default=True, help="Prompts that a round asks for.")
@@ -108,6 +122,7 @@ def prompts(*, lake_uri: str, out: str | None, **given: Any) -> None:
     reflection = _reflection(given)
     options = player_options(given)
     plan = _plan(given, reflection)
+    scoring, rank_by = _scoring(given)
     names = ("parallel", "retries", "grace")
     limits = Limits(episode_seconds=given["episode_timeout"], **{name: given[name] for name in names})
     tell = Teller()
@@ -115,6 +130,8 @@ def prompts(*, lake_uri: str, out: str | None, **given: Any) -> None:
     arena = Arena(
         lake=lk,
         options=options,
+        scoring=scoring,
+        rank_by=rank_by,
         limits=limits,
         group_size=given["group_size"],
         seed=plan.seed,
@@ -147,6 +164,19 @@ def _reflection(given: dict[str, Any]) -> "Reflection | None":
         budget=given["reflect_budget"],
         longest=given["longest"],
     )
+
+
+def _scoring(given: dict[str, Any]) -> "tuple[ScoringConfig, str]":
+    """What scores rollouts, and which score ranks. Raises UsageError: no such scorer, or one that is not given."""
+    from lake.judgements.scores import ENV_RETURN
+    from pipelines.score.scoring import ScoringConfig
+
+    scoring = ScoringConfig(targets=given["scorers"])
+    names = [ENV_RETURN, *(scorer.work().name for scorer in scoring.scorers())]
+    rank_by = given["rank_by"] or names[-1]
+    if rank_by not in names:
+        raise UsageError(f"--rank-by {rank_by}: nothing gives that score; valid: {', '.join(names)}, as --score says")
+    return scoring, rank_by
 
 
 def _plan(given: dict[str, Any], reflection: "Reflection | None") -> "Plan":

@@ -8,10 +8,10 @@ import polars as pl
 
 from lake.export.target import conversation
 from lake.read.episodes import KEYS, read_episodes
-from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
 from pipelines.collect.policies import Message
+from pipelines.prompts.ranking import read_outcomes
 
 _LEAST_SHOWN = 80
 """Characters of a message below which it is left out rather than cut further."""
@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     value: float
 
 
-def contrasts(snapshot: Snapshot, run: str, prompt: str, *, first: int, count: int) -> list[Contrast]:
+def contrasts(snapshot: Snapshot, run: str, prompt: str, *, score: str, first: int, count: int) -> list[Contrast]:
     """The best and the worst sibling of some groups of a run, those that are furthest apart first.
 
     Where no group has siblings of different returns, rollouts of different starts are set side by side.
@@ -56,14 +56,12 @@ def contrasts(snapshot: Snapshot, run: str, prompt: str, *, first: int, count: i
         snapshot: of the lake.
         run: the candidate's.
         prompt: its text, which is not repeated in transcripts.
+        score: env_return, or the scorer that returns are by.
         first: how many contrasts to pass over: other requests show them. After the last one it begins again.
         count: how many, at most.
     """
-    is_known = pl.col("status").is_in(["completed", "truncated"]) & pl.col("env_return").is_not_null()
-    rows = snapshot.scan("episodes").filter(pl.col("run_id") == run, is_known)
-    frame = collected(rows.select(*KEYS, "seed", "rollout_index", "env_return"))
-    frame = frame.sort("seed", "rollout_index", "episode_id")
-    found = [Row(*row) for row in frame.select("seed", "episode_id", "env_return").iter_rows()]
+    frame = read_outcomes(snapshot, run, score).drop_nulls("return").sort("seed", "rollout_index", "episode_id")
+    found = [Row(*row) for row in frame.select("seed", "episode_id", "return").iter_rows()]
     pairs = ordered_pairs(found)
     chosen = [pairs[(first + place) % len(pairs)] for place in range(min(count, len(pairs)))]
     wanted = {row.episode_id for pair in chosen for row in pair}

@@ -6,13 +6,15 @@ the same tasks and the same seeds; its name is that of the policy with its id be
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import polars as pl
 from pydantic import BaseModel, Field
 
 from lake import ids
+from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
@@ -27,8 +29,9 @@ from pipelines.collect.manager.scheduler import Limits
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import Player
 from pipelines.collect.tasks import TaskSet, listed
-from pipelines.collect.wiring import PlayerOptions, player_of, told_options
+from pipelines.collect.wiring import LoadModel, PlayerOptions, load_model, player_of, told_options
 from pipelines.prompts.candidates import Candidate
+from pipelines.score.scoring import ScoringConfig, score_rollouts
 
 REFLECT_KEY = "TRAJLAKE_REFLECT_KEY"
 """Environment variable of the reflecting endpoint's key."""
@@ -75,7 +78,9 @@ class Arena:
 
     Args:
         lake: where rollouts are recorded.
-        options: who plays, and what; without a system prompt.
+        options: who plays, and what; without a system prompt. A model in this process is loaded once.
+        scoring: what scores the rollouts of candidates.
+        rank_by: env_return, or the name of a scorer: what candidates are ranked by.
         limits: how many at once, and how long.
         group_size: siblings of a start.
         seed: of the samples.
@@ -85,14 +90,17 @@ class Arena:
 
     lake: Lake
     options: PlayerOptions
+    scoring: ScoringConfig = field(default_factory=ScoringConfig)
+    rank_by: str = ENV_RETURN
     limits: Limits
     group_size: int
     seed: int
     say: Say
     progress: Say
+    load: LoadModel = field(default_factory=lambda: cache(load_model))
 
     def play(self, run: str, candidate: Candidate, tasks: TaskSet, environment: dict[str, object]) -> None:
-        """Play what is missing of a candidate's rollouts.
+        """Play what is missing of a candidate's rollouts, and score them.
 
         Args:
             run: that they make up.
@@ -102,6 +110,7 @@ class Arena:
 
         Raises:
             UsageError, StartError, StoppedError: as `collect`.
+            UsageError, DataRefusedError, SandboxUnavailableError, ConflictError: as `score_rollouts`.
         """
         name = self.options.policy or Path(self.options.model or self.options.tokenizer or "policy").name
         options = self.options.model_copy(
@@ -111,8 +120,10 @@ class Arena:
                 "env_args": {**self.options.env_args, **environment},
             }
         )
-        player = player_of(options, self.lake.uri, run)
+        player = player_of(options, self.lake.uri, run, load=self.load)
         self._collect(run, player, tasks, self.group_size, told_options(options))
+        quoted = run.replace("'", "''")
+        score_rollouts(self.lake, self.scoring, f"run_id = '{quoted}'")
 
     def reflect(self, run: str, reflection: Reflection, tasks: Sequence[Task]) -> list[Answer]:
         """Ask what is missing of some requests, and give all answers, by the seeds of their tasks."""

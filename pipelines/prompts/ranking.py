@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from lake.judgements.scores import ENV_RETURN, episode_scores
+from lake.read.episodes import KEYS
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.statistics.paired import Comparison, compare_paired
@@ -49,11 +51,30 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Rollouts without a return."""
 
 
-def read_played(snapshot: Snapshot, run: str) -> Played:
-    """The returns of a run's visible rollouts."""
+def read_outcomes(snapshot: Snapshot, run: str, score: str) -> pl.DataFrame:
+    """A run's visible rollouts: columns of `episodes`, and `return`, by a score, NULL if it failed or is not scored.
+
+    Args:
+        snapshot: of the lake.
+        run: a candidate's.
+        score: env_return, or a scorer.
+
+    Raises:
+        UsageError: a scorer that scored no episode.
+    """
+    names = [*KEYS, "task_id", "seed", "rollout_index"]
     rows = snapshot.scan("episodes").filter(pl.col("run_id") == run)
+    found = collected(rows.select(*dict.fromkeys(names), "status", "env_return"))
+    value = pl.col("env_return")
+    if score != ENV_RETURN:
+        found, value = found.join(episode_scores(snapshot, score), on="episode_id", how="left"), pl.col("score")
     finished = pl.col("status").is_in(["completed", "truncated"])
-    found = collected(rows.select("task_id", pl.when(finished).then("env_return").alias("return")))
+    return found.select(*dict.fromkeys(names), pl.when(finished).then(value).alias("return"))
+
+
+def read_played(snapshot: Snapshot, run: str, score: str) -> Played:
+    """What a run's visible rollouts came to, by a score; see `read_outcomes`."""
+    found = read_outcomes(snapshot, run, score)
     known = found.drop_nulls("return")
     means = known.group_by("task_id").agg(pl.col("return").mean()).sort("task_id")
     returns = dict(means.iter_rows())

@@ -55,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "held_out_args": self.held_out_args,
             "group_size": arena.group_size,
             "seed": self.seed,
+            "score": [one.target for one in arena.scoring.scorers()],
+            "rank_by": arena.rank_by,
         }
         return {
             "search": search,
@@ -131,11 +133,11 @@ class Search:
                 self.arena.play(self._run_of(one.id), one, plan.starts, {})
             names = [*self._known, *(one.id for one in made)]
             snapshot = self.arena.lake.snapshot()
-            played = {name: read_played(snapshot, self._run_of(name)) for name in names}
+            played = {name: read_played(snapshot, self._run_of(name), self.arena.rank_by) for name in names}
             if not played[plan.first.id].returns:
                 raise DataRefusedError(
                     f"no rollout of the first prompt has a return (run {self._run_of(plan.first.id)!r}); prompts are "
-                    "ranked by what the environment rewards"
+                    f"ranked by {self.arena.rank_by}"
                 )
             standings = rank(played, plan.first.id, seed=plan.seed)
             beam = [one.candidate for one in standings if one.difference is not None][: plan.beam]
@@ -207,7 +209,12 @@ class Search:
             parent = beam[index % len(beam)]
             text = self._known[parent].text
             seen = contrasts(
-                snapshot, self._run_of(parent), text, first=shown * [*asked, *parents].count(parent), count=shown
+                snapshot,
+                self._run_of(parent),
+                text,
+                score=self.arena.rank_by,
+                first=shown * [*asked, *parents].count(parent),
+                count=shown,
             )
             messages = reflection_messages(
                 text, means[parent], seen, longest=self.reflection.longest, budget=self.reflection.budget
@@ -245,8 +252,9 @@ class Search:
                 run = f"{plan.run}.held-out.{name}"
                 self.arena.play(run, self._known[name], plan.held_out, plan.held_out_args)
             snapshot = self.arena.lake.snapshot()
-            one, other = (read_played(snapshot, f"{plan.run}.held-out.{name}") for name in names)
-            seen = sorted(read_played(snapshot, self._run_of(plan.first.id)).returns.keys() & other.returns.keys())
+            by = self.arena.rank_by
+            one, other = (read_played(snapshot, f"{plan.run}.held-out.{name}", by) for name in names)
+            seen = sorted(read_played(snapshot, self._run_of(plan.first.id), by).returns.keys() & other.returns.keys())
             compared = compared_with(one, other, seed=plan.seed, without=seen)
             found = HeldOut(
                 best=best,

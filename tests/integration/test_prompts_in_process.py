@@ -1,19 +1,29 @@
 """`trajlake prompts` with a model in this process: a tiny one with random weights, whose returns are what they are."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lake
+from pipelines.collect.wiring import LoadedModel, load_model
+from pipelines.prompts import play
 from testkit.chat_models import tokenizer_of
 from testkit.command_line import runner
 from testkit.training import random_model
 
+TOLD = """
+def told(messages):
+    return float(messages[0]["role"] == "system")
+"""
 
-def test_a_model_in_this_process_is_told_each_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+
+@pytest.fixture
+def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Ranks a prompt against none."""
     cli = runner(monkeypatch, capsys)
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
     tokenizer = tokenizer_of("chatml")
@@ -21,7 +31,11 @@ def test_a_model_in_this_process_is_told_each_prompt(
     random_model(vocabulary=len(tokenizer)).save_pretrained(tmp_path / "tiny")
     options = ["--lake", tmp_path / "lake", "--env", "house", "--env-arg", "horizon=3", "--model", tmp_path / "tiny"]
     options += ["--max-tokens", "4", "--starts", "2", "--held-out", "2", "--group-size", "2", "--run", "s"]
-    found = cli("prompts", *options, "--first", "", "--candidate", "Find the key first.")
+    return partial(cli, "prompts", *options, "--first", "", "--candidate", "Find the key first.")
+
+
+def test_a_model_in_this_process_is_told_each_prompt(tmp_path: Path, search: Callable[..., Any]) -> None:
+    found = search()
     assert found.code == 0, found.err
     rows = lake.open(tmp_path / "lake").sql(
         "SELECT policy, initial_messages[1:60] AS said, env_return, policy_version FROM episodes ORDER BY policy, said"
@@ -33,3 +47,27 @@ def test_a_model_in_this_process_is_told_each_prompt(
     assert rows["env_return"].null_count() == 0
     counts = lake.open(tmp_path / "lake").sql("SELECT counts FROM job_runs WHERE kind = 'prompts'")["counts"][0]
     assert [one["mean"] for one in json.loads(counts)["standings"]] == [0.0, 0.0]
+
+
+def test_prompts_are_ranked_by_a_scorer_and_the_model_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: Callable[..., Any]
+) -> None:
+    (tmp_path / "told.py").write_text(TOLD)
+    loaded: list[str] = []
+
+    def load(place: str, tokenizer: str | None = None) -> LoadedModel:
+        loaded.append(place)
+        return load_model(place, tokenizer)
+
+    monkeypatch.setattr(play, "load_model", load)
+    found = search("--score", f"{tmp_path / 'told.py'}:told")
+    assert found.code == 0, found.err
+    assert loaded == [str(tmp_path / "tiny")], "two prompts, on two sets of starts"
+    assert "the best 1, the first 0; difference +1" in found.out
+    lk = lake.open(tmp_path / "lake")
+    counts = lk.sql("SELECT counts FROM job_runs WHERE kind = 'prompts' ORDER BY started_at")["counts"][0]
+    assert [one["mean"] for one in json.loads(counts)["standings"]] == [1.0, 0.0]
+    assert lk.sql("SELECT count(*) FROM current_scores WHERE scorer = 'told'").item() == 16
+    refused = search("--score", "length", "--rank-by", "told")
+    assert refused.code == 2
+    assert "nothing gives that score" in refused.err

@@ -10,7 +10,6 @@ from pipelines.collect.agents.loading import load_agent
 from pipelines.collect.engines.http import reached
 from pipelines.collect.environments.loading import load_environment
 from pipelines.collect.wiring import PROMPTS
-from pipelines.score.job import scorer_of
 from trainer.online.settings import LoopConfig, OnlineConfig
 from trainer.runs.offline import check_model
 
@@ -53,7 +52,7 @@ def _check_played(loop: LoopConfig) -> None:
 
 def _check_scores(loop: LoopConfig) -> None:
     """Find the scorers, and see that what is to be scored by is one of them."""
-    made = [scorer_of(given.target, given.options).name for given in loop.score.scorers]
+    made = [scorer.work().name for scorer in loop.score.scorers()]
     made += [reward.name for reward in loop.score.rewards]
     wanted = [
         ("loop.credit.score", loop.credit.score, ENV_RETURN),

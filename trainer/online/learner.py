@@ -20,8 +20,7 @@ from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
 from lake.read.online_runs import of_round
 from pipelines.credit.job import run_credit, with_step_source
-from pipelines.score.job import run_score
-from pipelines.score.rewards import run_reward
+from pipelines.score.scoring import score_rollouts
 from trainer.backends.base import FrozenPolicy, SingleDevice
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.data.render.render import engine_encoding
@@ -131,10 +130,7 @@ class Learner:
 
     def score(self, where: str) -> None:
         """Score some episodes, and compute their rewards; what was scored is left alone."""
-        for scorer in self._config.loop.score.scorers:
-            run_score(self._lake, scorer.target, where=where, config=scorer.options)
-        for reward in self._config.loop.score.rewards:
-            run_reward(self._lake, reward, where=where)
+        score_rollouts(self._lake, self._config.loop.score, where)
 
     def learn(self, number: int) -> Learned:
         """Score, credit and train on a round, and write the weights for those who play; nothing is saved yet."""

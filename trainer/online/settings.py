@@ -29,8 +29,8 @@ from pipelines.collect.tasks import TaskSet, read_tasks, seeds
 from pipelines.collect.wiring import PROMPTS, PlayerOptions
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.score.functions import ScoreConfig
-from pipelines.score.reward_definition import RewardDefinition, load_reward
+from pipelines.score.reward_definition import load_reward
+from pipelines.score.scoring import ScoringConfig
 from trainer.config import TrainConfig
 from trainer.frozen import FrozenModel
 from trainer.train_settings import configured, layered
@@ -125,33 +125,6 @@ class EvaluationConfig(TaskConfig):
     """End after so many evaluations in a row without improvement of the mean score. None: never."""
     min_improvement: float = Field(0.0, ge=0)
     """What counts as an improvement."""
-
-
-class ScorerConfig(ScoreConfig, frozen=True):
-    """A scorer with options, which are those of `trajlake score`."""
-
-    target: str
-    """A built-in scorer, or FILE.py:FUNCTION."""
-
-    @property
-    def options(self) -> ScoreConfig:
-        """As a score job has them."""
-        return ScoreConfig(**self.model_dump(exclude={"target"}))
-
-
-class ScoringConfig(FrozenModel):
-    """What scores the episodes of a round."""
-
-    targets: tuple[str | ScorerConfig, ...] = ()
-    """Built-in scorers, or FILE.py:FUNCTION, in this order; with options as `{ target = "judge.py:judged",
-    allow_network = true, arguments = { ... } }`."""
-    rewards: tuple[RewardDefinition, ...] = ()
-    """Made of their scores. The file names them here, and defines each in [reward.NAME]."""
-
-    @property
-    def scorers(self) -> list[ScorerConfig]:
-        """The targets, all in one form."""
-        return [ScorerConfig(target=given) if isinstance(given, str) else given for given in self.targets]
 
 
 class CreditConfig(FrozenModel):

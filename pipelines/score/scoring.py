@@ -1,0 +1,51 @@
+"""Several scorers one after the other, and rewards made of their scores: what loops and searches judge rollouts by."""
+
+from pydantic import BaseModel
+
+from lake.lake import Lake
+from pipelines.score.functions import ScoreConfig, Work
+from pipelines.score.job import run_score, scorer_of
+from pipelines.score.reward_definition import RewardDefinition
+from pipelines.score.rewards import run_reward
+
+
+class ScorerConfig(ScoreConfig, frozen=True):
+    """A scorer with options, which are those of `trajlake score`."""
+
+    target: str
+    """A built-in scorer, or FILE.py:FUNCTION."""
+
+    def work(self) -> Work:
+        """The scorer itself. Raises UsageError: there is none, or its options are wrong; see `scorer_of`."""
+        return scorer_of(self.target, ScoreConfig(**self.model_dump(exclude={"target"})))
+
+
+class ScoringConfig(BaseModel, frozen=True, extra="forbid"):
+    """What scores rollouts."""
+
+    targets: tuple[str | ScorerConfig, ...] = ()
+    """Built-in scorers, or FILE.py:FUNCTION, in this order; with options as `{ target = "judge.py:judged",
+    allow_network = true, arguments = { ... } }`."""
+    rewards: tuple[RewardDefinition, ...] = ()
+    """Made of their scores. The file names them here, and defines each in [reward.NAME]."""
+
+    def scorers(self) -> list[ScorerConfig]:
+        """The targets, each with its options."""
+        return [ScorerConfig(target=one) if isinstance(one, str) else one for one in self.targets]
+
+
+def score_rollouts(lake: Lake, config: ScoringConfig, where: str) -> None:
+    """Score some episodes, and compute their rewards; what was scored is left alone.
+
+    Args:
+        lake: where to read and write.
+        config: the scorers and rewards.
+        where: SQL predicate over `episodes`.
+
+    Raises:
+        UsageError, DataRefusedError, SandboxUnavailableError, ConflictError: as `run_score` and `run_reward`.
+    """
+    for scorer in config.scorers():
+        run_score(lake, scorer.work(), where=where)
+    for reward in config.rewards:
+        run_reward(lake, reward, where=where)
