@@ -68,6 +68,6 @@ def test_prompts_are_ranked_by_a_scorer_and_the_model_is_loaded_once(
     counts = lk.sql("SELECT counts FROM job_runs WHERE kind = 'prompts' ORDER BY started_at")["counts"][0]
     assert [one["mean"] for one in json.loads(counts)["standings"]] == [1.0, 0.0]
     assert lk.sql("SELECT count(*) FROM current_scores WHERE scorer = 'told'").item() == 16
-    refused = search("--score", "length", "--rank-by", "told")
+    refused = search("--score", f"{tmp_path / 'told.py'}:told", "--rank-by", "length")
     assert refused.code == 2
     assert "nothing gives that score" in refused.err
