@@ -58,6 +58,10 @@ class DataRefusedError(TrajlakeError, ValueError):
     """The stored data cannot support what was asked (for example a ratio loss on re-tokenised text)."""
 
 
+class NoPairsError(DataRefusedError):
+    """No two answers can be compared, so that a loss over pairs has nothing to train on."""
+
+
 class CheckpointError(TrajlakeError, RuntimeError):
     """A checkpoint is missing, damaged, or belongs to another run."""
 

@@ -32,7 +32,18 @@ from itertools import takewhile
 from typing import Any
 
 from lake.export.plain import chat, flat, flat_type, named, plain
-from lake.export.target import Choices, Convert, Exported, Losses, Row, Target, answer, first_prompt, prompts
+from lake.export.target import (
+    Choices,
+    Convert,
+    Exported,
+    Losses,
+    Row,
+    Target,
+    answer,
+    befores,
+    first_prompt,
+    prompts,
+)
 from lake.formats import messages_chat
 from lake.formats.chat.data_rows import SIDES
 from lake.write.rows import json_text
@@ -70,24 +81,26 @@ def _messages(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator
 
 def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
     for exported in group:
-        before: list[Row] = []
         steps = exported.record.steps
-        for index, (step, since) in enumerate(zip(steps, prompts(exported.record), strict=True)):
-            before = [*before, *(plain(message, exported, losses) for message in since)]
-            message = plain(answer(step), exported, losses)
+        said: dict[int | None, list[Row]] = {None: []}
+        for index, (since, goes_on_from) in enumerate(
+            zip(prompts(exported.record), befores(exported.record), strict=True)
+        ):
+            prompt = [*said[goes_on_from], *(plain(message, exported, losses) for message in since)]
+            message = plain(answer(steps[index]), exported, losses)
             if exported.is_learned_from(index):
                 credit = exported.credit_S.get(index)
                 yield named(exported) | {
                     "step_index": index,
-                    "prompt": before,
+                    "prompt": prompt,
                     "completion": [message],
-                    "tools": exported.record.tools,
-                    "reward": step.reward,
+                    "tools": (steps[index].extra or {}).get("tools", exported.record.tools),
+                    "reward": steps[index].reward,
                     "advantage": None if credit is None else credit.advantage,
                 }
             else:
                 losses.add("steps that are not learned from")
-            before = [*before, message]
+            said[index] = [*prompt, message]
 
 
 def _preference(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
@@ -206,12 +219,13 @@ def _scores(exported: Exported) -> dict[str, float]:
 
 def _history(exported: Exported, index: int, losses: Losses) -> list[Row]:
     """The messages before a decision."""
-    before: list[Row] = []
-    for at, since in enumerate(prompts(exported.record)[: index + 1]):
-        before += since
-        if at < index:
-            before.append(answer(exported.record.steps[at]))
-    return [plain(message, exported, losses) for message in before]
+    record = exported.record
+    since, before = prompts(record), befores(record)
+    messages = since[index]
+    while (earlier := before[index]) is not None:
+        messages = [*since[earlier], answer(record.steps[earlier]), *messages]
+        index = earlier
+    return [plain(message, exported, losses) for message in messages]
 
 
 def _asked(convert: Convert) -> Convert:

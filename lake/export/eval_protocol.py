@@ -96,7 +96,7 @@ def _logged(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iter
 def _made(exported: Exported, choices: Choices, losses: Losses) -> Row:
     record = exported.record
     episode_id = ids.to_text(exported.episode.episode_id)
-    weights = learned(exported)
+    weights = learned(exported, losses)
     messages = [
         _message(message, weight, losses) for message, weight in zip(conversation(record), weights, strict=True)
     ]

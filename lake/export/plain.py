@@ -23,7 +23,7 @@ _PARTS = ("function", "custom")
 def chat(exported: Exported, losses: Losses) -> list[Row]:
     """The whole chat of an episode; what is not learned from has the weight 0, as OpenAI's fine-tuning takes it."""
     messages = []
-    for message, weight in zip(conversation(exported.record), learned(exported), strict=True):
+    for message, weight in zip(conversation(exported.record), learned(exported, losses), strict=True):
         made = plain(message, exported, losses)
         if weight is not None and made.keys().isdisjoint(WEIGHTS):
             made["weight"] = weight

@@ -11,6 +11,7 @@ import msgspec
 
 from lake import ids
 from lake.formats.chat.chat_messages import decoded
+from lake.read.conversations import Origin, predecessors
 from lake.read.episodes import Episode
 from lake.records import EpisodeRecord, ScoreRecord, StepRecord
 from lake.write.rows import json_text
@@ -241,7 +242,7 @@ def answer(step: StepRecord) -> Row:
 
 
 def prompts(record: EpisodeRecord) -> list[list[Row]]:
-    """Of every step: the messages that were added before it, since the step before."""
+    """Of every step: the messages that were added before it, since the step that it goes on from."""
     added = []
     for index, step in enumerate(record.steps):
         since = [*(record.initial_messages or []), *step.context] if index == 0 else step.context
@@ -249,6 +250,28 @@ def prompts(record: EpisodeRecord) -> list[list[Row]]:
             since = [{"role": step.state_role or "user", "content": step.state}]
         added.append([_well_formed(message) for message in since])
     return added
+
+
+def befores(record: EpisodeRecord) -> list[int | None]:
+    """Of every step: the one that it goes on from; None where a conversation begins.
+
+    Agents that take turns are one chat here, unless a step's notes say what it goes on from.
+    """
+    origins = [Origin.of(step.extra or {}) for step in record.steps]
+    if not any(origin.opens or origin.follows is not None for origin in origins):
+        return [index - 1 if index else None for index in range(len(origins))]
+    return predecessors((index, step.agent_id, origins[index]) for index, step in enumerate(record.steps))
+
+
+def path(record: EpisodeRecord) -> list[int]:
+    """The steps of the conversation that the last step ends, in order: all of them, unless a history was rewritten."""
+    before = befores(record)
+    found = []
+    index = len(before) - 1 if before else None
+    while index is not None:
+        found.append(index)
+        index = before[index]
+    return found[::-1]
 
 
 def _well_formed(message: Row) -> Row:
@@ -275,8 +298,8 @@ def _is_part(part: Any) -> bool:
 
 
 def first_prompt(record: EpisodeRecord) -> list[Row]:
-    """The messages before the first decision."""
-    return list(prompts(record)[0])
+    """The messages before the first decision of the chat."""
+    return prompts(record)[path(record)[0]]
 
 
 def last_words(record: EpisodeRecord) -> list[Row]:
@@ -290,21 +313,24 @@ def is_decision(step: StepRecord) -> bool:
 
 
 def conversation(record: EpisodeRecord) -> list[Row]:
-    """The whole chat of an episode."""
+    """The chat of an episode as it stood in the end."""
     messages: list[Row] = []
-    for step, since in zip(record.steps, prompts(record), strict=True):
-        messages += since
-        if is_decision(step):
-            messages.append(answer(step))
+    since = prompts(record)
+    for index in path(record):
+        messages += since[index]
+        if is_decision(record.steps[index]):
+            messages.append(answer(record.steps[index]))
     return messages + last_words(record)
 
 
-def learned(exported: Exported) -> list[int | None]:
-    """Of every message of the whole chat: 0 if it is a decision that is not learned from."""
+def learned(exported: Exported, losses: Losses) -> list[int | None]:
+    """Of every message of the chat: 0 if it is a decision that is not learned from; tells of steps with another."""
     weights: list[int | None] = []
     record = exported.record
-    for index, (step, since) in enumerate(zip(record.steps, prompts(record), strict=True)):
-        weights += [None] * len(since)
-        if is_decision(step):
+    since, chosen = prompts(record), path(record)
+    losses.add("steps of conversations that were left", len(record.steps) - len(chosen))
+    for index in chosen:
+        weights += [None] * len(since[index])
+        if is_decision(record.steps[index]):
             weights.append(None if exported.is_learned_from(index) else 0)
     return weights + [None] * len(last_words(record))

@@ -640,7 +640,7 @@ def test_a_third_ctrl_c_ends_a_process_whose_environment_blocks(tmp_path: Path) 
     ) as process:
         assert process.stderr is not None
         heard = [next(line for line in process.stderr if "blocked" in line)]
-        for said in ("stopping: rollouts", "leaving what runs", "ended at once; the same command goes on"):
+        for said in ("stopping: rollouts", "leaving what runs", "ended at once; what is on the disk"):
             process.send_signal(signal.SIGINT)
             heard.append(next(line for line in process.stderr if said in line))
         assert process.wait(600) == 128 + signal.SIGINT, heard

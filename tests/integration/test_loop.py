@@ -267,3 +267,14 @@ def test_pairs_are_made_by_the_credit_of_their_round(tmp_path: Path, model: Path
     given = {"loss": {"name": "dpo", "pairs": {"kind": "episode"}}, "live_only": None}
     done = looped(tmp_path, config_of(tmp_path, model, loop={"rounds": 1, "collect": {"groups": 8}}, trainer=given))
     assert done.optimizer_steps > 0
+
+
+def test_a_round_without_pairs_trains_nothing_and_says_why(tmp_path: Path, model: Path) -> None:
+    """The next round may have some."""
+    said: list[str] = []
+    given = {"loss": {"name": "dpo", "pairs": {"kind": "episode", "margin": 100.0}}, "live_only": None}
+    config = config_of(tmp_path, model, loop={"rounds": 2, "collect": {"groups": 2}}, trainer=given)
+    done = looped(tmp_path, config, said=said)
+    assert (done.rounds, done.optimizer_steps) == (2, 0)
+    assert sum("refused (no_pairs)" in line for line in said) == 2
+    assert sum("nothing to train on" in line for line in said) == 2

@@ -108,6 +108,30 @@ def test_our_own_lines_are_ingested_as_the_same_rows(lk: Lake, tmp_path: Path) -
     assert lk.ingest(tmp_path / "out.jsonl").present == 4, "and the lake it came from knows them"
 
 
+def test_a_rewritten_history_is_a_chat_of_its_own(tmp_path: Path) -> None:
+    """Step 1 is asked with a prompt of its own, 2 goes on from step 0: no answer is learned after what it never saw."""
+    notes: list[dict[str, Any]] = [{}, {"history": "rewritten"}, {"follows": 0}]
+    steps = [
+        StepRecord(state=f"Q{at}", context=[{"role": "user", "content": f"Q{at}"}], action=f"A{at}", extra=note)
+        for at, note in enumerate(notes)
+    ]
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([EpisodeRecord(task_id="t", env_return=1.0, steps=steps)], run_id="a")
+
+    def said(messages: list[dict[str, Any]]) -> list[str]:
+        return [message["content"] for message in messages]
+
+    rows, _ = exported(lk, tmp_path / "each.jsonl", "prompt-completion")
+    assert [said(row["prompt"] + row["completion"]) for row in rows] == [
+        ["Q0", "A0"],
+        ["Q1", "A1"],
+        ["Q0", "A0", "Q2", "A2"],
+    ]
+    ((row,), manifest) = exported(lk, tmp_path / "whole.jsonl", "messages")
+    assert (said(row["messages"]), row["prompt_messages"]) == (["Q0", "A0", "Q2", "A2"], 1)
+    assert manifest.left_out["steps of conversations that were left"] == 1
+
+
 def test_a_chat_is_whole_and_says_where_it_comes_from(lk: Lake, tmp_path: Path) -> None:
     rows, manifest = exported(lk, tmp_path / "out", "messages", where="task_id = 'door' AND rollout_index = 0")
     (row,) = rows

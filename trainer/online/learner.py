@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import CheckpointError, DataRefusedError
+from lake.errors import CheckpointError, DataRefusedError, NoPairsError
 from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
 from lake.read.online_runs import of_round
@@ -212,17 +212,21 @@ class Learner:
             return None  # none of the round's episodes is wanted
         config = round_config(trainer, chosen, number)
         assert trainer.learning_rate is not None
-        return update(
-            self.backend,
-            snapshot,
-            credit,
-            config,
-            learning_rate=learning_rate(number, self._config.loop.rounds, trainer.learning_rate, trainer.schedule),
-            first_step=self.optimizer_steps,
-            own_encoding=self._encoding,
-            reference=self._reference,
-            on_step=self._observe,
-        )
+        try:
+            return update(
+                self.backend,
+                snapshot,
+                credit,
+                config,
+                learning_rate=learning_rate(number, self._config.loop.rounds, trainer.learning_rate, trainer.schedule),
+                first_step=self.optimizer_steps,
+                own_encoding=self._encoding,
+                reference=self._reference,
+                on_step=self._observe,
+            )
+        except NoPairsError as error:
+            self._say(str(error))  # the next round may have some
+            return None
 
     def _observe(self, report: StepReport, total: int) -> None:
         self._watch.observe(report)

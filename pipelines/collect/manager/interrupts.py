@@ -18,9 +18,9 @@ from pipelines.collect.manager.scheduler import Scheduler
 INTERRUPTED = "Ctrl-C"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SAID = (
-    "stopping: rollouts that run may finish; Ctrl-C again leaves them, and the same command goes on with them",
-    "leaving what runs: the same command goes on with it; Ctrl-C once more ends this process at once",
-    "ended at once; the same command goes on with what is on the disk",
+    "stopping: rollouts that run may finish; Ctrl-C again leaves them, to be gone on with later",
+    "leaving what runs, to be gone on with later; Ctrl-C once more ends this process at once",
+    "ended at once; what is on the disk can be gone on with",
 )
 
 

@@ -191,7 +191,8 @@ class _Collector:
         while True:
             await asyncio.sleep(self.what.progress_seconds)
             problem = self.store.problem or self.player.problem
-            steps, running = self.store.steps, scheduler.in_flight
+            # The store has the steps of running rollouts, too; agents' steps are known when they have ended.
+            steps, running = self.store.steps or scheduler.figures.steps, scheduler.in_flight
             self.progress(meter.line(scheduler.figures, steps, running, self.player.figures(), problem))
             if (why := self.lost()) is not None:
                 scheduler.stop(why)

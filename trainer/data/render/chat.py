@@ -19,6 +19,7 @@ import msgspec
 from lake.errors import DataRefusedError
 from lake.formats.base.fields import as_object
 from lake.formats.chat.templates import with_objects
+from lake.read.conversations import CONTINUES, Origin
 
 Message = dict[str, Any]
 CUT = ("length", "max_tokens")
@@ -45,10 +46,8 @@ class Turn:
     """Who decides: agents that take turns in one episode have a conversation each."""
     is_cut: bool = False
     """A limit ended the action."""
-    opens: bool = False
-    """A conversation of its own begins: `added` is all of its prompt."""
-    follows: int | None = None
-    """Step that it goes on from, where that is not the agent's last one."""
+    origin: Origin = CONTINUES
+    """Where its prompt comes from; where it opens a conversation, `added` is all of that."""
     tools: list[Any] | None = None
     """Those that it was offered, where they are not the episode's."""
 
@@ -73,19 +72,11 @@ def turns_of(initial_messages: str | None, steps: Sequence[Mapping[str, Any]]) -
         if not added and row["state"]:
             added = [{"role": row["state_role"] or "user", "content": row["state"]}]
         is_cut = row.get("finish_reason") in CUT
-        turns.append(Turn(step, added, _action(row), row.get("agent_id"), is_cut, **_origin(row.get("extra"))))
+        notes = as_object(msgspec.json.decode(row.get("extra") or "{}"))
+        tools = notes.get("tools")
+        own_tools = tools if isinstance(tools, list) else None
+        turns.append(Turn(step, added, _action(row), row.get("agent_id"), is_cut, Origin.of(notes), own_tools))
     return turns
-
-
-def _origin(extra: str | None) -> dict[str, Any]:
-    """Fields of a turn: what its prompt goes on from, as `lake.live.calls.steps` and the readers of traces note it."""
-    notes = as_object(msgspec.json.decode(extra or "{}"))
-    follows, tools = notes.get("follows"), notes.get("tools")
-    return {
-        "opens": notes.get("history") == "rewritten",
-        "follows": follows if isinstance(follows, int) else None,
-        "tools": tools if isinstance(tools, list) else None,
-    }
 
 
 def texts_of(turns: list[Turn]) -> list[str]:

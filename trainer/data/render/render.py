@@ -25,6 +25,7 @@ import polars as pl
 from lake import ids
 from lake.errors import DataRefusedError
 from lake.lake import Lake
+from lake.read.conversations import predecessors
 from lake.read.parquet import collected
 from lake.read.query import Session
 from lake.read.snapshot import Snapshot
@@ -104,15 +105,12 @@ class Renderer:
         if any(token in text for text in texts_of(turns) for token in self._special):
             raise UnrenderableError("special_token_text")
         spans: list[Span] = []
-        ends: dict[int, _Conversation] = {}
-        last: dict[str | None, _Conversation] = {}
-        for turn in turns:
-            before = _Conversation() if turn.opens else last.get(turn.agent, _Conversation())
-            if turn.follows is not None:
-                before = ends.get(turn.follows, before)
-            span, end = self._span(turn, before, tools if turn.tools is None else turn.tools)
+        ends: dict[int | None, _Conversation] = {None: _Conversation()}
+        before = predecessors((turn.step_index, turn.agent, turn.origin) for turn in turns)
+        for turn, goes_on_from in zip(turns, before, strict=True):
+            span, end = self._span(turn, ends[goes_on_from], tools if turn.tools is None else turn.tools)
             spans.append(span)
-            ends[turn.step_index] = last[turn.agent] = end
+            ends[turn.step_index] = end
         return spans
 
     def _span(self, turn: Turn, conversation: _Conversation, tools: list[Any] | None) -> tuple[Span, _Conversation]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from lake.errors import DataRefusedError
+from lake.errors import NoPairsError
 from lake.judgements.scores import episode_scores
 from trainer.data.select.pairs import Finding, Preferences, episode_pairs, labels, step_pairs
 from trainer.data.select.refusals import Drop
@@ -57,7 +57,7 @@ def find_preferences(
         sources: episode_id, source of a mixture; None without one. Pairs do not reach across sources.
 
     Raises:
-        DataRefusedError: no pair satisfies the conditions; the message says how many each left.
+        NoPairsError: no pair satisfies the conditions; the message says how many each left.
     """
     pairs, rule = needs.pairs, needs.labels
     trained = members.filter("trained").select("episode_id").unique()
@@ -156,4 +156,4 @@ def _outcomes(credit: pl.DataFrame) -> pl.DataFrame:
 def _refuse(findings: "Sequence[Finding]", loss: str) -> None:
     empty = next(finding.name for finding in findings if not finding.number)
     counts = "; ".join(f"{finding.name}: {finding.number:,} {finding.note}" for finding in findings)
-    raise DataRefusedError(f"{loss} refused (no_pairs): {counts}. {_ADVICE[empty]}")
+    raise NoPairsError(f"{loss} refused (no_pairs): {counts}. {_ADVICE[empty]}")
