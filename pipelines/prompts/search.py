@@ -12,8 +12,10 @@ import msgspec
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.read.online_runs import of_round
 from lake.read.text_table import counted
 from pipelines.collect.environments import Task
+from pipelines.collect.manager.rounds import all_failed
 from pipelines.collect.manager.run import StoppedError, write_metrics
 from pipelines.collect.tasks import TaskSet
 from pipelines.collect.wiring import told_options
@@ -135,9 +137,11 @@ class Search:
             snapshot = self.arena.lake.snapshot()
             played = {name: read_played(snapshot, self._run_of(name), self.arena.rank_by) for name in names}
             if not played[plan.first.id].returns:
+                run = self._run_of(plan.first.id)
+                problem = all_failed(self.arena.lake, of_round(run, 0))
                 raise DataRefusedError(
-                    f"no rollout of the first prompt has a return (run {self._run_of(plan.first.id)!r}); prompts are "
-                    f"ranked by {self.arena.rank_by}"
+                    f"no rollout of the first prompt has a return (run {run!r}), and prompts are ranked by "
+                    f"{self.arena.rank_by}" + (f": {problem}" if problem else "")
                 )
             standings = rank(played, plan.first.id, seed=plan.seed)
             beam = [one.candidate for one in standings if one.difference is not None][: plan.beam]

@@ -112,7 +112,7 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
     switches = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
     assert started["environment"].items() >= switches.items()
     assert "VLLM_CPU_KVCACHE_SPACE" in started["environment"]
-    assert model.with_name("called.json").read_text().startswith('["/inference/v1/generate"')
+    assert model.with_name("calls.jsonl").read_text().startswith('["/inference/v1/generate"')
     until_all_have_ended(model)
 
 

@@ -3,6 +3,7 @@
 vLLM itself is stood in for (`testkit.vllm_stand_in`); the loop with a real one is `test_loop_vllm.py`.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -45,6 +46,11 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def called(model: Path) -> list[list[object]]:
+    """What the stand-in was asked to do: paths and bodies."""
+    return [json.loads(line) for line in model.with_name("calls.jsonl").read_text().splitlines()]
+
+
 def until_all_have_ended(pids: list[int]) -> None:
     until(lambda: not any(is_running(pid) for pid in pids))
 
@@ -63,11 +69,12 @@ def test_it_is_started_again_with_the_newest_weights_and_ends_with_the_block(tmp
         assert first["--dtype"] == "bfloat16"
         assert first["--seed"] == "7"
         assert "--enable-sleep-mode" in noted(model)["argv"]
-        own.model = newer
+        own.weights = PlayedWeights(newer, 7)
         os.kill(began[1], signal.SIGKILL)
         until(lambda: f"{own.url} is back" in said)
         second, pids = options(model), noted(model)["pids"]
         assert second["--model"] == str(newer)
+        assert ["/update_weight_version", {"new_version": "7"}] in called(model)
         assert second["--port"] == first["--port"] == own.url.rpartition(":")[2]
         until_all_have_ended(began)
         assert all(is_running(pid) for pid in pids)

@@ -37,8 +37,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer()
 
     def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        model.with_name("called.json").write_text(json.dumps([self.path, body]))
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "null")
+        with model.with_name("calls.jsonl").open("a") as calls:
+            calls.write(json.dumps([self.path, body]) + "\\n")
         if (model / "breaks").exists():
             print((model / "breaks").read_text(), file=sys.stderr, flush=True)
             os._exit(1)

@@ -60,7 +60,7 @@ class Engines:
         if not self._apis or self._pushed == weights.version:
             return
         if self._own is not None:
-            self._own.model = weights.folder
+            self._own.weights = weights
         reference = _reference_of(lake, backend) if self._config.probe else None
         done = asyncio.run(self._deliver(weights, reference, say))
         parameters = {"model": str(weights.folder), "version": weights.version}

@@ -1,8 +1,9 @@
 """A vLLM that a loop keeps: started with the run, started again whenever it dies, and ended with it.
 
 It runs in a thread of its own with an event loop of its own, because a run computes and collects in the main thread.
-The engine comes back at the same address with the newest weights; the pool that collects, or the next push, tells it
-their version. A guard ends it when the loop is gone, also after kill -9 (`pipelines.collect.children`).
+The engine comes back at the same address with the newest weights, and is told their version: agents call it through the
+proxy, which writes down the version that it says it has. A guard ends it when the loop is gone, also after kill -9
+(`pipelines.collect.children`).
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from typing import Self
 
 from pipelines.collect.engines import EngineError
 from pipelines.collect.engines.serve import ServeOptions, served
+from pipelines.collect.engines.vllm import VllmEngine
+from pipelines.collect.wiring import PlayedWeights
 from trainer.online.settings import EngineConfig
 
 _TRIES = 3
@@ -27,13 +30,15 @@ class OwnEngine:
 
     Args:
         config: how it is started.
-        model: folder that it serves; set another when the weights change.
+        model: folder that it serves at first.
         say: told when it starts, dies and comes back; called from another thread.
         sleeps: it is going to be put to sleep.
     """
 
     def __init__(self, config: EngineConfig, model: Path, say: Callable[[str], None], *, sleeps: bool) -> None:
-        self.model = model
+        self.weights: PlayedWeights | None = None
+        """What it is started again with; set this before they are pushed. None: with the model of the first start."""
+        self._model = model
         self.url = ""
         """Its base URL, once the block runs."""
         self.given_up: str | None = None
@@ -82,13 +87,15 @@ class OwnEngine:
         failed, problem = 0, ""
         while failed < _TRIES:
             try:
-                async with served(self.model, self._options, say=self._say) as engine:
-                    failed = 0
+                model = self._model if self.weights is None else self.weights.folder
+                async with served(model, self._options, say=self._say) as engine:
                     if not self._first.done():
                         self._options = replace(self._options, port=int(engine.url.rpartition(":")[2]))
                         self._first.set_result(engine.url)
                     else:
+                        await self._tell_version()
                         self._say(f"{engine.url} is back")
+                    failed = 0
                     self._say(f"{await engine.death()}; it is started again")
             except Exception as error:
                 if not self._first.done():
@@ -100,3 +107,14 @@ class OwnEngine:
                 self._say(f"the engine does not start again: {error}")
         self._say("the engine is given up")
         self.given_up = f"the loop's own engine does not start again ({problem})"
+
+    async def _tell_version(self) -> None:
+        """Load the weights under their version; once more where newer ones are pushed meanwhile."""
+        told: PlayedWeights | None = None
+        engine = VllmEngine(self.url)
+        try:
+            while (weights := self.weights) is not None and weights != told:
+                await engine.load_weights(weights.folder, weights.version)
+                told = weights
+        finally:
+            await engine.close()

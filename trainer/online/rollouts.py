@@ -12,9 +12,8 @@ from pydantic import BaseModel
 from lake.errors import DataRefusedError
 from lake.lake import Lake
 from lake.read.online_runs import evaluation_run, of_round
-from lake.read.show import printable
 from lake.read.text_table import counted
-from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.manager.rounds import Wanted, all_failed
 from pipelines.collect.manager.run import Collection, collect
 from pipelines.collect.manager.scheduler import Limits
 from pipelines.collect.tasks import TaskSet
@@ -135,19 +134,13 @@ class Rollouts:
 
 
 def refuse_failed(lake: Lake, where: str) -> None:
-    """Raise DataRefusedError where the episodes of a round have failed one and all, with what the first one says."""
-    failed, others, error = lake.sql(
-        "SELECT count(*) FILTER (status = 'failed'), count(*) FILTER (status <> 'failed'), "
-        f"min_by(error, episode_id) FILTER (status = 'failed') FROM episodes WHERE {where}"
-    ).row(0)
-    if others:
-        return
-    if not failed:
+    """Raise DataRefusedError where a round has no episodes, or they failed one and all."""
+    if (problem := all_failed(lake, where)) is not None:
+        raise DataRefusedError(
+            f"{problem}. Mend what plays, and start another run (--run); `trainer.model` may be a folder of this one's "
+            f"versions/"
+        )
+    if not lake.sql(f"SELECT count(*) FROM episodes WHERE {where}").item():
         raise DataRefusedError(
             f"no episode of {where} is in the lake; `trajlake sql 'SELECT message FROM rejects'` says why"
         )
-    raise DataRefusedError(
-        f"{'the rollout' if failed == 1 else f'all {failed:,} rollouts'} of {where} failed, the first of them: "
-        f"{printable(error or 'no error is recorded')}. Mend what plays, and start another run (--run); "
-        f"`trainer.model` may be a folder of this one's versions/"
-    )

@@ -16,8 +16,9 @@ from lake.errors import UsageError
 from lake.lake import Lake
 from lake.read.episodes import KEYS, rows_of
 from lake.read.parquet import collected
+from lake.read.show import printable
 from lake.read.snapshot import Snapshot
-from lake.records import EpisodeRecord, printable
+from lake.records import EpisodeRecord
 from pipelines.collect.environments import Task
 from pipelines.collect.tasks import Cursor, TaskSet, after, take
 
@@ -264,6 +265,18 @@ def starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, Start]:
         )
         for seed, task_id, messages, tools in found.select("seed", "task_id", *documents).iter_rows()
     }
+
+
+def all_failed(lake: Lake, where: str) -> str | None:
+    """That all rollouts of a predicate failed, and what the first says; None if one did not, or there is none."""
+    failed, others, error = lake.sql(
+        "SELECT count(*) FILTER (status = 'failed'), count(*) FILTER (status <> 'failed'), "
+        f"min_by(error, episode_id) FILTER (status = 'failed') FROM episodes WHERE {where}"
+    ).row(0)
+    if others or not failed:
+        return None
+    which = "the rollout" if failed == 1 else f"all {failed:,} rollouts"
+    return f"{which} of {where} failed, the first of them: {printable(error or 'no error is recorded')}"
 
 
 def retract_broken(lake: Lake, run: str) -> int:
