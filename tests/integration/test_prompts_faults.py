@@ -190,9 +190,7 @@ def test_without_rewards_there_is_nothing_to_rank(cli: Cli, player: JudgeServer,
 
 def test_players_that_all_fail_are_told_with_their_error(cli: Cli, player: JudgeServer, tmp_path: Path) -> None:
     code = "from testkit.word_game import Asking\n\n\nclass Cold(Asking):\n    def step(self, action):\n"
-    code += (
-        "        raise OSError('the \\x1b[31mstove is cold')\n\n\ndef make():\n    return Cold('train')\n"
-    )
+    code += "        raise OSError('the \\x1b[31mstove is cold')\n\n\ndef make():\n    return Cold('train')\n"
     (tmp_path / "env.py").write_text(code, "utf-8")
     options = ["--lake", tmp_path / "lake", "--env", f"{tmp_path}/env.py:make", "--run", "s", "--retries", "0"]
     options += ["--engine", player.url, "--api", "chat", "--model", "player", "--starts", "2", "--held-out", "3"]
