@@ -18,6 +18,7 @@ page = st.navigation(
         st.Page(Page.REJECTS, title="Rejects", icon=":material/block:"),
         st.Page(Page.EPISODE, title="Episode", visibility="hidden"),
         st.Page(Page.GROUP, title="Group", visibility="hidden"),
+        st.Page(Page.COMPARE, title="Side by side", visibility="hidden"),
         st.Page(Page.JOB, title="Job", visibility="hidden"),
     ],
     position="top",

@@ -83,6 +83,7 @@ class Page(StrEnum):
     EPISODE = "screens/episode.py"
     GROUPS = "screens/groups.py"
     GROUP = "screens/group.py"
+    COMPARE = "screens/compare.py"
     TRAINING = "screens/training.py"
     JOBS = "screens/jobs.py"
     JOB = "screens/job.py"
@@ -98,6 +99,11 @@ def given_id(name: str) -> int | None:
     """An id of the present address. Raises ValueError: there is text, but no id."""
     text = given(name)
     return None if text is None else ids.from_text(text)
+
+
+def given_ids(name: str) -> list[int]:
+    """All ids of the present address under a name, in order. Raises ValueError: there is text that is no id."""
+    return [ids.from_text(text) for text in st.query_params.get_all(name) if text]
 
 
 def given_int(name: str) -> int | None:

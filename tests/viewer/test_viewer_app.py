@@ -683,6 +683,8 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "groups", {"task": HOSTILE}
     yield "group", {"group": row["group_id"], "anchor": anchor}
     yield "group", {"group": row["group_id"], "anchor": HOSTILE}
+    yield "compare", {"episode": row["episode_id"]}
+    yield "compare", {"episode": HOSTILE}
     yield "training", {"update": 0}
     yield "training", {"job": HOSTILE}
     yield "jobs", {}
@@ -692,7 +694,7 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "rejects", {"reject": HOSTILE}
 
 
-PAGE_ADDRESS = re.compile(r"(/(episodes?|groups?|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$")
+PAGE_ADDRESS = re.compile(r"(/(episodes?|groups?|compare|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$")
 """What links lead to: pages of the viewer, with everything foreign encoded."""
 
 

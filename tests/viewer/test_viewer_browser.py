@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 
 from lake import Lake, ids
+from testkit.browser_pages import PATIENCE, address, fresh_page, go, open_row, rows_of, settled
 from testkit.browsers import REQUIRE, chromium, missing
 from testkit.examples import mostly_slow
 from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout, sample_episodes
@@ -15,8 +16,6 @@ from testkit.viewer_process import Viewer, viewer
 
 pytestmark = pytest.mark.browser
 
-PATIENCE = 30_000
-"""Milliseconds a page may take on a busy machine."""
 MARK = "window.hostile = (window.hostile || 0) + 1"
 HTML = f"<script>{MARK}</script><img src=x onerror='{MARK}'><svg onload='{MARK}'></svg> \x1b[31m"
 MARKDOWN = f"![beacon](http://beacon.invalid/x.png) [click](javascript:{MARK}) **bold** <img src=x onerror='{MARK}'>"
@@ -54,47 +53,9 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any, running: Viewer) -> Iterator[Any]:
     """A fresh page; at the end nothing may have gone wrong in it, and nothing been asked of another host."""
-    context = browser.new_context(viewport={"width": 1440, "height": 1400}, base_url=running.address)
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    faults: list[str] = []
-    asked: set[str] = set()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
-    yield page
-    assert page.get_by_test_id("stException").count() == 0
-    assert page.evaluate("window.hostile") is None
-    assert faults == []
-    assert asked <= {"127.0.0.1", ""}, f"the viewer asked {asked}"
-    context.close()
-
-
-def go(page: Any, path: str, heading: str) -> None:
-    """Open an address and wait until its page stands."""
-    page.goto(path)
-    settled(page, heading)
-
-
-def settled(page: Any, heading: str) -> None:
-    """Wait for a heading and for the script to have ended."""
-    page.get_by_role("heading", name=re.compile(rf"^{heading}( |$)")).first.wait_for()
-    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
-
-
-def open_row(page: Any, table: str, row: int) -> None:
-    """Click into the middle of a row of the table with a label."""
-    rows_of(page, table).nth(row).click()
-
-
-def rows_of(page: Any, table: str) -> Any:
-    """The rows of the table with a label."""
-    return page.get_by_role("region", name=table, exact=True).locator("tbody tr")
-
-
-def address(page: Any) -> dict[str, str]:
-    """The parameters of the page's address."""
-    return {name: values[-1] for name, values in parse_qs(urlsplit(page.url).query).items()}
+    with fresh_page(browser, running.address) as opened:
+        yield opened
+        assert opened.evaluate("window.hostile") is None
 
 
 def episode_text(lk: Lake, task: str, index: int, round_: int = 0) -> str:

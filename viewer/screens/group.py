@@ -8,13 +8,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.judgements.credit import Credit, covering
 from lake.judgements.scores import ENV_RETURN
-from viewer import choices, figures, links, tables
+from viewer import choices, figures, links, siblings, tables
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Row, Sort, Window, episodes, groups, outcomes
+from viewer.queries import Row, Sort, Window, episodes, groups, outcomes, side_by_side
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
 
@@ -43,6 +43,7 @@ def show() -> None:
     _facts(facts)
     choices.explain(chosen, group_id=group_id)
     _siblings(facts, chosen, score)
+    _beside(group_id, chosen, score)
     if chosen is None:
         st.info("No credit job has covered this group: there are no anchor states to show.", icon=":material/info:")
     else:
@@ -101,6 +102,17 @@ def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
         )
         if frame.height < facts["size"]:
             st.caption(f"{frame.height} of {facts['size']} siblings")
+
+
+def _beside(group_id: int, chosen: Credit | None, score: str) -> None:
+    """The way to the siblings side by side: at first the best and the worst of them."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        wanted = siblings.choose(group_id, score, read(side_by_side.contrast, group_id, score))
+        if len(wanted) > 1:
+            here = siblings.address(wanted, score, None if chosen is None else chosen.text)
+            st.markdown(f":material/view_column: [Compare step by step]({here})", width="content")
+        else:
+            st.caption("Choose two or more.", width="content")
 
 
 def _anchors(group_id: int, chosen: Credit, score: str) -> None:

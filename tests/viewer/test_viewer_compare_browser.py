@@ -1,0 +1,136 @@
+"""Siblings side by side in a real browser: the ways in and out, Back, hostile text, long and wide comparisons."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from lake import Lake, ids
+from lake.records import StepRecord
+from testkit.browser_pages import address, fresh_page, go, settled
+from testkit.browsers import chromium
+from testkit.lakes import RUN, add_credit, build_lake, rollout, sample_episodes
+from testkit.viewer_process import Viewer, viewer
+
+pytestmark = pytest.mark.browser
+
+MARK = "window.hostile = (window.hostile || 0) + 1"
+HOSTILE = f"<script>{MARK}</script><img src=x onerror='{MARK}'> [x](javascript:{MARK}) \x1b[31m"
+STEPS = 1000
+MOST_NODES = 5000
+
+
+def long_rollout(index: int) -> Any:
+    """Each goes its own way, and meets the others in every tenth room."""
+    found = rollout("long", index, float(index), num_steps=1)
+    found.steps = [
+        StepRecord(state=f"room {n}" if n % 10 == 0 else f"room {n} of {index}", action=f"go {n} {index}", reward=0.0)
+        for n in range(STEPS)
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    hostile = [rollout("hostile", index, float(index)) for index in range(2)]
+    for one in hostile:
+        for step in one.steps:
+            step.state = step.action = f"{HOSTILE} {one.rollout_index if step is one.steps[1] else ''}"
+    lk = build_lake(tmp_path_factory.mktemp("browser"), sample_episodes() + hostile)
+    add_credit(lk)
+    with lk.job(kind="collect", run_id="long") as job:
+        job.record([long_rollout(index) for index in range(8)])
+    return lk
+
+
+@pytest.fixture(scope="module")
+def running(lk: Lake) -> Iterator[Viewer]:
+    with viewer(lk.uri) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any, running: Viewer) -> Iterator[Any]:
+    with fresh_page(browser, running.address) as opened:
+        yield opened
+        assert opened.evaluate("window.hostile") is None
+
+
+def group_of(lk: Lake, run: str, task: str) -> list[str]:
+    query = """
+        SELECT episode_id FROM episodes WHERE run_id = ? AND task_id = ? AND collection_round = 0 ORDER BY rollout_index
+        """
+    return [ids.to_text(one) for one in lk.sql(query, [run, task])["episode_id"]]
+
+
+def compared(page: Any) -> list[str]:
+    return parse_qs(urlsplit(page.url).query)["episode"]
+
+
+def columns(page: Any) -> Any:
+    return page.get_by_role("region", name="Side by side").locator("thead th")
+
+
+def test_from_an_episode_to_its_siblings_to_one_of_their_steps_and_back(page: Any, lk: Lake) -> None:
+    chosen = group_of(lk, RUN, "mixed")
+    go(page, f"/episode?episode={chosen[2]}", "Episode")
+    page.get_by_role("link", name="Next to its siblings").click()
+    settled(page, "Side by side")
+    assert columns(page).count() == 4
+    there = page.url
+    page.get_by_role("region", name="Side by side").get_by_role("link", name=re.compile("^1 go")).nth(1).click()
+    settled(page, "Episode")
+    assert address(page)["step"] == "1"
+    page.locator(".st-key-step-1").wait_for()
+    page.go_back()
+    settled(page, "Side by side")
+    assert page.url == there
+    page.go_back()
+    settled(page, "Episode")
+    assert address(page)["episode"] == chosen[2]
+
+
+def test_the_choice_of_the_group_and_of_the_comparison(page: Any, lk: Lake) -> None:
+    group = lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'mixed' AND collection_round = 0").item()
+    go(page, f"/group?group={ids.to_text(group)}", "Group")
+    page.get_by_role("link", name="Compare step by step").click()
+    settled(page, "Side by side")
+    assert sorted(compared(page)) == sorted(group_of(lk, RUN, "mixed"))
+    out = compared(page)[1]
+    columns(page).nth(1).get_by_title("Take this one out").click()
+    page.wait_for_function("many => document.querySelectorAll('.trajlake-beside th').length === many", arg=3)
+    assert out not in compared(page)
+    page.go_back()
+    page.wait_for_function("many => document.querySelectorAll('.trajlake-beside th').length === many", arg=4)
+    assert out in compared(page)
+
+
+def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
+    go(page, "/compare?" + "&".join(f"episode={one}" for one in group_of(lk, RUN, "hostile")), "Side by side")
+    region = page.get_by_role("region", name="Side by side")
+    region.get_by_text("<script>").first.wait_for()
+    assert region.locator("script, img, [onerror], a[href^=javascript]").count() == 0
+    assert r"\x1b[31m" in region.inner_text()
+
+
+def test_eight_rollouts_of_a_thousand_steps(page: Any, lk: Lake) -> None:
+    chosen = group_of(lk, "long", "long")
+    go(page, "/compare?" + "&".join(f"episode={one}" for one in chosen), "Side by side")
+    page.get_by_text("1 to 40 of 1,000 lines").wait_for()
+    assert columns(page).count() == 8
+    assert page.locator("*").count() < MOST_NODES
+    page.get_by_test_id("stPagination").get_by_text("25", exact=True).click()
+    page.get_by_text("961 to 1,000 of 1,000 lines").wait_for()
+    page.get_by_role("link", name=re.compile("^room 999 of 7")).click()
+    settled(page, "Episode")
+    assert (address(page)["episode"], address(page)["step"]) == (chosen[7], "999")
+    page.go_back()
+    page.get_by_text("961 to 1,000 of 1,000 lines").wait_for()

@@ -1,0 +1,231 @@
+"""Siblings side by side: what is read, what is drawn, and the page without a browser."""
+
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake import Lake, ids
+from lake.judgements.credit import find_credit
+from testkit.lakes import RUN, add_credit, build_lake, full_lake, rollout, siblings
+from testkit.streamlit_pages import open_page, words
+from viewer.launch import ENVIRONMENT
+from viewer.pinned import Reader
+from viewer.queries import side_by_side
+from viewer.side_by_side import done, marked
+
+
+@pytest.fixture(scope="module")
+def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return full_lake(tmp_path_factory.mktemp("beside"))
+
+
+@pytest.fixture
+def lk(shared_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setenv(ENVIRONMENT, shared_lake.uri)
+    return shared_lake
+
+
+def group_of(lk: Lake, task: str, round_: int = 1) -> list[int]:
+    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND collection_round = ? ORDER BY rollout_index"
+    return lk.sql(query, [task, round_])["episode_id"].to_list()
+
+
+def group_id(lk: Lake, episode: int) -> int:
+    return int(lk.sql("SELECT group_id FROM episodes WHERE episode_id = ?", [episode]).item())
+
+
+def cells(html: str) -> list[str]:
+    """Where the cells of the table lead."""
+    return [unescape(found) for found in re.findall(r'<td class="[a-z]+"><a href="([^"]*)"', html)]
+
+
+def table(at: Any) -> str:
+    """The comparison that the page shows."""
+    return re.findall(r'<div class="trajlake-beside".*?</table>', words(at), re.DOTALL)[0]
+
+
+# ---------------------------------------------------------------- queries
+
+
+def test_walks_have_the_keys_of_the_credit_or_of_the_exact_text(lk: Lake) -> None:
+    snap, chosen = Reader(lk.snapshot()), group_of(lk, "mixed")
+    credit = find_credit(snap)
+    steps = lk.snapshot().scan("steps").collect()
+    judged = lk.snapshot().scan("advantages").collect()
+    for given_credit, frame, name in ((credit, judged, "anchor_key"), (None, steps, "state_hash")):
+        found = side_by_side.walks(snap, chosen, given_credit)
+        expected = {(row["episode_id"], row["step_index"]): row[name] for row in frame.iter_rows(named=True)}
+        assert found.height == 12
+        assert found["key"].to_list() == [expected[row] for row in found.select("episode_id", "step_index").rows()]
+    assert side_by_side.walks(snap, chosen, None)["advantage"].null_count() == 12
+
+
+def test_choices_are_equal_where_the_same_was_done_whatever_the_ids_of_calls(tmp_path: Path) -> None:
+    episodes = siblings("t", [1.0, 1.0, 1.0])
+    for number, (call_id, argument) in enumerate([("a1", "x"), ("b2", "x"), ("a1", "y")]):
+        for step in episodes[number].steps:
+            step.action = "go"
+            step.tool_calls = [{"id": call_id, "function": {"name": "find", "arguments": argument}}]
+    lk = build_lake(tmp_path, episodes)
+    chosen = lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
+    rows = side_by_side.walks(lk.snapshot(), chosen, None).filter(step_index=0)
+    one, same, other = (rows.filter(episode_id=episode)["choice"].item() for episode in chosen)
+    assert one == same != other
+
+
+def test_facts_of_episodes(lk: Lake) -> None:
+    snap, chosen = Reader(lk.snapshot()), group_of(lk, "partial")
+    rows = {row["rollout_index"]: row for row in side_by_side.facts(snap, chosen, find_credit(snap)).to_dicts()}
+    assert [rows[i]["outcome"] for i in range(4)] == [1.0, 0.0, 0.0, None]
+    assert rows[3]["status"] == "failed"
+    assert (rows[0]["a_episode"] > 0, rows[3]["a_episode"], rows[3]["mean_advantage"]) == (True, None, None)
+    assert side_by_side.facts(snap, [1], None).is_empty()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "beside", "expected"),
+    [
+        ([0.1, 0.9, 0.5, 0.3, 0.7], None, [1, 0, 4, 3]),
+        ([0.1, 0.9, 0.5, 0.3, 0.7], 2, [2, 1, 0, 4]),
+        ([None, 0.0, None, 1.0], None, [3, 1, 0, 2]),
+        ([1.0, 0.0], 1, [1, 0]),
+    ],
+)
+def test_the_siblings_that_say_most(
+    tmp_path: Path, outcomes: list[float | None], beside: int | None, expected: list[int]
+) -> None:
+    lk = build_lake(tmp_path, siblings("t", outcomes))
+    found = lk.sql("SELECT episode_id, group_id FROM episodes ORDER BY rollout_index")
+    own = found["episode_id"].to_list()
+    asked = None if beside is None else own[beside]
+    chosen = side_by_side.contrast(lk.snapshot(), found["group_id"][0], None, asked)
+    assert [own.index(one) for one in chosen] == expected
+
+
+# ---------------------------------------------------------------- what is drawn
+
+
+@given(st.lists(st.text("ab <&> ", max_size=12), min_size=1, max_size=4))
+def test_marks_change_no_text(texts: list[str]) -> None:
+    for text, html in zip(texts, marked(texts), strict=True):
+        assert unescape(re.sub(r"</?mark>", "", html)) == text
+        assert "<mark></mark>" not in html
+
+
+def test_the_words_that_differ_are_marked() -> None:
+    assert marked(["go west now", "go north now", "go west now"]) == [
+        "go <mark>west </mark>now",
+        "go <mark>north </mark>now",
+        "go <mark>west </mark>now",
+    ]
+    assert marked(["take key", "go west"]) == ["<mark>take key</mark>", "<mark>go west</mark>"]
+    assert marked(["<b>", "<i>"]) == ["&lt;<mark>b</mark>&gt;", "&lt;<mark>i</mark>&gt;"]
+
+
+@pytest.mark.parametrize(
+    ("action", "calls", "shown"),
+    [
+        ("go left", '[{"function": {"name": "f", "arguments": "{}"}}]', "go left"),
+        ("", '[{"id": "1", "function": {"name": "find", "arguments": "{\\"q\\": 1}"}}]', 'find({ "q": 1 })'),
+        (" ", '[{"function": {"name": "f", "argu', '[{"function": {"name": "f", "argu'),
+        (None, None, ""),
+    ],
+)
+def test_what_a_step_did_in_a_line(action: str | None, calls: str | None, shown: str) -> None:
+    assert done(action, calls) == shown
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_an_episode_stands_next_to_its_siblings(lk: Lake) -> None:
+    chosen = group_of(lk, "mixed")
+    at = open_page("compare", episode=chosen[1])
+    html = table(at)
+    assert re.findall(r">(rollout \d)</a>", html) == ["rollout 1", "rollout 0", "rollout 3", "rollout 2"]
+    assert html.index("First divergence") < html.index("You are at the gate.")
+    assert html.count("<mark>") == 4, "at the gate two go left and two go right; in the halls all differ from nobody"
+    for episode in chosen:
+        steps = [f"/episode?episode={ids.to_text(episode)}&step={n}&" for n in range(3)]
+        assert [sum(found.startswith(step) for found in cells(html)) for step in steps] == [1, 1, 1]
+
+
+def test_equal_stretches_are_folded_and_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = [rollout("t", index, float(index), num_steps=1) for index in range(2)]
+    for index, one in enumerate(long):
+        first = one.steps[0]
+        first.state, first.action = "room 0", "on"
+        one.steps = [type(first)(state=f"room {n}", action="on", reward=0.0) for n in range(100)]
+        one.steps[60].action = f"turn {index}"
+    lk = build_lake(tmp_path, long)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    chosen = [ids.to_text(one) for one in lk.sql("SELECT episode_id FROM episodes ORDER BY 1")["episode_id"]]
+    folded = open_page("compare", episode=chosen)
+    html = table(folded)
+    assert "60 steps alike, steps 0 to 59" in html
+    assert "39 steps alike, steps 61 to 99" in html
+    assert len(cells(html)) == 2
+    assert html.count("<mark>") == 2
+    assert len(cells(table(open_page("compare", episode=chosen, open="0")))) == 80, "a page has 40 lines"
+    assert "step=99&" in cells(table(open_page("compare", episode=chosen, open="all", page=3)))[-1] + "&"
+
+
+def test_episodes_of_several_groups(lk: Lake) -> None:
+    pair = [ids.to_text(group_of(lk, "mixed", round_)[0]) for round_ in (0, 1)]
+    at = open_page("compare", episode=pair)
+    html = table(at)
+    assert "demo / mixed / 0, round 0" in html
+    assert "demo / mixed / 0, round 1" in html
+    assert ">all<" in html, "the credit tells states apart by their text, whichever group they are in"
+    assert not at.multiselect
+
+
+def test_a_lake_without_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = build_lake(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    html = table(open_page("compare", episode=group_of(lk, "mixed")[0]))
+    assert ">all<" in html
+    assert "mean A" in html
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [([], "names no episodes"), (["zzz"], "is no id"), (["0000000000000"], "is not in this lake")],
+)
+def test_wrong_addresses_are_answered_in_words(lk: Lake, asked: list[str], said: str) -> None:
+    at = open_page("compare", episode=asked)
+    assert [said in warning.value for warning in at.warning] == [True]
+
+
+def test_an_episode_that_is_gone_is_said(lk: Lake) -> None:
+    chosen = [ids.to_text(one) for one in group_of(lk, "mixed")[:2]]
+    at = open_page("compare", episode=[*chosen, "0000000000000"])
+    assert [warning.value for warning in at.warning] == [
+        "This lake does not hold 1 of the 3 episodes that the address names."
+    ]
+    assert table(at)
+
+
+def test_from_the_group_to_its_best_and_worst(lk: Lake) -> None:
+    chosen = group_of(lk, "mixed")
+    at = open_page("group", group=group_id(lk, chosen[0]))
+    (wanted,) = at.multiselect
+    assert wanted.value == [chosen[0], chosen[1], chosen[3], chosen[2]]
+    expected = "&".join(f"episode={ids.to_text(one)}" for one in wanted.value)
+    assert f"/compare?{expected}&score=env_return" in words(at)
+
+
+def test_the_credit_of_all_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = build_lake(tmp_path)
+    old, new = add_credit(lk), add_credit(lk, omega=0.5)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    chosen = [ids.to_text(one) for one in group_of(lk, "mixed")]
+    pages = [open_page("compare", episode=chosen, credit=ids.to_text(job)) for job in (old, new)]
+    means = [re.findall(r"mean A <b>([^<]*)</b>", table(at)) for at in pages]
+    assert means[0] != means[1]
+    assert RUN in words(pages[0])
