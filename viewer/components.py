@@ -1,6 +1,6 @@
 """What every page is made of: header, figures, badges, links, page switches, and friendly empty states."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
 from typing import Any, NoReturn
@@ -75,6 +75,15 @@ def turn(label: str, address: str | None, key: str) -> None:
 def fact(label: str, value: Any) -> None:
     """A fact in a line of them; foreign text in the value goes through `chip`."""
     st.markdown(f":gray[{label}] {value}", width="content")
+
+
+def legend(colours: Mapping[str, str]) -> None:
+    """A line that says which colour stands for what."""
+    marks = (
+        f'<span class="trajlake-legend"><i style="background:{escape(colour)}"></i>{escape(visible(label))}</span>'
+        for label, colour in colours.items()
+    )
+    st.html("".join(marks))
 
 
 def missing(sentence: str) -> None:

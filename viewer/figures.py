@@ -1,6 +1,6 @@
 """Charts: a small frame in, an Altair chart out. Colours are the theme's; NULL is drawn as a gap or a grey mark."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import altair as alt
 import polars as pl
@@ -12,6 +12,8 @@ PICK = "pick"
 MOST_ROWS = 4000
 """Rows that a chart draws at most (Altair refuses more than 5,000)."""
 
+OTHERS = ("#c2410c", "#7c3aed", "#0f766e", "#a16207")
+"""Colours of the jobs beside the one shown."""
 _STEPS = alt.Axis(format="d", tickMinStep=1, grid=False)
 
 Chart = alt.LayerChart | alt.FacetChart
@@ -62,34 +64,61 @@ def task_histogram(frame: pl.DataFrame) -> Chart:
     return _sized(alt.layer(bars), "Tasks by success rate")
 
 
-def metric(frame: pl.DataFrame, name: str, selected: int | None) -> Chart:
-    """A training metric over steps: columns step, value. A click picks a step; the selected one is marked."""
+def metric(
+    frame: pl.DataFrame,
+    name: str,
+    selected: int | None,
+    *,
+    span: int = 1,
+    alarms: Sequence[tuple[int, int]] = (),
+    others: pl.DataFrame | None = None,
+    titled: bool = True,
+) -> Chart:
+    """A training metric over steps: columns step, value. A click picks a step; the selected one is marked.
+
+    Args:
+        frame: the values; NULL is a gap.
+        name: of the metric.
+        selected: a step.
+        span: of the exponential moving average that is drawn over the values, in points; 1: none.
+        alarms: first and last steps of stretches that are marked.
+        others: the same metric of other jobs, beside it: columns job, step, value.
+        titled: the name stands above the chart.
+    """
     pick = alt.selection_point(name=PICK, fields=["step"], nearest=True, on="click", empty=False, clear=False)
     shown = frame.filter(pl.col("value").is_not_null())
     x = alt.X("step:Q", title=None, axis=_STEPS)
     largest = shown["value"].abs().max()
     label = "~s" if isinstance(largest, int | float) and largest >= 1000 else ".3~g"
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=label, tickCount=4))
+    layers: list[alt.Chart] = []
+    if alarms:
+        stretches = pl.DataFrame([(first - 0.5, last + 0.5) for first, last in alarms], ["step", "until"], orient="row")
+        marks = alt.Chart(stretches).mark_rect(color=NEGATIVE, opacity=0.14)
+        layers.append(marks.encode(x=alt.X("step:Q", title=None, axis=_STEPS), x2="until:Q"))
+    if others is not None:
+        beside = alt.Chart(others.drop_nulls("value")).mark_line(strokeWidth=1.2)
+        colours = alt.Scale(range=OTHERS)
+        layers.append(beside.encode(x=x, y=y, color=alt.Color("job:N", scale=colours, legend=None), tooltip="job:N"))
     base = alt.Chart(shown).encode(x=x, y=y)
-    line = base.mark_line(color=POSITIVE, strokeWidth=1.5)
+    layers.append(base.mark_line(color=POSITIVE, strokeWidth=1.5, opacity=1 if span == 1 else 0.3))
+    if span > 1:
+        smooth = shown.sort("step").with_columns(value=pl.col("value").ewm_mean(span=span))
+        layers.append(alt.Chart(smooth).mark_line(color=POSITIVE, strokeWidth=2).encode(x=x, y=y))
     tips = [alt.Tooltip("step:Q", title="Step", format="d"), alt.Tooltip("value:Q", title=name, format=".5~g")]
-    points = (
-        base.mark_point(size=60, opacity=0 if shown.height > 1 else 1, filled=True, color=POSITIVE)
-        .encode(tooltip=tips)
-        .add_params(pick)
-    )
-    layers = [line, points]
+    points = base.mark_point(size=60, opacity=0 if shown.height > 1 else 1, filled=True, color=POSITIVE)
+    layers.append(points.encode(tooltip=tips).add_params(pick))
     if selected is not None:
         here = alt.Chart(shown.filter(pl.col("step") == selected))
         marked = here.mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x="step:Q", y="value:Q")
         layers += [_rule(selected), marked]
-    return _sized(alt.layer(*layers), name, height=150)
+    return _sized(alt.layer(*layers), name if titled else None, height=150)
 
 
 def by_interest(names: Iterable[str]) -> list[str]:
     """Names of metrics, those that people look at first in front."""
-    # What tells whether anything is learned, before a loss that weights its tokens.
-    first = ("logprob", "validation_nll", "loss")
+    # What is held out first, then what tells whether anything is learned, then a loss that weights its tokens.
+    first = ("validation_nll", "eval/success", "eval/score", "logprob", "loss")
     words = ("loss", "return", "reward", "success", "kl", "entropy", "clip", "grad")
 
     def rank(name: str) -> tuple[int, int, str]:
@@ -227,7 +256,8 @@ def _rule(step: int) -> alt.Chart:
 
 
 def _sized(chart: Chart, title: str | None, height: int = 190) -> Chart:
-    sized: Chart = chart.properties(height=height)
+    # On a canvas: a thousand points, each with what a click is nearest to, would be thousands of elements of the page.
+    sized: Chart = chart.properties(height=height, usermeta={"embedOptions": {"renderer": "canvas"}})
     if title is not None:
         sized = sized.properties(title=alt.Title(title, fontSize=13, anchor="start", fontWeight=600))
     return sized

@@ -8,18 +8,21 @@
 //   data-opened   the id of what a row opens; it is put into the address left behind, where the list marks that row
 //   data-key      the key that follows the link from anywhere but a text field
 
+// Mounted with `here`, a name, the page is scrolled to where it stands, once for each name.
+
 const NAME = Symbol.for("trajlake.navigation");
 const APP = "[data-testid=stApp]";
 const OURS = "[data-testid=stHtml], [data-testid=stMarkdown]";
 const PATIENCE_MS = 60000;
 
-export default function ({ data }) {
-  window[NAME] ??= start();
-  window[NAME].pages = new Set(data.pages);
+export default function ({ data, parentElement }) {
+  const state = (window[NAME] ??= start());
+  if (data.pages) state.pages = new Set(data.pages);
+  if (data.here) showHere(state, data.here, parentElement);
 }
 
 function start() {
-  const state = { pages: new Set(), isPressed: false };
+  const state = { pages: new Set(), isPressed: false, here: null };
   document.addEventListener("click", (event) => follow(event, state), true);
   document.addEventListener("keydown", (event) => press(event, state), true);
   window.addEventListener("popstate", (event) => event.isTrusted && showOpened());
@@ -69,6 +72,15 @@ function isModified(event) {
 async function showOpened() {
   await settled();
   document.querySelector("tr.opened")?.scrollIntoView({ block: "center" });
+}
+
+async function showHere(state, here, place) {
+  const wanted = location.pathname + here;
+  if (wanted === state.here) return;
+  state.here = wanted;
+  await settled();
+  place.host.style.scrollMarginTop = "5rem"; // the bar of the pages stays above
+  place.host.scrollIntoView({ block: "start" });
 }
 
 async function settled() {

@@ -20,6 +20,12 @@ def install() -> None:
         _SCRIPT(key="navigation-script", data={"pages": [_path(page) for page in Page]})
 
 
+def into_view(name: str) -> None:
+    """Have the browser scroll here, once for each name: what stands here is what the reader has just asked for."""
+    with st.container(key="into-view"):
+        _SCRIPT(key=f"into-view-{name}", data={"here": name})
+
+
 def href(page: Page, /, **values: Value) -> str:
     """The address of a page with the query parameters that are set; ids are given as text (`lake.ids.to_text`)."""
     given = {name: value for name, value in values.items() if value not in (None, "", ())}

@@ -1,6 +1,6 @@
-"""The page of the metrics that a training step writes, from `trainer.runs.metrics.METRICS`."""
+"""The page of the metrics, from `lake.read.metric_names.METRICS`."""
 
-from trainer.runs.metrics import METRICS
+from lake.read.metric_names import METRICS, OF_ROUNDS
 
 
 def metrics_page() -> str:
@@ -15,4 +15,13 @@ micro-batches and ranks, unless a line says otherwise. What your own `evaluate` 
 | metric | meaning |
 | --- | --- |
 """
-    return intro + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in METRICS.items())
+    return f"""{intro}{_rows(METRICS)}
+`trajlake loop` writes these for each round, under its own job, and a push for each version:
+
+| metric | meaning |
+| --- | --- |
+{_rows(OF_ROUNDS)}"""
+
+
+def _rows(names: dict[str, str]) -> str:
+    return "".join(f"| `{name}` | {meaning} |\n" for name, meaning in names.items())

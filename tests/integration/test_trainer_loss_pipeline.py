@@ -13,6 +13,7 @@ import torch  # noqa: TID253
 
 from lake import Lake
 from lake.judgements.credit import find_credit
+from lake.read.metric_names import METRICS
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
 from trainer.backends.base import FrozenPolicy
@@ -21,7 +22,6 @@ from trainer.data.select.selection import select
 from trainer.data.stream.stream import Stream
 from trainer.policy.model import Policy
 from trainer.runs.loop import fill_batches, run_steps
-from trainer.runs.metrics import METRICS
 
 LOSSES: list[tuple[str, dict[str, Any]]] = [
     ("reinforce", {}),

@@ -2,10 +2,11 @@
 
 import pytest
 
+from lake.read.metric_names import METRICS
 from testkit.loss_rows import evaluate, random_rows
 from testkit.training import random_backend, random_batch
 from trainer.losses import LOSSES
-from trainer.runs.metrics import METRICS, TOTALS, from_sums, metrics_frame
+from trainer.runs.metrics import TOTALS, from_sums, metrics_frame
 
 
 def test_sums_become_token_means() -> None:

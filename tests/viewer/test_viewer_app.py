@@ -522,8 +522,35 @@ def test_training_leads_from_a_metric_to_the_batch_and_its_advantages(lk: Lake) 
     assert figures == {"`loss`": "0.5", "`kl`": "0.01"}
     assert len(links(at, "batch")) == 6
     assert set(column(at, "batch", "mean_advantage")) != {UNKNOWN}
-    assert at.subheader[1].value == "Update 1"
+    assert at.subheader[0].value == "Update 1"
     assert 'href="?update=2"' in words(at)
+
+
+def test_any_update_is_reached_by_its_number(lk: Lake) -> None:
+    at = open_page("training", update=1)
+    assert (at.number_input[0].label, at.number_input[0].value) == ("Update, 0 to 3", 1)
+    at.number_input[0].set_value(3)
+    assert_sound(at.run())
+    assert at.subheader[0].value == "Update 3"
+
+
+def test_curves_of_other_jobs_stand_beside_and_names_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    other = add_training(lk, run_id=HOSTILE)
+    with lk.job(kind="train", run_id=RUN) as job:
+        at_time = datetime(2026, 1, 1, tzinfo=UTC)
+        values = {"loss": 1.0, "entropy": 2.0, "alarms": 1.0, "mine": 0.5}
+        rows = [{"step": step, "name": n, "value": v, "at": at_time} for step in (0, 1) for n, v in values.items()]
+        job.write("metrics", pl.DataFrame(rows))
+    at = open_page("training", job=ids.to_text(job.job_id), beside=ids.to_text(other))
+    assert at.multiselect[0].value == [ids.to_text(other)]
+    assert "trajlake-legend" in words(at)
+    assert "an alarm was active (2 updates)" in words(at)
+    explained = {element.value: element.proto.help for element in at.markdown if element.value.startswith("**")}
+    assert explained["**`loss`**"].startswith("The loss of the optimizer step")
+    assert explained["**`mine`**"] == "", "only what is ours is explained"
 
 
 def test_a_metric_that_could_not_be_computed_is_a_dash(lk: Lake) -> None:

@@ -196,6 +196,10 @@ def test_from_a_metric_to_the_episodes_of_the_update(page: Any) -> None:
     heading.wait_for()
     update = heading.inner_text().split()[1]
     assert address(page) == {"update": update}
+    page.wait_for_function(
+        "() => { const box = [...document.querySelectorAll('h3')].find(h => h.innerText.startsWith('Update'))"
+        ".getBoundingClientRect(); return box.top >= 0 && box.bottom < window.innerHeight / 2; }"
+    )
     open_row(page, "Batch", 0)
     settled(page, "Episode")
     page.get_by_text(re.compile(r"\d of 6 episodes that match the filter")).wait_for()

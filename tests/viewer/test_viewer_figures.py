@@ -89,6 +89,18 @@ def test_a_metric_of_a_single_point_is_visible() -> None:
     assert document["layer"][1]["mark"]["opacity"] == 1
 
 
+def test_alarms_the_average_and_other_jobs_are_drawn_with_the_values() -> None:
+    frame = pl.DataFrame({"step": [2, 0, 1], "value": [4.0, 0.0, None]})
+    others = pl.DataFrame({"job": ["b", "b"], "step": [0, 1], "value": [None, 2.0]})
+    drawn = rows(figures.metric(frame, "loss", None, span=3, alarms=[(1, 2), (5, 5)], others=others))
+    alarms, beside, values, average, _ = drawn
+    assert [(row["step"], row["until"]) for row in alarms] == [(0.5, 2.5), (4.5, 5.5)]
+    assert beside == [{"job": "b", "step": 1, "value": 2.0}]
+    assert sorted(row["value"] for row in values) == [0.0, 4.0], "the average is drawn beside the values"
+    # span 3: weights 1/2 and 1 of the two values, in the order of their steps
+    assert [(row["step"], row["value"]) for row in average] == [(0, 0.0), (2, pytest.approx(4 / 1.5))]
+
+
 def test_a_hostile_metric_name_is_only_a_title() -> None:
     name = "<img src=x onerror=alert(1)>"
     document = spec(figures.metric(pl.DataFrame({"step": [0], "value": [1.0]}), name, None))
@@ -103,7 +115,7 @@ def test_metrics_people_look_at_come_first() -> None:
 
 def test_what_tells_of_learning_comes_before_a_weighted_loss() -> None:
     names = ["weight", "logprobs_missing", "loss", "logprob", "validation_nll"]
-    assert figures.by_interest(names)[:3] == ["logprob", "validation_nll", "loss"]
+    assert figures.by_interest(names)[:3] == ["validation_nll", "logprob", "loss"]
 
 
 def test_signs_add_up_and_unknown_has_its_own_colour() -> None:

@@ -5,8 +5,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import duckdb
 import polars as pl
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
 from viewer.pinned import Reader
-from viewer.queries import Sort, Window, episodes, groups, like, lineage, outcomes, runs, training
+from viewer.queries import Reads, Sort, Window, episodes, groups, like, lineage, outcomes, runs, training
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -658,6 +660,28 @@ def test_training_jobs_and_their_curves(snap: Reader, training_job: int) -> None
     assert training.update_range(snap, training_job) == (0, 3)
     assert training.update_range(snap, 1) is None
     assert training.checkpoints(snap, training_job)["optimizer_step"].to_list() == [4]
+
+
+@given(active=st.lists(st.sampled_from([0.0, 1.0, 2.0, None]), max_size=12), gap=st.integers(1, 3))
+def test_stretches_of_alarms(active: list[float | None], gap: int) -> None:
+    """Steps may be apart: a stretch ends where an update without an alarm is, and nowhere else."""
+    frame = pl.DataFrame(
+        {"job_id": [7] * len(active), "step": [gap * n for n in range(len(active))], "value": active, "name": "alarms"},
+        schema={"job_id": pl.Int64, "step": pl.Int64, "value": pl.Float64, "name": pl.String},
+    )
+    connection = duckdb.connect()
+    connection.register("run_metrics", frame)
+    reads = cast("Reads", SimpleNamespace(sql=lambda query, params: connection.sql(query, params=params).pl()))
+    expected: list[tuple[int, int]] = []
+    open_at, last = None, 0
+    for step, value in [*zip(frame["step"], active, strict=True), (None, 0.0)]:
+        if value and open_at is None:
+            open_at = step
+        if not value and open_at is not None:
+            expected.append((open_at, last))
+            open_at = None
+        last = step
+    assert training.alarms(reads, 7) == expected
 
 
 def test_the_batch_of_an_update_with_its_advantages(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from lake.read.metric_names import STALENESS_BUCKETS
 from trainer.data.stream.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.frozen import FrozenModel
 from trainer.losses.kl import MAX_LOG_RATIO
@@ -261,16 +262,6 @@ def unit_mean(value_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
     """
     tokens_U = unit_sum(value_N.new_ones(len(unit_N)), unit_N, units).clamp(min=1)
     return unit_sum(value_N, unit_N, units) / tokens_U
-
-
-STALENESS_BUCKETS: tuple[tuple[str, float, float], ...] = (
-    ("staleness_0", 0, 0),
-    ("staleness_1", 1, 1),
-    ("staleness_2_4", 2, 4),
-    ("staleness_5_16", 5, 16),
-    ("staleness_17_up", 17, float("inf")),
-)
-"""Name, first and last number of policy versions of each bucket."""
 
 
 def log_ratio(logprobs_N: Tensor, stored_N: Tensor) -> Tensor:

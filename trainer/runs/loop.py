@@ -89,7 +89,7 @@ class StepReport:
     step: OptimizerStep
     """What it consumed."""
     metrics: dict[str, float]
-    """Names of `trainer.runs.metrics.METRICS`."""
+    """Names of `lake.read.metric_names.METRICS`."""
     alarms: list[str] = field(default_factory=list)
     """A sentence for each alarm that began with it."""
 

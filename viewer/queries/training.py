@@ -46,6 +46,19 @@ def metrics(lake: Reads, job_id: int) -> pl.DataFrame:
     return _curves(lake, "job_id = $job", {"job": job_id})
 
 
+def alarms(lake: Reads, job_id: int, limit: int = 200) -> list[tuple[int, int]]:
+    """Stretches of updates at which an alarm was active: first and last step of each, in order, at most `limit`."""
+    query = """
+        WITH active AS (
+            SELECT step, value > 0 AS is_on, row_number() OVER (ORDER BY step) AS place
+            FROM run_metrics WHERE job_id = $job AND name = 'alarms'
+        ),
+        on_now AS (SELECT step, place - row_number() OVER (ORDER BY step) AS stretch FROM active WHERE is_on)
+        SELECT min(step), max(step) FROM on_now GROUP BY stretch ORDER BY 1 LIMIT $limit
+        """
+    return [(int(first), int(last)) for first, last in lake.sql(query, {"job": job_id, "limit": limit}).iter_rows()]
+
+
 def metrics_of_rounds(lake: Reads, run: str) -> pl.DataFrame:
     """The same of the rounds that were collected for a run, each by a job of its own."""
     return _curves(lake, "kind = 'collect' AND run_id = $run", {"run": run})

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -9,11 +10,12 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit
+from lake.read.metric_names import METRICS, OF_ROUNDS
 from lake.read.text_table import counted
 from viewer import choices, figures, links, online, tables
 from viewer import components as ui
 from viewer.links import Page, given, given_int
-from viewer.navigation import changed, href
+from viewer.navigation import changed, href, into_view
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import Row, loops, training
@@ -21,7 +23,21 @@ from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.loops import Loop
 
 _FIRST_METRICS = 6
-_MOST_METRICS = 36
+_MORE_METRICS = 30
+_SPANS = {"off": 1, "10": 10, "50": 50, "200": 200}
+_MEANINGS = METRICS | OF_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the charts are drawn."""
+
+    span: int
+    """Points of the moving average; 1: none."""
+    alarms: list[tuple[int, int]]
+    """Stretches of updates at which an alarm was active."""
+    beside: pl.DataFrame
+    """Curves of other jobs: job (its label), name, step, value."""
 
 
 def show() -> None:
@@ -33,39 +49,47 @@ def show() -> None:
         ui.empty("No training job has written to this lake yet.", advice)
         return
     began = time.monotonic()
-    job_id, loop = _job(jobs)
+    labels = _labels(jobs)
+    job_id, loop = _job(jobs, labels)
     if loop is not None:
         online.show(loop)
         st.subheader("Updates", anchor=False)
     credit = read(training.credit_of, job_id)
     update = _update(job_id)
-    _metrics(job_id, update, has_batches=read(training.update_range, job_id) is not None)
-    _consumption(job_id, credit, update)
+    frame = read(training.metrics, job_id)
+    metrics = figures.by_interest(frame["name"].unique())
+    look = _look(job_id, labels, update)
+    _grid(frame, metrics[:_FIRST_METRICS], update, look)
     if update is not None:
         _batch(job_id, update, credit)
+    _more(frame, metrics[_FIRST_METRICS:], update, look)
+    _consumption(job_id, credit, update)
     _checkpoints(job_id)
     if loop is not None:
         online.follow(loop, time.monotonic() - began)
 
 
-def _job(jobs: pl.DataFrame) -> tuple[int, Loop | None]:
+def _labels(jobs: pl.DataFrame) -> dict[str, str]:
+    """What the jobs are called, by their ids."""
+
+    def label(row: Row) -> str:
+        run = one_line(row["run_id"] or row["kind"])
+        what = ("loop " if row["online"] else "") + one_line(links.job(row["kind"], row["parameters"]) or "")
+        updates = counted(row["updates"], "update")
+        parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], ids.to_text(row["job_id"]))
+        return "  ".join(filter(None, parts))
+
+    return {ids.to_text(row["job_id"]): label(row) for row in jobs.iter_rows(named=True)}
+
+
+def _job(jobs: pl.DataFrame, labels: dict[str, str]) -> tuple[int, Loop | None]:
     """The job to show, and the online run it belongs to: the one that the address names, else the newest at work."""
-    options = [ids.to_text(job) for job in jobs["job_id"]]
+    options = list(labels)
     asked = _training_job(given("job"))
     if asked is not None and asked.lower() not in options:
         ui.not_found(f"This lake holds no training job {chip(asked)}.", Page.TRAINING, "The newest training job")
     rows = dict(zip(options, jobs.iter_rows(named=True), strict=True))
     newest = next((option for option in options if rows[option]["updates"] or rows[option]["online"]), options[0])
-
-    def label(option: str) -> str:
-        row = rows[option]
-        run = one_line(row["run_id"] or row["kind"])
-        what = ("loop " if row["online"] else "") + one_line(links.job(row["kind"], row["parameters"]) or "")
-        updates = counted(row["updates"], "update")
-        parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], option)
-        return "  ".join(filter(None, parts))
-
-    labels = [label(option) for option in options]
     # A browser remembers the label of its choice, and labels of a running job change: they are part of the key.
     key = f"training-job-{hashlib.blake2b(str(labels).encode(), digest_size=8).hexdigest()}"
 
@@ -75,8 +99,7 @@ def _job(jobs: pl.DataFrame) -> tuple[int, Loop | None]:
             st.query_params.pop(name, None)
 
     index = options.index(asked.lower() if asked else newest)
-    names = dict(zip(options, labels, strict=True))
-    chosen = st.selectbox("Job", options, index=index, format_func=names.__getitem__, key=key, on_change=remember)
+    chosen = st.selectbox("Job", options, index=index, format_func=labels.__getitem__, key=key, on_change=remember)
     job_id = ids.from_text(chosen)
     loop = read(loops.loop_of, job_id) if rows[chosen]["online"] else None
     if loop is None:
@@ -98,7 +121,6 @@ def _update(job_id: int) -> int | None:
     """The optimizer step to show: the one that the address names."""
     bounds = read(training.update_range, job_id)
     if bounds is None:
-        st.caption("This job has recorded no batches.")
         return None
     first, last = bounds
     asked = given_int("update")
@@ -108,41 +130,108 @@ def _update(job_id: int) -> int | None:
     return asked
 
 
-def _choose(update: int) -> None:
-    st.query_params["update"] = str(update)
+def _choose(update: int | None) -> None:
+    if update is None:
+        st.query_params.pop("update", None)
+    else:
+        st.query_params["update"] = str(update)
     st.query_params.pop("page", None)
-    st.rerun()
 
 
-def _metrics(job_id: int, update: int | None, *, has_batches: bool) -> None:
-    frame = read(training.metrics, job_id)
-    metrics = figures.by_interest(frame["name"].unique())
+def _look(job_id: int, labels: dict[str, str], update: int | None) -> Look:
+    """The line of controls above the charts: the update, smoothing, and other jobs beside this one."""
+    others = [option for option in labels if option != ids.to_text(job_id)]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        _update_field(job_id, update)
+        smoothing = st.segmented_control(
+            "Moving average", list(_SPANS), default="off", key="average", bind="query-params", required=True
+        )
+        beside = _beside(others, labels) if others else []
+    curves = [
+        read(training.metrics, ids.from_text(option)).with_columns(job=pl.lit(labels[option])) for option in beside
+    ]
+    empty = pl.DataFrame(schema={"name": pl.String, "step": pl.Int64, "value": pl.Float64, "job": pl.String})
+    if beside:
+        ui.legend(dict(zip((labels[option] for option in beside), figures.OTHERS, strict=False)))
+    alarms = read(training.alarms, job_id)
+    if alarms:
+        st.caption(f"Shaded red: an alarm was active ({counted(sum(b - a + 1 for a, b in alarms), 'update')}).")
+    return Look(_SPANS[str(smoothing)], alarms, pl.concat([empty, *(curve.select(empty.columns) for curve in curves)]))
+
+
+def _update_field(job_id: int, update: int | None) -> None:
+    bounds = read(training.update_range, job_id)
+    if bounds is None:
+        st.caption("This job has recorded no batches.")
+        return
+    first, last = bounds
+    key = f"update-field-{job_id}-{update}"
+    st.number_input(
+        f"Update, {first} to {last}",
+        min_value=first,
+        max_value=last,
+        value=update,
+        placeholder="or click on a point",
+        key=key,
+        on_change=lambda: _choose(st.session_state[key]),
+        width=200,
+        help="Shows what the update learned from. A click on a point of a chart does the same.",
+    )
+
+
+def _beside(others: list[str], labels: dict[str, str]) -> list[str]:
+    """Jobs whose curves are drawn beside this one's, from the address."""
+    asked = [option for option in st.query_params.get_all("beside") if option in others][: len(figures.OTHERS)]
+    key = f"beside-{'-'.join(asked)}"
+
+    def remember() -> None:
+        st.query_params["beside"] = st.session_state[key]
+
+    st.multiselect(
+        "Beside it",
+        others,
+        default=asked,
+        format_func=labels.__getitem__,
+        max_selections=len(figures.OTHERS),
+        placeholder="Other jobs",
+        key=key,
+        on_change=remember,
+    )
+    return asked
+
+
+def _more(frame: pl.DataFrame, metrics: list[str], update: int | None, look: Look) -> None:
+    if not metrics:
+        return
+    more = st.expander(f"{len(metrics)} more metrics", icon=":material/show_chart:", key="more", on_change="rerun")
+    if not more.open:
+        return
+    with more:
+        _grid(frame, metrics[:_MORE_METRICS], update, look)
+        if len(metrics) > _MORE_METRICS:
+            left = len(metrics) - _MORE_METRICS
+            st.caption(f"{left} further ones are not drawn: `trajlake sql` on `run_metrics` has them.")
+
+
+def _grid(frame: pl.DataFrame, metrics: list[str], update: int | None, look: Look) -> None:
     if not metrics:
         st.info("This job has written no metrics.", icon=":material/info:")
         return
-    if has_batches:
-        st.caption("Click on a point to see the batch of that update.")
-    if "logprob" in metrics:
-        st.caption(
-            "`logprob` is the mean log-probability of the trained actions' tokens, without any weight: it tells what "
-            "the policy has learned to do. `loss` is what is minimised, and moves with the weights of its tokens too."
-        )
-    _grid(frame, metrics[:_FIRST_METRICS], update)
-    if others := metrics[_FIRST_METRICS:_MOST_METRICS]:
-        more = st.expander(f"{len(others)} more metrics", icon=":material/show_chart:", key="more", on_change="rerun")
-        if not more.open:
-            return
-        with more:
-            _grid(frame, others, update)
-            if len(metrics) > _MOST_METRICS:
-                st.caption(f"{_MOST_METRICS} of {len(metrics)} metrics; the others: `trajlake sql` on `run_metrics`.")
-
-
-def _grid(frame: pl.DataFrame, metrics: list[str], update: int | None) -> None:
     grid = st.columns(3)
     for position, name in enumerate(metrics):
-        chart = figures.metric(frame.filter(pl.col("name") == name), name, update)
-        _clickable(grid[position % 3], chart, f"metric-{chip(name)}", update)
+        place = grid[position % 3]
+        place.markdown(f"**{chip(name)}**", help=_MEANINGS.get(name))
+        others = look.beside.filter(pl.col("name") == name)
+        chart = figures.metric(
+            frame.filter(pl.col("name") == name),
+            name,
+            update,
+            span=look.span,
+            alarms=look.alarms,
+            others=others if others.height else None,
+            titled=False,
+        )
+        _clickable(place, chart, f"metric-{chip(name)}", update)
 
 
 def _clickable(place: Any, chart: Any, key: str, update: int | None) -> None:
@@ -151,6 +240,7 @@ def _clickable(place: Any, chart: Any, key: str, update: int | None) -> None:
     picked = event["selection"].get(figures.PICK)
     if picked and picked[0]["step"] != update:
         _choose(int(picked[0]["step"]))
+        st.rerun()
 
 
 def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None:
@@ -174,6 +264,7 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
 
 
 def _batch(job_id: int, update: int, credit: Credit | None) -> None:
+    into_view(f"update-{update}")
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Update {update}", anchor=False, width="content")
         first, last = read(training.update_range, job_id) or (update, update)
