@@ -215,31 +215,6 @@ def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
     return _sized(alt.layer(zero, bars, marks, unknown), None, height=180)
 
 
-def outcomes(frame: pl.DataFrame, mean: float | None, deviation: float | None) -> Chart:
-    """Outcomes of the siblings of a group, with the mean and one standard deviation: rollout_index, outcome."""
-    scored = frame.filter(pl.col("outcome").is_not_null())
-    y = alt.Y(
-        "outcome:Q", title="Outcome", scale=alt.Scale(zero=True, nice=True), axis=alt.Axis(format="~g", tickCount=5)
-    )
-    x = alt.X("rollout_index:O", title="Rollout", axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    layers: list[alt.Chart] = []
-    if mean is not None:
-        lines = pl.DataFrame({"mean": [mean], "low": [mean - (deviation or 0.0)], "high": [mean + (deviation or 0.0)]})
-        layers.append(alt.Chart(lines).mark_rect(opacity=0.12, color=UNKNOWN).encode(y="low:Q", y2="high:Q"))
-        layers.append(alt.Chart(lines).mark_rule(color=UNKNOWN, strokeDash=[4, 3]).encode(y="mean:Q"))
-    colour = alt.condition(f"datum.outcome >= {float(mean or 0.0)}", alt.value(POSITIVE), alt.value(NEGATIVE))
-    tips = [alt.Tooltip("rollout_index:O", title="Rollout"), alt.Tooltip("outcome:Q", title="Outcome", format="~g")]
-    layers.append(
-        alt.Chart(scored).mark_point(filled=True, size=110, opacity=1).encode(x=x, y=y, color=colour, tooltip=tips)
-    )
-    layers.append(
-        alt.Chart(frame.filter(pl.col("outcome").is_null()))
-        .mark_text(text="?", color=UNKNOWN, fontWeight="bold")
-        .encode(x=x, y=alt.datum(0))
-    )
-    return _sized(alt.layer(*layers), None)
-
-
 def _around(frame: pl.DataFrame, selected: int | None, most: int = 400) -> pl.DataFrame:
     """At most `most` rows, those around the selected step."""
     if frame.height <= most:

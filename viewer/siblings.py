@@ -1,8 +1,13 @@
-"""The choice of siblings to put side by side, on the group's page and on theirs."""
+"""The siblings of a group: all their outcomes at a glance, and the choice of some to put side by side."""
 
+from collections.abc import Callable
+from html import escape
+
+import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from lake.cli.options import readable
 from viewer.components import first_page
 from viewer.links import Page
 from viewer.navigation import href
@@ -17,6 +22,49 @@ def name(facts: Row) -> str:
     """A sibling among its siblings: `rollout 3`, with the attempt if it was retried."""
     again = f", attempt {facts['attempt']}" if facts["attempt"] else ""
     return f"rollout {facts['rollout_index']}{again}"
+
+
+MARKS = 600
+"""Outcomes that a strip draws; of more siblings every second, third, ..."""
+
+
+def strip(frame: pl.DataFrame, mean: float | None, deviation: float | None, address: Callable[[Row], str]) -> str:
+    """Outcomes from the lowest to the highest, as HTML: a mark each that opens the episode, ? where it is not scored.
+
+    Args:
+        frame: of `viewer.queries.groups.strip`.
+        mean: drawn as a dashed line, with one `deviation` shaded around it.
+        address: of a row with ids as text.
+    """
+    every = -(-frame.height // MARKS)
+    rows = readable(frame.gather_every(max(every, 1))).to_dicts()
+    known = [row["outcome"] for row in rows if row["outcome"] is not None]
+    low, high = min([0.0, *known]), max([0.0, *known])
+    height = (high - low) or 1.0
+
+    def up(value: float) -> float:
+        return 100 * (min(max(value, low), high) - low) / height
+
+    parts = []
+    if mean is not None:
+        below, above = up(mean - (deviation or 0.0)), up(mean + (deviation or 0.0))
+        parts.append(f'<div class="deviation" style="bottom:{below:.2f}%;height:{above - below:.2f}%"></div>')
+        parts.append(f'<div class="mean" style="bottom:{up(mean):.2f}%"></div>')
+    for row in rows:
+        said = f"{name(row)}: {number(row['outcome'])}"
+        where = "" if row["outcome"] is None else f' style="--up:{up(row["outcome"]):.2f}%"'
+        kind = "unscored" if row["outcome"] is None else "above" if row["outcome"] >= (mean or 0.0) else "below"
+        mark = "?" if row["outcome"] is None else ""
+        parts.append(
+            f'<a class="{kind}" href="{escape(address(row))}" title="{said}" aria-label="{said}"{where}>{mark}</a>'
+        )
+    told = "" if mean is None else f"Dashed: mean {number(mean)}, shaded: one standard deviation {number(deviation)}."
+    some = "" if every < 2 else f" One sibling in {every} is drawn."
+    return (
+        f'<div class="trajlake-strip"><div class="ends"><span>{number(high)}</span><span>{number(low)}</span></div>'
+        f'<div class="marks">{"".join(parts)}</div></div>'
+        f'<div class="trajlake-note">Outcomes in order. {told}{some} ? means not scored.</div>'
+    )
 
 
 def choose(group_id: int, score: str | None, chosen: list[int], *, leads: bool = False) -> list[int]:

@@ -112,6 +112,7 @@ def table(
     chosen: str | None = None,
     sortable: Collection[str] = (),
     parameter: str = "sort",
+    page: str = "page",
 ) -> None:
     """Draw a page of a list.
 
@@ -124,11 +125,12 @@ def table(
         chosen: name of the row that the page shows more of; it is marked.
         sortable: columns that the whole list can be ordered by.
         parameter: of the address, which holds the order.
+        page: of the address, which holds the page; another order begins at the first.
     """
     shown = readable(frame)
     columns = {name: _as_wide_as_needed(column, frame[name]) for name, column in columns.items()}
     marked = chosen if chosen is not None else given(OPENED)
-    headings = "".join(_heading(name, column, sortable, parameter) for name, column in columns.items())
+    headings = "".join(_heading(name, column, sortable, parameter, page) for name, column in columns.items())
     body = "".join(_row(row, columns, href, key, marked) for row in shown.iter_rows(named=True))
     st.html(
         f'<div class="trajlake-table" role="region" aria-label="{escape(label)}"><table>'
@@ -142,7 +144,7 @@ def _as_wide_as_needed(column: Column, values: pl.Series) -> Column:
     return replace(column, digits=0) if is_whole else column
 
 
-def _heading(name: str, column: Column, sortable: Collection[str], parameter: str) -> str:
+def _heading(name: str, column: Column, sortable: Collection[str], parameter: str, page: str) -> str:
     """A column's label; a click orders by it: numbers first from the largest, then the other way, then as usual."""
     explained = f' title="{escape(column.explanation)}"' if column.explanation else ""
     inner, order = escape(column.label), ""
@@ -156,7 +158,7 @@ def _heading(name: str, column: Column, sortable: Collection[str], parameter: st
             arrow = "\N{DOWNWARDS ARROW}" if following.descending else "\N{UPWARDS ARROW}"
             inner += f' <span aria-hidden="true">{arrow}</span>'
         target = turns[(position + 1) % 3]
-        address = changed(**{parameter: None if target is None else str(target), "page": None})
+        address = changed(**{parameter: None if target is None else str(target), page: None})
         inner = f'<a href="{escape(address)}">{inner}</a>'
     return f'<th scope="col" class="{column.kind}" data-column="{escape(name)}"{order}{explained}>{inner}</th>'
 

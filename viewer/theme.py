@@ -25,7 +25,10 @@ STREAMLIT_OPTIONS: dict[str, Any] = {
 }
 """Options of Streamlit that set the theme."""
 
-_COLOURS = f"--trajlake-positive: {POSITIVE}; --trajlake-unknown: {UNKNOWN}; --trajlake-accent: {ACCENT};"
+_COLOURS = "; ".join(
+    f"--trajlake-{name}: {colour}"
+    for name, colour in (("positive", POSITIVE), ("negative", NEGATIVE), ("unknown", UNKNOWN), ("accent", ACCENT))
+)
 STYLE = f"<style>:root {{ {_COLOURS} }}\n{Path(__file__).with_name('style.css').read_text()}</style>"
 """What no option sets (`style.css`)."""
 

@@ -150,17 +150,3 @@ def test_a_long_episode_draws_the_steps_around_the_chosen_one(selected: int | No
     bars = rows(figures.advantages(advantages_frame(5000), selected))[1]
     assert len(bars) <= 400
     assert min(row["step_index"] for row in bars) == first
-
-
-def test_outcomes_of_siblings_with_mean_and_deviation() -> None:
-    frame = pl.DataFrame({"rollout_index": [0, 1, 2], "outcome": [0.0, 1.0, None]})
-    band, mean, scored, unscored = rows(figures.outcomes(frame, 0.5, 0.7))
-    assert (band[0]["low"], band[0]["high"], mean[0]["mean"]) == pytest.approx((-0.2, 1.2, 0.5))
-    assert [row["rollout_index"] for row in scored] == [0, 1]
-    assert [row["rollout_index"] for row in unscored] == [2]
-
-
-def test_a_group_without_scores_has_no_mean() -> None:
-    frame = pl.DataFrame({"rollout_index": [0], "outcome": [None]}, schema_overrides={"outcome": pl.Float64})
-    scored, unscored = rows(figures.outcomes(frame, None, None))
-    assert (scored, len(unscored)) == ([], 1)

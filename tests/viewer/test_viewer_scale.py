@@ -10,7 +10,7 @@ from lake.judgements.credit import covering, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
 from viewer.pinned import Reader
-from viewer.queries import Sort, Window, episodes, groups, lineage, runs, training
+from viewer.queries import Sort, Window, anchors, episodes, groups, lineage, runs, training
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -86,6 +86,6 @@ def test_one_episode_and_its_group(reader: Reader) -> None:
     assert training.advantages(reader, row["episode_id"], chosen).height == 1
     assert episodes.steps(reader, row["episode_id"], Window(10)).height == 1
     assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
-    assert groups.anchors(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
+    assert anchors.page(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
     assert training.credit_summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES
     assert lineage.jobs_total(reader, None, None) == 3

@@ -1,4 +1,4 @@
-"""Groups of siblings: the list, one group's siblings, and the anchor states that they share.
+"""Groups of siblings: the list, and one group's siblings.
 
 `score` chooses the outcomes (`viewer.queries.outcomes`). A group is dead when two or more siblings are scored and all
 scored the same: group-relative advantages are 0 there.
@@ -11,14 +11,12 @@ import polars as pl
 
 from lake.judgements.credit import Credit
 from viewer.queries import (
-    EXCERPT,
     Params,
     Reads,
     Row,
     Sort,
     Window,
     count,
-    is_empty,
     like,
     only_row,
     order_by,
@@ -62,19 +60,38 @@ class GroupFilter:
     """The outcome that tells them apart."""
 
 
+# What the current credit found in each group, by its newest job.
+_OF_CREDIT = """
+    SELECT g.group_id, g.shared_steps / nullif(g.steps, 0) AS shared_share,
+           g.error_steps / nullif(g.shared_steps, 0) AS error_share, g.last_actions_mean AS ways_in
+    FROM credit_groups AS g JOIN job_runs AS r USING (job_id)
+    WHERE g.series_id = (SELECT series_id FROM credit_series WHERE is_current)
+    QUALIFY row_number() OVER (
+        PARTITION BY g.group_id ORDER BY ended_order(r.sequence, r.ended_at, g.job_id) DESC
+    ) = 1
+    """
 ORDERS = themselves(
     *("run_id", "collection_round", "signal", "size", "scored"),
     *("mean_return", "sd_return", "lowest", "highest", "mean_steps"),
+    *("shared_share", "error_share", "ways_in"),
 ) | {"task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")}
 """Columns that may order the list."""
 _USUAL_ORDER = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
 
 
 def page(lake: Reads, wanted: GroupFilter, window: Window, sort: Sort | None = None) -> pl.DataFrame:
-    """A page of the groups, by run, round and task if nothing else is asked for; sd_return is the sample deviation."""
+    """A page of the groups, by run, round and task if nothing else is asked for; sd_return is the sample deviation.
+
+    By the current credit, NULL where it did not look: shared_share of the steps were taken from a state that siblings
+    share, error_share of those from an error text; ways_in is the mean number of distinct actions that led to them.
+    """
     query, params = _filtered(lake, wanted)
     order = order_by(sort, ORDERS, _USUAL_ORDER)
-    return lake.sql(f"SELECT * FROM ({query}) ORDER BY {order} LIMIT $limit OFFSET $offset", params | window.params())
+    listed = f"""
+        SELECT * FROM ({query}) LEFT JOIN ({_OF_CREDIT}) USING (group_id)
+        ORDER BY {order} LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(listed, params | window.params())
 
 
 def total(lake: Reads, wanted: GroupFilter) -> int:
@@ -118,84 +135,14 @@ def siblings(
     return lake.sql(query, params | {"group": group_id} | window.params())
 
 
-def anchor_shares(lake: Reads, group_id: int, credit: Credit) -> Row:
-    """How many steps of a group sit in which anchors: steps, shared (two episodes or more), alone (one step)."""
-    query = f"""
-        SELECT count(*) AS steps, count(*) FILTER (anchor_episodes > 1) AS shared,
-               count(*) FILTER (anchor_size = 1) AS alone
-        FROM {credit.rows} WHERE group_id = $group
-        """
-    return lake.sql(query, {"group": group_id}).row(0, named=True)
-
-
-ANCHOR_ORDERS = themselves(
-    "size", "episodes", "actions", "spread", "lowest", "highest", "mean_step", "ways_in", "doubt"
-)
-"""Columns that may order anchor states."""
-
-
-def anchors(lake: Reads, group_id: int, credit: Credit, window: Window, sort: Sort | None = None) -> pl.DataFrame:
-    """Anchor states that two or more episodes of a group passed, the most shared first.
-
-    size is in steps, actions are the distinct ones taken there, ways_in the distinct ones that led there; lowest,
-    highest and spread are of the return-to-go. doubt says why the state may stand for several: an error, or empty.
-    """
-    query = f"""
-        SELECT a.anchor_key, count(*) AS size, count(DISTINCT a.episode_id) AS episodes,
-               count(DISTINCT (s.action, s.tool_calls)) AS actions, min(a.return_to_go) AS lowest,
-               max(a.return_to_go) AS highest, max(a.return_to_go) - min(a.return_to_go) AS spread,
-               avg(a.step_index) AS mean_step, left(arg_min(s.state, a.step_index), {EXCERPT}) AS state,
-               count(DISTINCT s.led_here) AS ways_in,
-               CASE WHEN bool_or(s.state_is_error) THEN 'error text'
-                    WHEN bool_and({is_empty("s.state")}) THEN 'empty' END AS doubt
-        FROM {credit.rows} AS a
-        JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
-        WHERE a.group_id = $group AND a.anchor_key IS NOT NULL
-        GROUP BY a.anchor_key HAVING count(DISTINCT a.episode_id) > 1
-        ORDER BY {order_by(sort, ANCHOR_ORDERS, "episodes DESC, size DESC, a.anchor_key")} LIMIT $limit OFFSET $offset
-        """
-    return lake.sql(query, {"group": group_id} | window.params())
-
-
-def anchors_total(lake: Reads, group_id: int, credit: Credit) -> int:
-    """Number of rows of `anchors`."""
-    query = f"""
-        SELECT count(*) FROM (
-            SELECT anchor_key FROM {credit.rows} WHERE group_id = $group AND anchor_key IS NOT NULL
-            GROUP BY anchor_key HAVING count(DISTINCT episode_id) > 1
-        )
-        """
-    return count(lake, query, {"group": group_id})
-
-
-def visits(
-    lake: Reads, group_id: int, anchor_key: int, credit: Credit, window: Window, score: str | None = None
-) -> pl.DataFrame:
-    """The steps of a group that were taken from an anchor state, by rollout and step; texts are cut."""
+def strip(lake: Reads, group_id: int, score: str | None = None) -> pl.DataFrame:
+    """Outcomes of all siblings, the lowest first, the unscored last: episode_id, rollout_index, attempt, outcome."""
     judged, params = outcomes.judged(lake, score)
     query = f"""
-        SELECT a.episode_id, e.rollout_index, a.step_index, left(s.action, {EXCERPT}) AS action,
-               left(s.tool_calls, {EXCERPT}) AS tool_calls, s.reward, a.return_to_go, a.a_step, a.advantage,
-               e.outcome
-        FROM {credit.rows} AS a
-        JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
-        JOIN {judged} AS e ON e.episode_id = a.episode_id
-        WHERE a.group_id = $group AND a.anchor_key = $anchor
-        ORDER BY e.rollout_index, e.attempt, a.episode_id, a.step_index LIMIT $limit OFFSET $offset
+        SELECT episode_id, rollout_index, attempt, outcome FROM {judged} WHERE group_id = $group
+        ORDER BY outcome NULLS LAST, rollout_index, attempt, episode_id
         """
-    return lake.sql(query, params | {"group": group_id, "anchor": anchor_key} | window.params())
-
-
-def _steps(lake: Reads, group_id: int) -> str:
-    """SQL of a group's steps, each with the action before it as `led_here`.
-
-    Its episodes are named one by one: their files are found, and no other is read.
-    """
-    found = lake.sql("SELECT episode_id FROM episodes WHERE group_id = ?", [group_id])["episode_id"]
-    return f"""(
-        SELECT *, lag((action, tool_calls)) OVER (PARTITION BY episode_id ORDER BY step_index) AS led_here
-        FROM steps WHERE episode_id IN ({", ".join(map(str, found)) or "NULL"})
-    )"""
+    return lake.sql(query, params | {"group": group_id})
 
 
 def _filtered(lake: Reads, wanted: GroupFilter) -> tuple[str, Params]:

@@ -8,17 +8,16 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.judgements.credit import Credit, covering
 from lake.judgements.scores import ENV_RETURN
-from viewer import choices, figures, links, siblings, tables
+from viewer import choices, links, siblings, tables
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Row, Sort, Window, episodes, groups, outcomes, side_by_side
+from viewer.queries import Row, Sort, Window, anchors, episodes, groups, outcomes, side_by_side
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
 
-_MOST_SIBLINGS = 256
 _MOST_VISITS = 200
 _SIGNALS = {
     Signal.LIVE: ("live group", "green", "Outcomes differ: there is something to learn from."),
@@ -75,33 +74,30 @@ def _facts(facts: Row) -> None:
 
 def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
     order = tables.ordered_by()
-    frame = read(groups.siblings, facts["group_id"], chosen, Window(_MOST_SIBLINGS), score, order)
-    left, right = st.columns([2, 3])
-    with left:
-        chart = figures.outcomes(frame, facts["mean_return"], facts["sd_return"])
-        st.altair_chart(chart, key="outcomes")
-        st.caption("Dashed: mean. Shaded: one standard deviation. ?: not scored.")
-    with right:
-        columns = {
-            "rollout_index": tables.value("Rollout"),
-            "status": tables.text("Status"),
-            "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),
-            "num_steps": tables.value("Steps"),
-            "a_episode": tables.advantage("A_E"),
-            "mean_advantage": tables.advantage("Mean A"),
-            "policy_version": tables.value("Policy version"),
-            "episode_id": tables.ident("Episode"),
-        }
-        tables.table(
-            frame,
-            columns,
-            label="Siblings",
-            href=_sibling(facts["group_id"], chosen, score, order),
-            key="episode_id",
-            sortable=groups.SIBLING_ORDERS,
-        )
-        if frame.height < facts["size"]:
-            st.caption(f"{frame.height} of {facts['size']} siblings")
+    opened = _sibling(facts["group_id"], chosen, score, order)
+    st.html(
+        siblings.strip(read(groups.strip, facts["group_id"], score), facts["mean_return"], facts["sd_return"], opened)
+    )
+    window = ui.pager(facts["size"], "siblings", name="siblings")
+    columns = {
+        "rollout_index": tables.value("Rollout"),
+        "status": tables.text("Status"),
+        "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),
+        "num_steps": tables.value("Steps"),
+        "a_episode": tables.advantage("A_E"),
+        "mean_advantage": tables.advantage("Mean A"),
+        "policy_version": tables.value("Policy version"),
+        "episode_id": tables.ident("Episode"),
+    }
+    tables.table(
+        read(groups.siblings, facts["group_id"], chosen, window, score, order),
+        columns,
+        label="Siblings",
+        href=opened,
+        key="episode_id",
+        sortable=groups.SIBLING_ORDERS,
+        page="siblings",
+    )
 
 
 def _beside(group_id: int, chosen: Credit | None, score: str) -> None:
@@ -117,19 +113,25 @@ def _beside(group_id: int, chosen: Credit | None, score: str) -> None:
 
 def _anchors(group_id: int, chosen: Credit, score: str) -> None:
     st.subheader("Anchor states shared by siblings", anchor=False)
-    shares = read(groups.anchor_shares, group_id, chosen)
-    total = read(groups.anchors_total, group_id, chosen)
+    shares = read(anchors.shares, group_id, chosen)
+    total = read(anchors.total, group_id, chosen)
     whole = max(shares["steps"], 1)
     st.caption(
         f"{total} states were passed by two siblings or more; {percent(shares['shared'] / whole)} of "
         f"{number(shares['steps'])} steps were taken from them, {percent(shares['alone'] / whole)} from a state that "
         "no other step has (their A_S is 0)."
     )
+    if shares["doubted"]:
+        st.warning(
+            f"{number(shares['doubted'])} of {number(shares['shared'])} shared steps are from error texts or empty "
+            f"states, which anything may lead to: {percent(shares['doubted_weight'])} of the sum of |A_S|.",
+            icon=":material/report:",
+        )
     if not total:
         st.info("No two siblings passed the same state.", icon=":material/info:")
         return
     order = tables.ordered_by("anchors")
-    frame = read(groups.anchors, group_id, chosen, ui.pager(total, "shared states"), order)
+    frame = read(anchors.page, group_id, chosen, ui.pager(total, "shared states"), order)
     columns = {
         "state": tables.wide("State"),
         "size": tables.value("Steps"),
@@ -143,6 +145,8 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
             "Ways in", "Distinct actions that led there: many ways into one text, many situations."
         ),
         "doubt": tables.text("Doubt", "Error texts and empty states make false anchors: anything may lead to them."),
+        "states": tables.value("Texts", "Distinct texts: several where the anchor's definition leaves something out."),
+        "share": tables.share("Share of |A_S|", "Of the sum over the group's steps."),
         "anchor_key": tables.ident("Anchor"),
     }
     tables.table(
@@ -152,7 +156,7 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
         href=lambda row: changed(anchor=row["anchor_key"]),
         key="anchor_key",
         chosen=given("anchor"),
-        sortable=groups.ANCHOR_ORDERS,
+        sortable=anchors.ORDERS,
         parameter="anchors",
     )
     _visits(group_id, chosen, score)
@@ -167,7 +171,7 @@ def _visits(group_id: int, chosen: Credit, score: str) -> None:
     if not ids.is_text(text):
         ui.missing(f"{chip(text)} is not the id of an anchor.")
         return
-    frame = read(groups.visits, group_id, ids.from_text(text), chosen, Window(_MOST_VISITS), score)
+    frame = read(anchors.visits, group_id, ids.from_text(text), chosen, Window(_MOST_VISITS), score)
     if frame.is_empty():
         ui.missing(f"No step of this group was taken from anchor {chip(text)}.")
         return

@@ -1,0 +1,130 @@
+"""A group of many siblings: all outcomes at a glance, the list in pages; what credit says of doubtful anchors."""
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from lake import Lake
+from lake.judgements.credit import find_credit
+from testkit.lakes import add_credit, build_lake, rollout, siblings
+from testkit.streamlit_pages import column, open_page, words
+from viewer.launch import ENVIRONMENT
+from viewer.queries import Sort, Window, anchors, groups
+from viewer.queries.groups import GroupFilter
+from viewer.siblings import MARKS, strip
+
+MANY = 300
+
+
+def outcomes(values: list[float | None]) -> pl.DataFrame:
+    size = len(values)
+    data = {"episode_id": range(size), "rollout_index": range(size), "attempt": [0] * size, "outcome": values}
+    return pl.DataFrame(data, schema_overrides={"outcome": pl.Float64})
+
+
+def marks(html: str) -> list[tuple[str, str, float | None]]:
+    """(kind, title, height in percent) of the marks."""
+    found = re.findall(r'<a class="(\w+)" href="[^"]*" title="([^"]*)"[^>]*?(?:--up:([\d.]+)%)?"?>', html)
+    return [(kind, title, float(up) if up else None) for kind, title, up in found]
+
+
+def drawn(values: list[float | None], mean: float | None, deviation: float | None) -> str:
+    return strip(outcomes(values), mean, deviation, lambda row: f"/episode?episode={row['episode_id']}")
+
+
+def test_a_strip_has_a_mark_for_each_outcome_and_its_mean() -> None:
+    html = drawn([-1.0, 0.0, 3.0, None], 1.0, 1.5)
+    assert marks(html) == [
+        ("below", "rollout 0: -1", 0.0),
+        ("below", "rollout 1: 0", 25.0),
+        ("above", "rollout 2: 3", 100.0),
+        ("unscored", "rollout 3: \N{EN DASH}", None),
+    ]
+    assert 'class="mean" style="bottom:50.00%"' in html
+    assert 'class="deviation" style="bottom:12.50%;height:75.00%"' in html
+
+
+@pytest.mark.parametrize("values", [[None, None], [0.0, 0.0], [2.0]])
+def test_a_strip_of_equal_or_unknown_outcomes(values: list[float | None]) -> None:
+    known = [value for value in values if value is not None]
+    html = drawn(values, known[0] if known else None, None)
+    assert len(marks(html)) == len(values)
+    assert ('class="mean"' in html) == bool(known)
+
+
+def test_a_strip_of_very_many_says_that_it_draws_some() -> None:
+    html = drawn([0.5] * (2 * MARKS), 0.5, 0.0)
+    assert len(marks(html)) == MARKS
+    assert "One sibling in 2 is drawn." in html
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lk = build_lake(tmp_path_factory.mktemp("large"), siblings("t", [n / MANY for n in range(MANY)], num_steps=1))
+    add_credit(lk)
+    return lk
+
+
+def test_three_hundred_siblings_have_pages(large: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, large.uri)
+    group = large.sql("SELECT any_value(group_id) FROM episodes").item()
+    at = open_page("group", group=group, siblings=12, sort="-outcome")
+    assert column(at, "siblings", "rollout_index") == [str(n) for n in range(24, -1, -1)]
+    text = words(at)
+    assert "276 to 300 of 300 siblings" in text
+    assert len(marks(text)) >= MANY
+    (heading,) = set(re.findall(r'data-column="num_steps"[^>]*><a href="([^"]*)"', text))
+    assert "siblings=" not in heading, "another order begins at the first page"
+
+
+def doubtful(folder: Path) -> Lake:
+    """Two rollouts that meet at the gate, in an empty state and in an error text; the group beside it is sound."""
+    records = siblings("sound", [0.0, 1.0])
+    for index in range(2):
+        record = rollout("false", index, float(index), num_steps=4)
+        record.steps[1].state = "[]"
+        record.steps[2].state = "Error: no such room"
+        record.steps[2].state_is_error = True
+        records.append(record)
+    lk = build_lake(folder, records)
+    add_credit(lk)
+    return lk
+
+
+def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = doubtful(tmp_path)
+    snap = lk.snapshot()
+    found = groups.page(snap, GroupFilter(), Window(), Sort("error_share", descending=True))
+    assert found["task_id"].to_list() == ["false", "sound"]
+    assert found["error_share"].to_list() == pytest.approx([1 / 3, 0.0])
+    assert found["shared_share"].to_list() == pytest.approx([6 / 8, 2 / 6])
+    group = found["group_id"][0]
+    rows = snap.sql("SELECT * FROM advantages WHERE group_id = ?", [group])
+    by_step = {row["step_index"]: abs(row["a_step"]) for row in rows.filter(pl.col("a_step") != 0).to_dicts()}
+    shares = anchors.shares(snap, group, find_credit(snap))
+    assert (shares["shared"], shares["doubted"]) == (6, 4)
+    assert shares["doubted_weight"] == pytest.approx((by_step[1] + by_step[2]) / (by_step[0] + by_step[1] + by_step[2]))
+    weights = {row["state"]: row["share"] for row in anchors.page(snap, group, find_credit(snap), Window()).to_dicts()}
+    assert weights["[]"] == pytest.approx(by_step[1] / sum(by_step.values()))
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    warnings = [warning.value for warning in open_page("group", group=group).warning]
+    assert warnings == [
+        "4 of 6 shared steps are from error texts or empty states, which anything may lead to: "
+        f"{100 * shares['doubted_weight']:.0f} % of the sum of |A_S|."
+    ]
+
+
+def test_groups_without_credit_have_dashes(tmp_path: Path) -> None:
+    found = groups.page(build_lake(tmp_path).snapshot(), GroupFilter(), Window())
+    for name in ("shared_share", "error_share", "ways_in"):
+        assert found[name].null_count() == found.height == 6
+
+
+def test_only_the_newest_job_of_the_current_credit_counts(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path)
+    for _ in range(2):
+        add_credit(lk)
+        add_credit(lk, omega=0.5)
+    assert groups.page(lk.snapshot(), GroupFilter(), Window()).height == 6
