@@ -38,7 +38,7 @@ def strip(frame: pl.DataFrame, mean: float | None, deviation: float | None, addr
     """
     every = -(-frame.height // MARKS)
     rows = readable(frame.gather_every(max(every, 1))).to_dicts()
-    known = [row["outcome"] for row in rows if row["outcome"] is not None]
+    known: list[float] = [row["outcome"] for row in rows if row["outcome"] is not None]
     low, high = min([0.0, *known]), max([0.0, *known])
     height = (high - low) or 1.0
 

@@ -82,7 +82,7 @@ def columns(page: Any) -> Any:
 def test_from_an_episode_to_its_siblings_to_one_of_their_steps_and_back(page: Any, lk: Lake) -> None:
     chosen = group_of(lk, RUN, "mixed")
     go(page, f"/episode?episode={chosen[2]}", "Episode")
-    page.get_by_role("link", name="Next to its siblings").click()
+    page.get_by_role("link", name="Beside its siblings").click()
     settled(page, "Side by side")
     assert columns(page).count() == 4
     there = page.url

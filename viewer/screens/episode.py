@@ -77,7 +77,7 @@ def _facts(facts: Row) -> None:
             ui.fact("stopped by", chip(facts["stop_reason"]))
         group = ids.to_text(facts["group_id"])
         ui.link(Page.GROUP, f"Group of task {chip(facts['task_id'])}", "workspaces", group=group)
-        ui.link(Page.COMPARE, "Next to its siblings", "view_column", episode=ids.to_text(facts["episode_id"]))
+        ui.link(Page.COMPARE, "Beside its siblings", "view_column", episode=ids.to_text(facts["episode_id"]))
         ui.fact("id", chip(ids.to_text(facts["episode_id"])))
     if facts["error"]:
         st.error("The rollout ended with an error.", icon=":material/error:")
