@@ -110,9 +110,15 @@ def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanat
     st.badge(label, color=colour, icon=icon, help=explanation)  # type: ignore[arg-type]
 
 
+def state(status: str) -> str:
+    """A job's or an episode's state in words: a job that has begun may run or have been killed."""
+    return "not ended" if status == "started" else status
+
+
 def status_badge(status: str) -> None:
     """The badge of an episode's or a job's state."""
-    badge(slug(status), STATUS_COLOURS.get(status, "red"))
+    why = "It runs, or was killed: nothing in a lake tells these apart." if status == "started" else None
+    badge(slug(state(status)), STATUS_COLOURS.get(status, "red"), explanation=why)
 
 
 def pager(total: int, shown: str, *, rows: int = PAGE_ROWS, name: str = "page") -> Window:

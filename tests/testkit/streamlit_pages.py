@@ -64,6 +64,7 @@ def words(at: AppTest) -> str:
 _TELLING_COLUMNS = {
     "rounds": {"round", "live_groups"},
     "runs": {"run_id", "dead_share"},
+    "trained runs": {"run_id", "updates"},
     "tasks": {"task_id", "scored"},
     "episodes": {"episode_id", "stop_reason"},
     "groups": {"group_id", "signal"},

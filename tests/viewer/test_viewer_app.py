@@ -598,6 +598,42 @@ def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monk
     )
 
 
+def test_a_job_that_has_not_ended_is_not_said_to_have_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed one looks the same: what it wrote last tells."""
+    lk = show(build_lake(tmp_path), monkeypatch)
+    job = lk.job(kind="train", run_id=RUN).__enter__()
+    at_time = datetime(2026, 1, 1, 12, 30, tzinfo=UTC)
+    job.write("metrics", pl.DataFrame([{"step": 0, "name": "loss", "value": 1.0, "at": at_time}]))
+    assert (
+        "not ended, last metrics 01 Jan 12:30:00"
+        in open_page("training", job=ids.to_text(job.job_id)).selectbox[0].options[0]
+    )
+    at = open_page("jobs", state="not ended")
+    assert set(column(at, "jobs", "status")) == {"not ended"}
+
+
+def test_runs_that_only_trained_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    add_training(lk)
+    assert "Trained on" not in words(open_page("runs")), "its run has episodes"
+    add_training(lk, run_id="offline")
+    newest = add_training(lk, run_id="offline", updates=2)
+    at = open_page("runs")
+    assert column(at, "trained runs", "run_id") == ["offline"]
+    assert column(at, "trained runs", "updates") == ["2"]
+    assert links(at, "trained runs") == [f"/training?job={ids.to_text(newest)}"]
+
+
+def test_an_episode_that_was_taken_back_says_when_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    gone = int(lk.sql("SELECT min(episode_id) FROM episodes").item())
+    lk.retract([gone], reason="leaked <b>answer</b>")
+    (warning,) = open_page("episode", episode=ids.to_text(gone)).warning
+    assert f"{ids.to_text(gone)}` was retracted at 20" in warning.value
+    assert "`leaked <b>answer</b>`" in warning.value
+    assert "--as-of" in warning.value
+
+
 # ---------------------------------------------------------------- lineage
 
 

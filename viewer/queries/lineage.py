@@ -50,6 +50,14 @@ def job(lake: Reads, job_id: int) -> Row | None:
     return only_row(lake.sql(query, [job_id]))
 
 
+def taken_back(lake: Reads, episode_id: int) -> Row | None:
+    """Why readers no longer see an episode: kind, at, reason, superseded_by, job_id; None if they never did, or do."""
+    query = (
+        'SELECT kind, "at", left(reason, 1000) AS reason, superseded_by, job_id FROM retractions WHERE episode_id = ?'
+    )
+    return only_row(lake.sql(f'{query} ORDER BY "at" DESC LIMIT 1', [episode_id]))
+
+
 def rejects_page(
     lake: Reads, reason: str | None, run: str | None, window: Window, sort: Sort | None = None
 ) -> pl.DataFrame:

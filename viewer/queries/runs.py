@@ -87,6 +87,22 @@ def page(
     return lake.sql(query, params | {"success_at": success_at} | window.params())
 
 
+def without_episodes(lake: Reads, limit: int = 50) -> pl.DataFrame:
+    """Runs that were trained here and have no episodes, the newest first: run_id, job_id, parameters, status, ...
+
+    The newest training job of each; updates are those with a batch.
+    """
+    query = """
+        SELECT r.run_id, r.job_id, r.kind, r.parameters, r.status, r.started_at,
+               count(DISTINCT b.optimizer_step) AS updates
+        FROM job_runs AS r LEFT JOIN trained_batches AS b USING (job_id)
+        WHERE r.kind = 'train' AND r.run_id IS NOT NULL AND r.run_id NOT IN (SELECT run_id FROM episodes)
+        GROUP BY ALL QUALIFY row_number() OVER (PARTITION BY r.run_id ORDER BY r.started_at DESC, r.job_id) = 1
+        ORDER BY r.started_at DESC, r.job_id LIMIT ?
+        """
+    return lake.sql(query, [limit])
+
+
 def axes(lake: Reads, run: str) -> list[Axis]:
     """Axes along which a run has two values or more, the most useful first."""
     query = """

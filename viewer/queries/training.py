@@ -18,19 +18,21 @@ POINTS = 1000
 
 
 def jobs(lake: Reads, limit: int = 500) -> pl.DataFrame:
-    """Jobs with metrics or batches, with the numbers of updates with a batch and of metrics' names.
+    """Jobs with metrics or batches: updates with a batch, names of metrics, and when the last metric was written.
 
     Training comes first, the newest in front. An online run is the one of its training job, and told by its state.
     """
     query = f"""
         SELECT r.job_id, r.kind, r.run_id, r.parameters, coalesce(l.status, r.status) AS status, r.started_at,
                r.seconds, l.status IS NOT NULL AS online, coalesce(b.updates, 0) AS updates,
-               coalesce(m.metrics, 0) AS metrics
+               coalesce(m.metrics, 0) AS metrics, m.last_at
         FROM job_runs AS r
         LEFT JOIN (
             SELECT job_id, count(DISTINCT optimizer_step) AS updates FROM trained_batches GROUP BY job_id
         ) AS b USING (job_id)
-        LEFT JOIN (SELECT job_id, count(DISTINCT name) AS metrics FROM run_metrics GROUP BY job_id) AS m USING (job_id)
+        LEFT JOIN (
+            SELECT job_id, count(DISTINCT name) AS metrics, max("at") AS last_at FROM run_metrics GROUP BY job_id
+        ) AS m USING (job_id)
         LEFT JOIN (
             SELECT json_extract_string(parameters, '$.train_job') AS train_job, status FROM job_runs
             WHERE kind = '{LOOP}'

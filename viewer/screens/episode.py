@@ -10,10 +10,10 @@ from lake.judgements.credit import covering
 from viewer import choices, figures, links, plain, tables, transcript
 from viewer import components as ui
 from viewer.links import Page, given_int
-from viewer.navigation import changed
+from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, signed, visible, word
-from viewer.queries import PAGE_ROWS, Row, Window, episodes, training
+from viewer.queries import PAGE_ROWS, Row, Window, episodes, lineage, training
 from viewer.queries.episodes import EpisodeFilter
 
 # Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
@@ -27,7 +27,7 @@ def show() -> None:
     episode_id = ui.wanted_id("episode", Page.EPISODES, "All episodes")
     facts = read(episodes.episode, episode_id)
     if facts is None:
-        ui.not_found(f"This lake holds no episode {chip(ids.to_text(episode_id))}.", Page.EPISODES, "All episodes")
+        ui.not_found(_gone(episode_id), Page.EPISODES, "All episodes")
     ui.header(f"Episode {chip(links.episode(facts), links.NAME)}")
     _place(episode_id)
     _facts(facts)
@@ -40,6 +40,20 @@ def show() -> None:
     if rows.height:
         _chart(rows, selected)
     _transcript(facts, rows, options, window, selected)
+
+
+def _gone(episode_id: int) -> str:
+    """That an episode is not to be seen: why and when it was taken back, or that it never was there."""
+    row, name = read(lineage.taken_back, episode_id), chip(ids.to_text(episode_id))
+    if row is None:
+        return f"This lake holds no episode {name}."
+    said = f"Episode {name} was {row['kind']} at {row['at']:%Y-%m-%d %H:%M:%S} UTC"
+    if row["reason"]:
+        said += f": {chip(row['reason'])}"
+    if row["superseded_by"] is not None:
+        newer = ids.to_text(row["superseded_by"])
+        said += f"; [{newer}]({href(Page.EPISODE, episode=newer)}) took its place"
+    return f"{said}. An older snapshot may still have it: `trajlake show {ids.to_text(episode_id)} --as-of NAME`."
 
 
 def _place(episode_id: int) -> None:

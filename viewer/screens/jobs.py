@@ -1,5 +1,6 @@
 """Jobs: everything that wrote to the lake, newest first."""
 
+import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from viewer import components as ui
@@ -14,7 +15,7 @@ _STATUSES = ("succeeded", "failed", "started")
 _COLUMNS = {
     "kind": tables.text("Kind"),
     "name": tables.text("What", "Estimator, scorer, reward, loss, source: what the job ran."),
-    "status": tables.text("Status", "started: running, or killed before its last row."),
+    "status": tables.text("Status", "not ended: running, or killed."),
     "run_id": tables.text("Run"),
     "started_at": tables.time("Started (UTC)"),
     "seconds": tables.value("Seconds", digits=1),
@@ -34,14 +35,14 @@ def show() -> None:
         return
     with st.container(horizontal=True):
         kind = st.segmented_control("Kind", read(lineage.job_kinds), format_func=word, key="kind", **ui.FILTER)
-        status = st.segmented_control("Status", _STATUSES, key="state", **ui.FILTER)
+        status = st.segmented_control("Status", _STATUSES, format_func=ui.state, key="state", **ui.FILTER)
     total = read(lineage.jobs_total, kind, status)
     if not total:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
         return
     frame = read(lineage.jobs_page, kind, status, ui.pager(total, "jobs"), tables.ordered_by())
     tables.table(
-        frame.with_columns(links.jobs(frame)),
+        frame.with_columns(links.jobs(frame), pl.col("status").map_elements(ui.state, return_dtype=pl.String)),
         _COLUMNS,
         label="Jobs",
         href=lambda row: href(Page.JOB, job=row["job_id"]),

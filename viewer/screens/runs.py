@@ -35,6 +35,28 @@ def show() -> None:
         ui.missing(f"There is no run {chip(asked)} in this lake.")
         asked = None
     _run(asked or first, score, success_at)
+    _trained()
+
+
+def _trained() -> None:
+    """Runs that only trained: on other runs' episodes."""
+    frame = read(runs.without_episodes)
+    if frame.is_empty():
+        return
+    st.subheader("Trained on other runs' episodes", anchor=False)
+    columns = {
+        "run_id": tables.text("Run"),
+        "name": tables.text("Loss"),
+        "status": tables.text("Status"),
+        "updates": tables.value("Updates"),
+        "started_at": tables.time("Started (UTC)"),
+    }
+    tables.table(
+        frame.with_columns(links.jobs(frame), pl.col("status").map_elements(ui.state, return_dtype=pl.String)),
+        columns,
+        label="Trained runs",
+        href=lambda row: href(Page.TRAINING, job=row["job_id"]),
+    )
 
 
 def _overview(facts: dict[str, Any]) -> None:

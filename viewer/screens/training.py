@@ -76,7 +76,10 @@ def _labels(jobs: pl.DataFrame) -> dict[str, str]:
         run = one_line(row["run_id"] or row["kind"])
         what = ("loop " if row["online"] else "") + one_line(links.job(row["kind"], row["parameters"]) or "")
         updates = counted(row["updates"], "update")
-        parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, row["status"], ids.to_text(row["job_id"]))
+        state = ui.state(row["status"])
+        if row["status"] == "started" and row["last_at"] is not None:
+            state += f", last metrics {row['last_at']:%d %b %H:%M:%S}"
+        parts = (f"{row['started_at']:%d %b %H:%M:%S}", run, what, updates, state, ids.to_text(row["job_id"]))
         return "  ".join(filter(None, parts))
 
     return {ids.to_text(row["job_id"]): label(row) for row in jobs.iter_rows(named=True)}
