@@ -93,11 +93,13 @@ def without_episodes(lake: Reads, limit: int = 50) -> pl.DataFrame:
     The newest training job of each; updates are those with a batch.
     """
     query = """
-        SELECT r.run_id, r.job_id, r.kind, r.parameters, r.status, r.started_at,
-               count(DISTINCT b.optimizer_step) AS updates
-        FROM job_runs AS r LEFT JOIN trained_batches AS b USING (job_id)
+        SELECT r.run_id, r.job_id, r.kind, r.parameters, r.status, r.started_at, coalesce(b.updates, 0) AS updates
+        FROM job_runs AS r
+        LEFT JOIN (
+            SELECT job_id, count(DISTINCT optimizer_step) AS updates FROM trained_batches GROUP BY job_id
+        ) AS b USING (job_id)
         WHERE r.kind = 'train' AND r.run_id IS NOT NULL AND r.run_id NOT IN (SELECT run_id FROM episodes)
-        GROUP BY ALL QUALIFY row_number() OVER (PARTITION BY r.run_id ORDER BY r.started_at DESC, r.job_id) = 1
+        QUALIFY row_number() OVER (PARTITION BY r.run_id ORDER BY r.started_at DESC, r.job_id) = 1
         ORDER BY r.started_at DESC, r.job_id LIMIT ?
         """
     return lake.sql(query, [limit])
