@@ -5,10 +5,14 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 # Before torch is loaded anywhere: the tests' models are so small that two threads only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Indexes of the tests' lakes go with the temporary folder of the machine.
+os.environ.setdefault("TRAJLAKE_CACHE", tempfile.mkdtemp(prefix="trajlake-test-cache-"))
 
 import pytest
 from hypothesis import settings

@@ -15,7 +15,10 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 import lake
 from lake.errors import UsageError
+from lake.read.query import Session
 from lake.read.snapshot import Snapshot
+from lake.search.find import holding
+from lake.search.index import Report
 from viewer.launch import ENVIRONMENT
 from viewer.queries import Reads
 
@@ -25,17 +28,47 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_MOST_IDLE = 4
+_MOST_SEARCHES = 8
+
+
 class Reader:
-    """A snapshot with one open SQL session, shared by the threads of all browser sessions that pin it."""
+    """A snapshot for the threads of all browser sessions that pin it; none waits for another's query.
+
+    A query has a SQL session of its own while it runs; some are kept for the next ones.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._session = snapshot.session()
+        self._snapshot = snapshot
+        self._idle: list[Session] = []
+        self._searches: dict[str, pl.DataFrame] = {}
         self._lock = threading.Lock()
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT."""
         with self._lock:
-            return self._session.query(query, params)
+            session = self._idle.pop() if self._idle else self._snapshot.session()
+        try:
+            return session.query(query, params)
+        finally:
+            with self._lock:
+                is_kept = len(self._idle) < _MOST_IDLE
+                if is_kept:
+                    self._idle.append(session)
+            if not is_kept:
+                session.close()
+
+    def holding(self, text: str, report: Report = lambda _done, _of: None) -> pl.DataFrame:
+        """The episodes that hold a text (`lake.search.find.holding`); the last answers are kept, for pages to come."""
+        with self._lock:
+            known = self._searches.get(text)
+        if known is None:
+            known = holding(self._snapshot, text, report)
+            with self._lock:
+                self._searches[text] = known
+                while len(self._searches) > _MOST_SEARCHES:
+                    del self._searches[next(iter(self._searches))]
+        return known
 
 
 def uri() -> str:
@@ -69,6 +102,15 @@ def is_outdated() -> bool:
 def refresh() -> None:
     """Let the next read pin this session to the newest versions."""
     st.session_state.pop(_VERSIONS, None)
+
+
+def search(text: str, report: Report) -> None:
+    """Look a text up, as `Reader.holding` does, so that what is asked of its episodes next need not wait.
+
+    Raises:
+        UsageError: the text has no letter and no digit.
+    """
+    _reader(uri(), versions()).holding(text, report)
 
 
 def read(query: Callable[Concatenate[Reads, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:

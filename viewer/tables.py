@@ -7,6 +7,7 @@ not known is a dash.
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -55,6 +56,8 @@ class Column:
     explanation: str | None = None
     digits: int = 3
     """After the point, at most."""
+    hits: re.Pattern[str] | None = None
+    """What is marked in its texts."""
 
 
 def text(label: str, explanation: str | None = None) -> Column:
@@ -62,9 +65,9 @@ def text(label: str, explanation: str | None = None) -> Column:
     return Column(label, Kind.TEXT, explanation)
 
 
-def wide(label: str, explanation: str | None = None) -> Column:
+def wide(label: str, explanation: str | None = None, *, hits: re.Pattern[str] | None = None) -> Column:
     """Texts of several words."""
-    return Column(label, Kind.WIDE, explanation)
+    return Column(label, Kind.WIDE, explanation, hits=hits)
 
 
 def value(label: str, explanation: str | None = None, *, digits: int = 3) -> Column:
@@ -194,4 +197,15 @@ def _cell(found: Any, column: Column) -> str:
         shown = signed(found, column.digits) if column.kind is Kind.SIGNED else aligned(found, column.digits)
     else:
         shown = one_line(str(found), CELL)
+    if column.hits is not None:
+        return _marked(shown, column.hits)
     return escape(shown) or "\N{NO-BREAK SPACE}"
+
+
+def _marked(shown: str, hits: re.Pattern[str]) -> str:
+    """A text as HTML with its hits marked."""
+    parts, at = [], 0
+    for found in hits.finditer(shown):
+        parts += [escape(shown[at : found.start()]), f"<mark>{escape(found.group())}</mark>"]
+        at = found.end()
+    return "".join([*parts, escape(shown[at:])])

@@ -115,6 +115,10 @@ class Snapshot:
         """Where the files lie."""
         return self._store.objects
 
+    def newest(self) -> Snapshot:
+        """The same lake as it is now."""
+        return Snapshot(self._store)
+
     def entries(self, name: str) -> list[FileEntry]:
         """All files of a table, visible or not."""
         return self._entries[_table(name).name]

@@ -21,8 +21,9 @@ _TIMEOUT = 120
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a child: the checkout and the testkit importable, nothing of ours configured."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAJLAKE_")}
+    """The environment of a child: the checkout and the testkit importable, nothing of ours configured but the cache."""
+    ours = {name for name in os.environ if name.startswith("TRAJLAKE_")} - {"TRAJLAKE_CACHE"}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))} | more
 
 

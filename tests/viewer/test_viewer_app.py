@@ -158,8 +158,9 @@ def test_every_filter_comes_from_the_address(lk: Lake) -> None:
     assert "1 to 2 of 2 episodes in 1 groups, mean outcome 1" in words(at)
 
 
-def test_a_text_is_searched_in_states_actions_and_reasoning(lk: Lake) -> None:
-    for text, number in [("HALL 1", 12), ("plan 2 of rollout 0", 6), ("go left", 24), ("nowhere", None)]:
+def test_a_text_is_searched_in_all_that_a_person_reads(lk: Lake) -> None:
+    searches = [('"HALL 1"', 12), ('"plan 2 of rollout 0"', 6), ("left", 24), ("walk through", 24), ("nowhere", None)]
+    for text, number in searches:
         at = open_page("episodes", text=text)
         if number is None:
             assert at.info[0].value == "No episode matches these filters."
@@ -764,7 +765,9 @@ PAGE_ADDRESS = re.compile(r"(/(episodes?|groups?|compare|training|jobs?|rejects)
 class Harmless(HTMLParser):
     """Refuses HTML that is not the viewer's own: other elements, attributes or addresses, foreign text in a script."""
 
-    tags = frozenset(["div", "span", "table", "thead", "tbody", "tr", "th", "td", "a", "sub", "br", "style", "script"])
+    tags = frozenset(
+        ["div", "span", "table", "thead", "tbody", "tr", "th", "td", "a", "sub", "br", "mark", "style", "script"]
+    )
     attributes = frozenset(
         ["class", "title", "role", "scope", "href", "style", "data-column", "data-opened", "data-key"]
     )

@@ -147,10 +147,10 @@ def test_filters_and_pages_write_the_address_and_come_back_from_it(page: Any) ->
     page.get_by_role("textbox", name="Task").fill("d*")
     page.keyboard.press("Enter")
     page.get_by_text("1 to 8 of 8 episodes").wait_for()
-    page.get_by_label("Text in a state").fill("HALL 1")
+    page.get_by_label("Text", exact=True).fill('"HALL 1"')
     page.keyboard.press("Enter")
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
-    assert address(page) == {"task": "d*", "text": "HALL 1"}
+    assert address(page) == {"task": "d*", "text": '"HALL 1"'}
     page.reload()
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
 

@@ -115,6 +115,47 @@ def test_sessions_that_ask_at_the_same_time_get_their_own_answers(tmp_path: Path
     assert answers == [[thread * 1000 + 24 - 6 * (n % 4) for n in range(20)] for thread in range(8)]
 
 
+class Slow:
+    """Stands for a snapshot whose first query takes until somebody else has an answer."""
+
+    def __init__(self) -> None:
+        self.answered = threading.Event()
+        self.began = threading.Event()
+
+    def session(self) -> "Slow":
+        return self
+
+    def query(self, query: str, _: object) -> pl.DataFrame:
+        if query == "slow":
+            self.began.set()
+            assert self.answered.wait(60)
+        return pl.DataFrame({"said": [query]})
+
+
+def test_no_session_waits_for_a_query_of_another() -> None:
+    slow = Slow()
+    reader = pinned.Reader(slow)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(reader.sql, "slow")
+        assert slow.began.wait(60)
+        assert reader.sql("quick").item() == "quick"
+        slow.answered.set()
+        assert waiting.result().item() == "slow"
+
+
+def test_a_search_is_answered_once_and_again_after_a_refresh(lk: Lake) -> None:
+    told: list[int] = []
+    pinned.search("gate", lambda done, _of: told.append(done))
+    assert told
+    told.clear()
+    pinned.search("gate", lambda done, _of: told.append(done))
+    assert told == []
+    add(lk, "b")
+    pinned.refresh()
+    pinned.search("gate", lambda done, _of: told.append(done))
+    assert told
+
+
 def test_a_reader_takes_one_select_and_nothing_else(tmp_path: Path) -> None:
     reader = pinned.Reader(build_lake(tmp_path).snapshot())
     for query in ("DELETE FROM episodes", "SELECT 1; SELECT 2", "COPY episodes TO 'x.csv'", "ATTACH 'x.db'"):

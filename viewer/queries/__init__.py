@@ -7,11 +7,11 @@ NULL.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 
-from lake.read.snapshot import Reads
+from lake.read import snapshot
 
 __all__ = [
     "EXCERPT",
@@ -27,6 +27,15 @@ __all__ = [
     "only_row",
     "order_by",
 ]
+
+
+class Reads(snapshot.Reads, Protocol):
+    """What queries are asked of: `viewer.pinned.Reader`."""
+
+    def holding(self, text: str) -> pl.DataFrame:
+        """The episodes that hold a text; see `lake.search.find.holding`."""
+        ...
+
 
 Params = dict[str, Any]
 Row = dict[str, Any]

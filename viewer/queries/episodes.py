@@ -143,7 +143,6 @@ _CLAUSES = {
     "update": """e.episode_id IN (
         SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update
     )""",
-    "text": "e.episode_id IN (SELECT unnest($text::BIGINT[]))",
 }
 
 
@@ -166,7 +165,7 @@ class EpisodeFilter:
     unscored: bool = False
     """Only episodes without an outcome."""
     text: str | None = None
-    """In a state, an action or a reasoning text, whatever the case."""
+    """Words that a step, or the messages of the episode, hold (`lake.search.find.holding`)."""
     collection_round: int | None = None
     policy_version: int | None = None
     update: tuple[int, int] | None = None
@@ -184,58 +183,68 @@ class Place:
     next: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A filtered list in order."""
+
+    episodes: pl.DataFrame
+    """episode_id, outcome."""
+    totals: Row
+
+
 def page(lake: Reads, wanted: EpisodeFilter, order: Sort | None, window: Window) -> pl.DataFrame:
-    """A page of the list."""
-    judged, where, params = _conditions(lake, wanted)
+    """A page of the list; of a search, `found_step` is the first step that holds the text, NULL in messages."""
+    shown = _listed(lake, wanted, order).episodes.slice(window.offset, window.limit)
+    names = [f"id{number}" for number in range(shown.height)]
     query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
-               status, outcome, num_steps, completion_tokens, stop_reason
-        FROM {judged} AS e WHERE {where} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)} LIMIT $limit OFFSET $offset
+               status, num_steps, completion_tokens, stop_reason
+        FROM episodes WHERE episode_id IN ({", ".join(f"${name}" for name in names) or "NULL"})
         """
-    return lake.sql(query, params | window.params())
+    facts = lake.sql(query, dict(zip(names, shown["episode_id"].to_list(), strict=True)) or None)
+    if wanted.text is not None:
+        found = lake.holding(wanted.text).rename({"step_index": "found_step", "steps": "found_steps"})
+        facts = facts.join(found, on="episode_id", how="left")
+    return shown.join(facts, on="episode_id", how="left", maintain_order="left")
 
 
-def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
-    """Figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none)."""
-    judged, where, params = _conditions(lake, wanted)
-    query = f"""
-        SELECT count(*) AS episodes, count(DISTINCT group_id) AS groups, count(outcome) AS scored,
-               avg(outcome) AS mean_return, avg(num_steps) AS mean_steps
-        FROM {judged} AS e WHERE {where}
-        """
-    return lake.sql(query, params or None).row(0, named=True)
+def totals(lake: Reads, wanted: EpisodeFilter, order: Sort | None = None) -> Row:
+    """Figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none).
+
+    Args:
+        order: that its pages are asked for in, as the list is then read once.
+    """
+    return dict(_listed(lake, wanted, order).totals)
 
 
 def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int) -> Place | None:
     """Position of an episode in the list; None if the filter leaves it out."""
+    ids = _listed(lake, wanted, order).episodes["episode_id"]
+    at = ids.index_of(episode_id)
+    if at is None:
+        return None
+    return Place(at + 1, len(ids), ids[at - 1] if at else None, ids[at + 1] if at + 1 < len(ids) else None)
+
+
+@lru_cache(maxsize=8)
+def _listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> _Listed:
+    """The whole list, 16 bytes an episode: its pages, the neighbours of its episodes and its figures read it once."""
     judged, where, params = _conditions(lake, wanted)
     query = f"""
-        SELECT * FROM (
-            SELECT e.episode_id, row_number() OVER list AS position, count(*) OVER () AS total,
-                   lag(e.episode_id) OVER list AS previous, lead(e.episode_id) OVER list AS next
-            FROM {judged} AS e WHERE {where} WINDOW list AS (ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)})
-        ) WHERE episode_id = $episode
+        SELECT e.episode_id, e.group_id, e.outcome, e.num_steps
+        FROM {judged} AS e WHERE {where} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)}
         """
-    found = only_row(lake.sql(query, params | {"episode": episode_id}))
-    return Place(found["position"], found["total"], found["previous"], found["next"]) if found else None
-
-
-@lru_cache(maxsize=16)
-def holding(lake: Reads, text: str, run: str | None) -> tuple[int, ...]:
-    """Ids of the episodes that hold a text in a state, an action or a reasoning text, whatever the case.
-
-    Reading all texts is the one slow read of the viewer, so its answer is kept: turning pages does not repeat it.
-    """
-    query = """
-        SELECT DISTINCT episode_id FROM steps
-        WHERE (contains(lower(action), lower($text)) OR contains(lower(state), lower($text))
-               OR contains(lower(reasoning), lower($text)))
-        """
-    params: Params = {"text": text}
-    if run is not None:
-        query += " AND run_id = $run"
-        params["run"] = run
-    return tuple(lake.sql(query, params)["episode_id"].to_list())
+    found = lake.sql(query, params or None)
+    if wanted.text is not None:
+        found = found.join(lake.holding(wanted.text), on="episode_id", how="semi", maintain_order="left")
+    figures = found.select(
+        pl.len().alias("episodes"),
+        pl.col("group_id").n_unique().alias("groups"),
+        pl.col("outcome").count().alias("scored"),
+        pl.col("outcome").mean().alias("mean_return"),
+        pl.col("num_steps").mean().alias("mean_steps"),
+    )
+    return _Listed(found.select("episode_id", "outcome"), figures.row(0, named=True))
 
 
 def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, str, Params]:
@@ -245,7 +254,6 @@ def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, str, Params]:
         "task": None if wanted.task is None else like(wanted.task),
         "status": list(wanted.status) or None,
         "update": update,
-        "text": None if wanted.text is None else list(holding(lake, wanted.text, wanted.run)),
     }
     params = {name: values[name] for name in _CLAUSES if values[name] is not None}
     clauses = [_CLAUSES[name] for name in params]

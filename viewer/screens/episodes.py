@@ -1,24 +1,29 @@
 """Episodes: the filtered, server-paged list. Every filter is in the address."""
 
+import re
 from collections.abc import Callable
 
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from lake.errors import UsageError
 from lake.tables import STATUSES
 from viewer import choices, tables
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import href
 from viewer.pinned import read
-from viewer.plain import chip, number
-from viewer.queries import episodes
+from viewer.pinned import search as search_for
+from viewer.plain import chip, number, percent, visible
+from viewer.queries import episodes, search
 from viewer.queries.episodes import ORDERS, EpisodeFilter
 
-_COLUMNS = {
+_WHO = {
     "run_id": tables.text("Run"),
     "task_id": tables.text("Task"),
     "rollout_index": tables.value("Rollout"),
+}
+_COLUMNS = _WHO | {
     "collection_round": tables.value("Round"),
     "policy_version": tables.value("Policy version"),
     "status": tables.text("Status"),
@@ -38,10 +43,8 @@ def show() -> None:
         return
     wanted, order = _filter(), tables.ordered_by()
     if wanted.text is not None:
-        with st.spinner("Searching the texts of all steps"):
-            totals = read(episodes.totals, wanted)
-    else:
-        totals = read(episodes.totals, wanted)
+        _search(wanted.text)
+    totals = read(episodes.totals, wanted, order)
     if not totals["episodes"]:
         st.info("No episode matches these filters.", icon=":material/filter_alt_off:")
         return
@@ -51,15 +54,47 @@ def show() -> None:
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)
+    columns = _COLUMNS
+    if wanted.text is not None:
+        found = read(search.excerpts, wanted.text, frame.select("episode_id", "found_step"))
+        frame = frame.join(found, on="episode_id", how="left", maintain_order="left")
+        columns = _WHO | _found(search.hits(wanted.text)) | columns
     here = choices.packed(wanted, order)
     tables.table(
         frame,
-        _COLUMNS,
+        columns,
         label="Episodes",
-        href=lambda row: href(Page.EPISODE, episode=row["episode_id"], list=here),
+        href=lambda row: href(Page.EPISODE, episode=row["episode_id"], step=row.get("found_step"), list=here),
         key="episode_id",
         sortable=ORDERS,
     )
+
+
+def _search(text: str) -> None:
+    """Look a text up while its progress is shown; a reader who goes elsewhere or changes it ends that."""
+    shown = st.empty()
+
+    def report(done: int, of: int) -> None:
+        share = done / of if of else 0.0
+        shown.progress(share, f"Reading the texts that are new to the search: {percent(share)}" if of else "Searching")
+
+    try:
+        search_for(text, report)
+    except UsageError as error:
+        ui.missing(visible(str(error)))
+        st.stop()
+    finally:
+        shown.empty()
+
+
+def _found(hits: re.Pattern[str]) -> dict[str, tables.Column]:
+    """Columns that say where a text was found."""
+    return {
+        "found_step": tables.value("Step", "The first step that holds it; a dash: messages of the episode."),
+        "found_steps": tables.value("Hits", "Steps that hold it, and messages of the episode."),
+        "found_in": tables.text("In"),
+        "excerpt": tables.wide("Excerpt", hits=hits),
+    }
 
 
 def _filter() -> EpisodeFilter:
@@ -74,10 +109,12 @@ def _filter() -> EpisodeFilter:
             status = st.multiselect("Status", STATUSES, key="status", placeholder="any", **ui.FILTER)
         with first[3]:
             text = st.text_input(
-                "Text in a state, an action or reasoning",
+                "Text",
                 key="text",
-                placeholder="search, whatever the case",
+                placeholder='words, or "a text as it stands"',
                 icon=":material/search:",
+                help="In actions, tool calls, reasoning, states and messages, whatever the case: words and parts of "
+                'words that one step holds, in any order; "in quotes" as it stands.',
                 **ui.FILTER,
             )
         second = st.columns([1.6, 1.1, 1.1, 1, 1.1, 1.6, 1.4], vertical_alignment="bottom")

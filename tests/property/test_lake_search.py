@@ -1,0 +1,248 @@
+"""Full-text search against a loop over texts; and an index that is cut short, shared, outdated, damaged, forgotten."""
+
+import random
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import lake
+from lake import Lake
+from lake.records import EpisodeRecord, StepRecord
+from lake.search import pieces, place, words
+from lake.search.find import holding
+from lake.search.index import Index
+from lake.write.ingest import ingest
+from testkit.lakes import build_lake
+from testkit.shared import shared_data
+
+CODEC = pa.Codec("zstd")
+
+RUN = "search"
+PARTS = ["key", "Keys", "gold_key", "ключ", "鍵", "straße", "x1", "x12", "a", '"', "{", "...", "-", "\n", "\t ", "\\n"]
+QUERIES = ["key", "KEYS", "ke", "ключ", "鍵", "x1", "a", "ОЧ", "raß", '"key key"', '"gold_key x1"', "key-", '"x12 a"']
+
+
+def episode(task: str, *texts: str, index: int = 0) -> EpisodeRecord:
+    """A step for each text: in its state, or in a call's arguments, or in a message, in turns."""
+    steps = []
+    for number, text in enumerate(texts):
+        step = StepRecord(state="", action="look")
+        if number % 3 == 0:
+            step.state = text
+        elif number % 3 == 1:
+            step.tool_calls = [{"id": "zz", "type": "function", "function": {"name": "use", "arguments": text}}]
+        else:
+            step.context = [{"role": "tool", "content": [{"type": "text", "text": text}]}]
+        steps.append(step)
+    return EpisodeRecord(task_id=task, rollout_index=index, env_return=0.0, steps=steps)
+
+
+def add(lk: Lake, *episodes: EpisodeRecord) -> None:
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record(list(episodes))
+
+
+def tasks(lk: Lake, text: str) -> list[str]:
+    """Tasks of the episodes that hold a text, through the one function that readers use."""
+    found = holding(lk.snapshot(), text)
+    return found.join(lk.sql("SELECT episode_id, task_id FROM episodes"), on="episode_id")["task_id"].sort().to_list()
+
+
+def vocabulary(path: Path) -> set[str]:
+    """All words of an index."""
+    query = "SELECT numbers, data FROM arrays WHERE name = 'vocabulary'"
+    with closing(sqlite3.connect(path)) as connection:
+        held = [CODEC.decompress(data, length, asbytes=True) for length, data in connection.execute(query)]
+    return set(b"".join(held).decode().split())
+
+
+def says(text: str, term: words.Term) -> bool:
+    """Whether a text holds a term; what an escaped line break separates is two words."""
+    plain = " ".join(text.lower().replace("\\n", " ").split())
+    if len(term.text) == 1 and term.text.isascii():
+        return term.text in plain.translate({ord(c): " " for c in '"{.-'}).split()
+    return term.text in plain
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    return build_lake(tmp_path / "lake", [episode("one", "a red door"), episode("two", "a green door")], run_id=RUN)
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, list[str]]:
+    """Task -> text of each step."""
+    rng = random.Random(0)
+    glue = ["", " ", " "]
+    return {
+        str(task): [rng.choice(glue).join(rng.choices(PARTS, k=rng.randrange(6))) for _ in range(rng.randrange(1, 5))]
+        for task in range(120)
+    }
+
+
+@pytest.fixture(scope="module")
+def many(texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """An episode a task, of several writes."""
+    lk = build_lake(tmp_path_factory.mktemp("many") / "lake", [episode("none", "nothing")], run_id=RUN)
+    for first in range(0, 120, 40):
+        add(lk, *(episode(task, *said) for task, said in list(texts.items())[first : first + 40]))
+    return lk
+
+
+@given(st.lists(st.sampled_from(QUERIES), min_size=1, max_size=3).map(" ".join))
+@example('"key x1"')
+@example("old_ x")
+@example('"gold_key"')
+@example("key key")
+def test_what_is_found_is_what_a_loop_over_the_texts_finds(many: Lake, texts: dict[str, list[str]], query: str) -> None:
+    terms = words.terms(query)
+    holds = {task: [all(says(text, term) for term in terms) for text in said] for task, said in texts.items()}
+    expected = [(task, steps.index(True), sum(steps)) for task, steps in holds.items() if any(steps)]
+    facts = many.sql("SELECT episode_id, task_id FROM episodes")
+    found = holding(many.snapshot(), query).join(facts, on="episode_id")
+    assert sorted(found.select("task_id", "step_index", "steps").iter_rows()) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("Red DOOR", ["red door"]),
+        ('"red door', ["red door"]),
+        ('one "two  three" one', ["one", "two three"]),
+        ('""x', ["x"]),
+        ("a.b@c", ["a.b@c"]),
+    ],
+)
+def test_what_a_query_asks_for(query: str, found: list[str]) -> None:
+    wanted = [term.text for term in words.terms(query)]
+    assert wanted == (["red", "door"] if query == "Red DOOR" else found)
+
+
+def test_a_document_is_read_as_its_contents() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"seat": "12A"}'}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}, image]}, {"tool_calls": [call]}]
+    found = words.document(msgspec.json.encode(messages).decode())
+    assert found == 'Hello\nimage_url\nurl\nbook\n{"seat": "12A"}'
+    assert words.document("[]") is words.document(None) is None
+    assert words.document("no JSON") == "no JSON"
+
+
+def test_only_what_is_new_is_read(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tasks(lk, "door") == ["one", "two"]
+    add(lk, episode("three", "a blue door"))
+    index = Index(place.path(lk.uri))
+    assert {piece.rows for piece in index.missing(lk.snapshot())} == {1}
+    asked: list[int] = []
+    index.update(lk.snapshot(), lambda _done, of: asked.append(of))
+    assert set(asked) == {2}, "a step and an episode"
+    assert index.missing(lk.snapshot()) == []
+    assert tasks(lk, "door") == ["one", "three", "two"]
+
+
+def test_an_earlier_snapshot_finds_what_it_holds(lk: Lake) -> None:
+    before = lk.snapshot()
+    add(lk, episode("three", "a blue door"))
+    assert tasks(lk, "door") == ["one", "three", "two"]
+    assert holding(before, "door").height == 2
+    assert holding(before, "blue").height == 0
+
+
+def test_many_small_writes_become_one_segment(lk: Lake) -> None:
+    for number in range(40):
+        add(lk, episode(str(number), f"a door to {number}"))
+        if number % 10 == 0:
+            assert len(tasks(lk, "door")) == number + 3
+    with closing(sqlite3.connect(place.path(lk.uri))) as connection:
+        assert connection.execute("SELECT count(*) FROM segments").fetchone()[0] < 20
+    assert tasks(lk, "door") == sorted(["one", "two", *map(str, range(40))])
+
+
+def test_a_compacted_lake_is_searched_as_before(lk: Lake) -> None:
+    add(lk, episode("three", "a blue door"))
+    assert tasks(lk, "door") == ["one", "three", "two"]
+    lk.compact("steps")
+    assert tasks(lk, "door") == ["one", "three", "two"]
+
+
+def test_whoever_stops_an_update_loses_no_segment(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "ROWS", 1)
+    told: list[int] = []
+
+    def stop(done: int, of: int) -> None:
+        told.append(done)
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        holding(lk.snapshot(), "door", stop)
+    assert told == [0, 1, 2]
+    assert len(Index(place.path(lk.uri)).missing(lk.snapshot())) == 2
+    assert tasks(lk, "door") == ["one", "two"]
+
+
+def test_several_build_it_at_once(lk: Lake) -> None:
+    """Threads with an index of their own each, as processes have."""
+    for number in range(5):
+        add(lk, episode(str(number), f"a door to {number}"))
+    path, gate = place.path(lk.uri), threading.Barrier(6)
+
+    def build(_: int) -> int:
+        index = Index(path)
+        gate.wait()
+        index.update(lk.snapshot())
+        return index.find(lk.snapshot(), words.terms("door"))["steps"].sum()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(build, range(6))) == [7] * 6
+
+
+def test_a_damaged_index_is_made_anew(lk: Lake) -> None:
+    path = place.path(lk.uri)
+    path.write_bytes(b"no database, and longer than its first page would be" * 100)
+    assert tasks(lk, "door") == ["one", "two"]
+
+
+def test_retracted_and_forgotten_episodes_are_not_found_and_leave_no_word(lk: Lake) -> None:
+    assert tasks(lk, "door") == ["one", "two"]
+    gone, other = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
+    path = place.path(lk.uri)
+    lk.retract([other], reason="wrong")
+    assert tasks(lk, "door") == ["one"]
+    lk.forget([gone])
+    assert not path.exists()
+    assert tasks(lk, "door") == []
+
+
+def test_words_that_another_machine_forgot_go_with_the_next_search(lk: Lake, tmp_path: Path) -> None:
+    assert tasks(lk, "door") == ["one", "two"]
+    path = place.path(lk.uri)
+    kept = path.read_bytes()
+    lk.forget([lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'one'")["episode_id"].item()])
+    path.write_bytes(kept)  # as it would lie there
+    assert tasks(lk, "door") == ["two"]
+    assert "red" not in vocabulary(path)
+    assert "green" in vocabulary(path)
+
+
+def test_nothing_is_written_into_the_lake(lk: Lake) -> None:
+    before = sorted(Path(lk.uri).rglob("*"))
+    assert tasks(lk, "door") == ["one", "two"]
+    assert sorted(Path(lk.uri).rglob("*")) == before
+    assert place.path(lk.uri).stat().st_mode & 0o77 == 0
+
+
+def test_calls_of_the_real_tau_bench_file_are_found(tmp_path: Path) -> None:
+    lk = lake.open(tmp_path / "lake", create=True)
+    ingest(lk, shared_data("tau_bench", "gpt-4o-airline.json"))
+    query = "SELECT DISTINCT episode_id FROM steps WHERE contains(tool_calls, 'get_reservation_details')"
+    assert set(holding(lk.snapshot(), "GET_reservation_details")["episode_id"]) == set(lk.sql(query)["episode_id"])
+    assert holding(lk.snapshot(), "get_reservation_details").height == 165

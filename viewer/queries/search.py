@@ -1,0 +1,62 @@
+"""Where the hits of a search stand, for the rows of a page: an excerpt around the first one."""
+
+import re
+
+import polars as pl
+
+from lake.search import words
+from viewer.queries import EXCERPT, Params, Reads, Row
+
+_STEP = {
+    "action": "action",
+    "tool_calls": "tool call",
+    "reasoning": "reasoning",
+    "state": "state",
+    "context": "message",
+}
+"""Columns of a step in the order in which people want to hear of them, and what they are called."""
+_EPISODE = {"error": "error", "initial_messages": "first messages", "final_observation": "last messages"}
+_BEFORE = 60
+"""Characters of an excerpt before the hit."""
+_DOCUMENTS = frozenset({"tool_calls", "context", "initial_messages", "final_observation"})
+_SCHEMA = {"episode_id": pl.Int64, "found_in": pl.String, "excerpt": pl.String}
+
+
+def hits(text: str) -> re.Pattern[str]:
+    """What of an excerpt is marked. Raises UsageError: the text has no letter and no digit."""
+    return re.compile("|".join(re.escape(term.text) for term in words.terms(text)), re.IGNORECASE)
+
+
+def excerpts(lake: Reads, text: str, page: pl.DataFrame) -> pl.DataFrame:
+    """episode_id, found_in (what holds the text), excerpt, of the rows of a page that was searched for."""
+    pattern = hits(text)
+    rows = [*_rows(lake, page, "steps", _STEP), *_rows(lake, page, "episodes", _EPISODE)]
+    return pl.DataFrame([_excerpt(row, pattern) for row in rows], schema=_SCHEMA, orient="row")
+
+
+def _rows(lake: Reads, page: pl.DataFrame, table: str, columns: dict[str, str]) -> list[Row]:
+    """The texts that were found: of steps, or of whole episodes."""
+    is_step = table == "steps"
+    wanted = page.filter(pl.col("found_step").is_not_null() if is_step else pl.col("found_step").is_null())
+    params: Params = {f"id{number}": value for number, value in enumerate(wanted["episode_id"])}
+    if not params:
+        return []
+    listed = ", ".join(f"${name}" for name in params)
+    condition = f"episode_id IN ({listed})"
+    if is_step:
+        params |= {f"step{number}": value for number, value in enumerate(wanted["found_step"])}
+        places = " OR ".join(f"(episode_id = $id{n} AND step_index = $step{n})" for n in range(wanted.height))
+        condition += f" AND ({places})"
+    return lake.sql(f"SELECT episode_id, {', '.join(columns)} FROM {table} WHERE {condition}", params).to_dicts()
+
+
+def _excerpt(row: Row, pattern: re.Pattern[str]) -> tuple[int, str | None, str | None]:
+    for name, called in (_STEP | _EPISODE).items():
+        text = words.document(row.get(name)) if name in _DOCUMENTS else row.get(name)
+        flat = " ".join((text or "").split())
+        if (found := pattern.search(flat)) is not None:
+            begin = max(found.start() - _BEFORE, 0)
+            before = "\N{HORIZONTAL ELLIPSIS}" if begin else ""
+            after = "\N{HORIZONTAL ELLIPSIS}" if len(flat) > begin + EXCERPT else ""
+            return row["episode_id"], called, before + flat[begin : begin + EXCERPT] + after
+    return row["episode_id"], None, None
