@@ -128,6 +128,7 @@ COMMANDS = {
     "history": ("lake.cli.read:history", "List the commits of a lake."),
     "diff": ("lake.cli.maintain:diff", "Say what changed between two snapshots."),
     "snapshot": ("lake.cli.maintain:snapshot", "Name the lake as it is now, list the names, drop one."),
+    "annotate": ("lake.cli.annotate:annotate", "Put labels and ratings on episodes and steps."),
     "retract": ("lake.cli.maintain:retract", "Hide episodes from later readers."),
     "forget": ("lake.cli.maintain:forget", "Erase episodes for good."),
     "compact": ("lake.cli.maintain:compact", "Merge small files into sorted ones."),

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import lake
-from lake import ids
-from lake.cli.options import echo_rows, format_option, lake_option, opened
+from lake.cli.options import chosen_episodes, echo_rows, format_option, lake_option, opened
 from lake.errors import UsageError
 from lake.read.text_table import counted
 from lake.tables import TABLES
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from lake.care.erasure import Cut
-    from lake.lake import Lake
 
 
 @click.command()
@@ -86,7 +84,7 @@ def _echo_done(done: "pl.DataFrame", output_format: str, nothing: str) -> None:
 def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None) -> None:
     """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them."""
     target = lake.open(lake_uri)
-    chosen = _chosen(target, episodes, where)
+    chosen = chosen_episodes(target, episodes, where)
     if where is not None and not chosen:
         click.echo("0 episodes retracted: no visible one meets the condition")
         return
@@ -110,7 +108,7 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
     have no key to find them by: look in `rejects`.
     """
     target = lake.open(lake_uri)
-    chosen = _chosen(target, episodes, where, retracted_too=True)
+    chosen = chosen_episodes(target, episodes, where, retracted_too=True)
     if where is not None and not chosen:
         click.echo("0 episodes erased: none meets the condition")
         return
@@ -216,18 +214,3 @@ def diff(before: str, after: str | None, lake_uri: str, output_format: str, show
 
     change = difference(opened(lake_uri, before), opened(lake_uri, after))
     echo_rows(change.summary() if show == "summary" else getattr(change, show), output_format)
-
-
-def _chosen(target: "Lake", episodes: tuple[str, ...], where: str | None, *, retracted_too: bool = False) -> list[int]:
-    """Ids from the command line, each once."""
-    try:
-        chosen = [ids.from_text(text) for text in episodes]
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if where is not None:
-        from lake.judgements.predicates import bracketed
-
-        inside = bracketed(where)
-        with target.snapshot().session(retracted_too=retracted_too) as session:
-            chosen += session.query(f"SELECT episode_id FROM episodes WHERE {inside}")["episode_id"].to_list()
-    return sorted(set(chosen))

@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from lake import ids
+from lake.errors import UsageError
 from lake.read import text_table
 from lake.read.text_table import Rows
 from lake.tables import ID_COLUMNS
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pydantic import BaseModel
 
+    from lake.lake import Lake
     from lake.read.snapshot import Snapshot
 
 
@@ -334,3 +336,20 @@ def quiet() -> None:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     if (transformers := sys.modules.get("transformers")) is not None:
         transformers.utils.logging.disable_progress_bar()
+
+
+def chosen_episodes(
+    target: Lake, episodes: tuple[str, ...], where: str | None, *, retracted_too: bool = False
+) -> list[int]:
+    """Ids from the command line, each once."""
+    try:
+        chosen = [ids.from_text(text) for text in episodes]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if where is not None:
+        from lake.judgements.predicates import bracketed
+
+        inside = bracketed(where)
+        with target.snapshot().session(retracted_too=retracted_too) as session:
+            chosen += session.query(f"SELECT episode_id FROM episodes WHERE {inside}")["episode_id"].to_list()
+    return sorted(set(chosen))
