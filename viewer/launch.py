@@ -72,6 +72,7 @@ def serve(folder: str, port: int) -> None:
     import streamlit
     from starlette.middleware import Middleware
 
+    from viewer import download
     from viewer.same_origin import SameOrigin
     from viewer.theme import STREAMLIT_OPTIONS
 
@@ -92,7 +93,7 @@ def serve(folder: str, port: int) -> None:
         "logger.level": "warning",
     }
     script = Path(__file__).with_name("app.py")
-    app = streamlit.App(script, middleware=[Middleware(SameOrigin)], lifespan=_with_pages)
+    app = streamlit.App(script, middleware=[Middleware(SameOrigin)], lifespan=_with_pages, routes=download.ROUTES)
     # The server has shut down by the time it hands Ctrl-C on.
     with suppress(KeyboardInterrupt):
         app.run(config=options)

@@ -28,8 +28,13 @@ def into_view(name: str) -> None:
 
 def href(page: Page, /, **values: Value) -> str:
     """The address of a page with the query parameters that are set; ids are given as text (`lake.ids.to_text`)."""
+    return _path(page) + query(**values)
+
+
+def query(**values: Value) -> str:
+    """The query parameters that are set as the end of an address."""
     given = {name: value for name, value in values.items() if value not in (None, "", ())}
-    return _path(page) + (f"?{urlencode(given, doseq=True)}" if given else "")
+    return f"?{urlencode(given, doseq=True)}" if given else ""
 
 
 def changed(**values: Value) -> str:
@@ -39,10 +44,11 @@ def changed(**values: Value) -> str:
     return f"?{urlencode(given, doseq=True)}"
 
 
-def anchor(text: str, target: str, *, key: str | None = None) -> str:
-    """HTML of a link with a plain text; `key` follows it."""
+def anchor(text: str, target: str, *, key: str | None = None, saved: bool = False) -> str:
+    """HTML of a link with a plain text; `key` follows it; `saved`: to a file that the browser saves."""
+    saves = " download" if saved else ""
     follows = f' data-key="{escape(key)}" title="key {escape(key)}"' if key else ""
-    return f'<a href="{escape(target)}"{follows}>{escape(text)}</a>'
+    return f'<a href="{escape(target)}"{saves}{follows}>{escape(text)}</a>'
 
 
 def _path(page: Page) -> str:

@@ -14,6 +14,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 import lake
+from lake import ids
 from lake.errors import UsageError
 from lake.read.query import Session
 from lake.read.snapshot import Snapshot
@@ -28,6 +29,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+_named: dict[str, tuple[tuple[str, int], ...]] = {}
+_MOST_NAMED = 1000
 _MOST_IDLE = 4
 _MOST_SEARCHES = 8
 
@@ -92,6 +95,21 @@ def pinned_at() -> datetime:
     """When this session was pinned."""
     versions()
     return cast("datetime", st.session_state[_AT])
+
+
+def name() -> str:
+    """What stands for the versions of this session in an address outside of it."""
+    found = ids.to_text(ids.key_hash("versions", *(part for pair in versions() for part in pair)))
+    _named[found] = versions()
+    while len(_named) > _MOST_NAMED:
+        del _named[next(iter(_named))]
+    return found
+
+
+def named(text: str) -> Reader:
+    """What reads the versions of a name; the newest ones if this process does not know it."""
+    newest = tuple(sorted(lake.open(uri()).snapshot().versions.items()))
+    return _reader(uri(), _named.get(text, newest))
 
 
 def is_outdated() -> bool:

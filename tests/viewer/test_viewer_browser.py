@@ -155,6 +155,16 @@ def test_filters_and_pages_write_the_address_and_come_back_from_it(page: Any) ->
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
 
 
+def test_the_whole_list_is_downloaded(page: Any) -> None:
+    go(page, "/episodes?task=d*", "Episodes")
+    page.get_by_role("button", name="Download").click()
+    with page.expect_download() as told:
+        page.get_by_role("link", name="csv").click()
+    assert told.value.suggested_filename == "episodes.csv"
+    assert len(told.value.path().read_text().splitlines()) == 9
+    page.get_by_text("task_id LIKE 'd%'").wait_for()
+
+
 def test_a_step_is_a_deep_link_and_is_scrolled_to(page: Any, lk: Lake) -> None:
     page.set_viewport_size({"width": 1200, "height": 500})
     go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}&step=2", "Episode")

@@ -3,8 +3,9 @@
 import signal
 import socket
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -26,6 +27,27 @@ def files(folder: str) -> dict[str, tuple[int, int]]:
     return {
         str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in Path(folder).rglob("*") if path.is_file()
     }
+
+
+# ---------------------------------------------------------------- downloads
+
+
+def test_a_list_is_downloaded_by_its_address_and_by_own_pages_alone(lk: Lake) -> None:
+    with viewer(lk.uri) as running:
+        with urlopen(f"{running.address}/download?format=csv&list=task%3Dt") as answer:
+            assert answer.headers["content-disposition"] == 'attachment; filename="episodes.csv"'
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert len(answer.read().splitlines()) == 2
+        for address, headers, status in [
+            ("/download?format=exe", {}, 400),
+            ("/download?format=csv&list=text%3D...", {}, 400),
+            ("/download?format=csv", {"Host": "rebound.example"}, 403),
+            ("/download?format=csv", {"Origin": "http://127.0.0.1:1"}, 403),
+        ]:
+            with pytest.raises(HTTPError) as refused:
+                urlopen(Request(running.address + address, headers=headers))
+            with refused.value as answer:
+                assert answer.code == status
 
 
 # ---------------------------------------------------------------- refusals

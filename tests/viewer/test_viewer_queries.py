@@ -4,6 +4,7 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +13,18 @@ from typing import Any, cast
 import duckdb
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lake import Lake, Snapshot, ids
 from lake.errors import UsageError
 from lake.judgements.credit import Credit, covering, find_credit, jobs_of
+from lake.judgements.predicates import select_where
 from lake.tables import STATUSES
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
+from viewer import download
 from viewer.pinned import Reader
 from viewer.queries import (
     Reads,
@@ -36,11 +39,13 @@ from viewer.queries import (
     runs,
     search,
     training,
+    whole,
 )
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 
 ALL = Window(1000)
+ODD = "it's e.outcome $run of (e.task_id)"
 Rows = list[dict[str, Any]]
 
 
@@ -48,7 +53,7 @@ Rows = list[dict[str, Any]]
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """The full lake, and a second run whose task names hold wildcards."""
     lk = full_lake(tmp_path_factory.mktemp("lake"))
-    odd = [rollout(task, 0, 0.5, num_steps=2, collection_round=None) for task in ("50%_off", "50 xoff", "3", "20")]
+    odd = [rollout(task, 0, 0.5, num_steps=2, collection_round=None) for task in ("50%_off", "50 xoff", "3", "20", ODD)]
     with lk.job(kind="collect", run_id="odd names") as job:
         job.record(odd)
     return lk
@@ -200,7 +205,7 @@ def test_orders(snap: Reader, order: Sort | None, key: Callable[[dict[str, Any]]
 
 def test_numbered_tasks_are_in_the_order_of_their_numbers(snap: Reader) -> None:
     listed = episodes.page(snap, EpisodeFilter(run="odd names"), None, ALL)["task_id"].to_list()
-    assert listed == ["3", "20", "50 xoff", "50%_off"]
+    assert listed == ["3", "20", "50 xoff", "50%_off", ODD]
 
 
 def test_wildcards_of_sql_are_ordinary_characters(snap: Reader) -> None:
@@ -232,6 +237,59 @@ def test_the_batch_of_an_update_as_a_filter(snap: Reader, training_job: int) -> 
     found = episodes.page(snap, EpisodeFilter(update=(training_job, 2)), None, ALL)
     assert sorted(found["episode_id"]) == sorted(batch)
     assert episodes.totals(snap, EpisodeFilter(update=(training_job, 99)))["episodes"] == 0
+
+
+@given(wanted=filters)
+@example(EpisodeFilter(score="env_return", low=0.5))
+@example(EpisodeFilter(run=ODD))
+@example(EpisodeFilter(task=ODD))
+def test_a_predicate_names_the_episodes_of_a_list(snap: Reader, wanted: EpisodeFilter) -> None:
+    where = whole.predicate(snap, wanted)
+    assert where is not None
+    named = select_where(snap, ["episode_id"], where or None, empty=True)["episode_id"].to_list()
+    assert named == sorted(episodes.page(snap, wanted, None, ALL)["episode_id"])
+
+
+def test_a_predicate_knows_the_outcome_that_a_scorer_gives(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, [rollout(f"{number}", 0, None) for number in range(4)])
+    scores = lk.sql("SELECT run_id, group_id, episode_id, CAST(task_id AS DOUBLE) AS value FROM episodes")
+    with lk.job(kind="score", run_id=RUN) as job:
+        names = {"scorer": pl.lit(ODD), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+        job.write("scores", scores.with_columns(**names))
+    snap = Reader(lk.snapshot())
+    for score in (None, ODD):
+        where = whole.predicate(snap, EpisodeFilter(score=score, low=2.0))
+        assert select_where(snap, ["task_id"], where)["task_id"].sort().to_list() == ["2", "3"]
+
+
+def test_a_search_that_found_many_has_no_predicate(snap: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = EpisodeFilter(text="hall")
+    assert whole.predicate(snap, wanted)
+    monkeypatch.setattr(whole, "_MOST_IDS", 3)
+    assert whole.predicate(snap, wanted) is None
+
+
+@pytest.mark.parametrize("write", [download.csv, download.jsonl, download.parquet])
+def test_a_downloaded_file_holds_the_whole_list_in_its_order(
+    snap: Reader, monkeypatch: pytest.MonkeyPatch, write: Callable[[Iterable[pl.DataFrame]], Iterable[bytes]]
+) -> None:
+    monkeypatch.setattr(whole, "PART", 5)
+    wanted, order = EpisodeFilter(text="hall"), _falling("num_steps")
+    sent = list(write(whole.parts(snap, wanted, order)))
+    assert len(sent) >= 4, "part by part"
+    data = BytesIO(b"".join(sent))
+    found = {download.csv: pl.read_csv, download.jsonl: pl.read_ndjson, download.parquet: pl.read_parquet}[write](data)
+    listed = episodes.page(snap, wanted, order, ALL)
+    assert found["episode_id"].to_list() == [ids.to_text(value) for value in listed["episode_id"]]
+    assert found["task_id"].cast(pl.String).to_list() == listed["task_id"].to_list()
+    assert found["found_step"].to_list() == listed["found_step"].to_list()
+
+
+def test_a_list_of_nothing_is_a_file_with_names(snap: Reader) -> None:
+    (sent,) = download.csv(whole.parts(snap, EpisodeFilter(run="nobody"), None))
+    assert sent.startswith(b"episode_id,outcome,")
+    nothing = pl.read_parquet(BytesIO(b"".join(download.parquet(whole.parts(snap, EpisodeFilter(run="nobody"), None)))))
+    assert nothing.height == 0
 
 
 def test_a_search_says_where_the_text_stands(snap: Reader) -> None:

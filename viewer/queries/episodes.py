@@ -184,7 +184,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class Listed:
     """A filtered list in order."""
 
     episodes: pl.DataFrame
@@ -194,7 +194,7 @@ class _Listed:
 
 def page(lake: Reads, wanted: EpisodeFilter, order: Sort | None, window: Window) -> pl.DataFrame:
     """A page of the list; of a search, `found_step` is the first step that holds the text, NULL in messages."""
-    shown = _listed(lake, wanted, order).episodes.slice(window.offset, window.limit)
+    shown = listed(lake, wanted, order).episodes.slice(window.offset, window.limit)
     names = [f"id{number}" for number in range(shown.height)]
     query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
@@ -214,12 +214,12 @@ def totals(lake: Reads, wanted: EpisodeFilter, order: Sort | None = None) -> Row
     Args:
         order: that its pages are asked for in, as the list is then read once.
     """
-    return dict(_listed(lake, wanted, order).totals)
+    return dict(listed(lake, wanted, order).totals)
 
 
 def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int) -> Place | None:
     """Position of an episode in the list; None if the filter leaves it out."""
-    ids = _listed(lake, wanted, order).episodes["episode_id"]
+    ids = listed(lake, wanted, order).episodes["episode_id"]
     at = ids.index_of(episode_id)
     if at is None:
         return None
@@ -227,14 +227,15 @@ def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: in
 
 
 @lru_cache(maxsize=8)
-def _listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> _Listed:
+def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Listed:
     """The whole list, 16 bytes an episode: its pages, the neighbours of its episodes and its figures read it once."""
-    judged, where, params = _conditions(lake, wanted)
+    judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
+    clauses, params = conditions(wanted)
     query = f"""
-        SELECT e.episode_id, e.group_id, e.outcome, e.num_steps
-        FROM {judged} AS e WHERE {where} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)}
+        SELECT e.episode_id, e.group_id, e.outcome, e.num_steps FROM {judged} AS e
+        WHERE {" AND ".join(clauses) or "true"} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)}
         """
-    found = lake.sql(query, params or None)
+    found = lake.sql(query, params | of_outcome or None)
     if wanted.text is not None:
         found = found.join(lake.holding(wanted.text), on="episode_id", how="semi", maintain_order="left")
     figures = found.select(
@@ -244,11 +245,11 @@ def _listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> _Listed:
         pl.col("outcome").mean().alias("mean_return"),
         pl.col("num_steps").mean().alias("mean_steps"),
     )
-    return _Listed(found.select("episode_id", "outcome"), figures.row(0, named=True))
+    return Listed(found.select("episode_id", "outcome"), figures.row(0, named=True))
 
 
-def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, str, Params]:
-    """What a filtered list reads as `e`, its WHERE clause, and the parameters of both."""
+def conditions(wanted: EpisodeFilter) -> tuple[list[str], Params]:
+    """The filter, but for its text, as SQL about `e`, which is `episodes` with `outcome`, and its parameters."""
     job, update = wanted.update or (None, None)
     values: Params = asdict(wanted) | {
         "task": None if wanted.task is None else like(wanted.task),
@@ -261,5 +262,4 @@ def _conditions(lake: Reads, wanted: EpisodeFilter) -> tuple[str, str, Params]:
         params["job"] = job
     if wanted.unscored:
         clauses.append("e.outcome IS NULL")
-    judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
-    return judged, " AND ".join(clauses) or "true", params | of_outcome
+    return clauses, params

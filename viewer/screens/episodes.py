@@ -8,7 +8,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.errors import UsageError
 from lake.tables import STATUSES
-from viewer import choices, tables
+from viewer import choices, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import href
@@ -48,6 +48,7 @@ def show() -> None:
     if not totals["episodes"]:
         st.info("No episode matches these filters.", icon=":material/filter_alt_off:")
         return
+    taking.offered(wanted, order, totals["episodes"])
     window = ui.pager(
         totals["episodes"],
         f"episodes in {number(totals['groups'])} groups, mean outcome {number(totals['mean_return'])} "

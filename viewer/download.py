@@ -1,0 +1,100 @@
+"""Downloads: a whole filtered list as a file, written as it is sent, so that its size costs no memory.
+
+The address holds the list's filter (`list`, as the episode page has it), the format, and which versions of the lake the
+page showed (`of`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
+
+import polars as pl
+import pyarrow.parquet as pq
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from lake.errors import TrajlakeError
+from viewer import choices, pinned
+from viewer.queries import whole
+
+PATH = "/download"
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+
+
+def csv(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
+    """Rows as CSV with one line of names."""
+    for number, part in enumerate(parts):
+        yield part.write_csv(include_header=number == 0).encode()
+
+
+def jsonl(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
+    """Rows as lines of JSON."""
+    for part in parts:
+        yield part.write_ndjson().encode()
+
+
+def parquet(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
+    """Rows as a Parquet file with a row group for each part."""
+    sink = _Sink()
+    writer: pq.ParquetWriter | None = None
+    for part in parts:
+        table = part.to_arrow()
+        writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd")
+        writer.write_table(table.cast(writer.schema))
+        yield sink.taken()
+    if writer is not None:
+        writer.close()
+    yield sink.taken()
+
+
+class _Sink(BytesIO):
+    """Hands over what was written and forgets it; positions go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = 0
+
+    def tell(self) -> int:
+        return self._before + super().tell()
+
+    def taken(self) -> bytes:
+        """What was written since the last call."""
+        data = self.getvalue()
+        self._before += len(data)
+        self.seek(0)
+        self.truncate()
+        return data
+
+
+FORMATS: dict[str, tuple[str, Callable[[Iterable[pl.DataFrame]], Iterator[bytes]]]] = {
+    "csv": ("text/csv; charset=utf-8", csv),
+    "jsonl": ("application/x-ndjson", jsonl),
+    "parquet": ("application/vnd.apache.parquet", parquet),
+}
+"""Media type and writer, by what a file's name ends in."""
+
+
+def episodes(request: Request) -> Response:
+    """A filtered list of episodes as a file."""
+    ending = request.query_params.get("format", "")
+    if ending not in FORMATS:
+        return PlainTextResponse(f"There is no format {ending!r}; valid: {', '.join(FORMATS)}\n", 400, _HEADERS)
+    media_type, write = FORMATS[ending]
+    wanted, order = choices.unpacked(request.query_params.get(choices.LIST))
+    try:
+        lake = pinned.named(request.query_params.get("of", ""))
+        rows = whole.parts(lake, wanted, order)
+        # What can go wrong goes wrong with the first rows, before anything is sent.
+        first = next(rows)
+    except TrajlakeError as error:
+        return PlainTextResponse(f"{error}\n", 400, _HEADERS)
+
+    def chained() -> Iterator[pl.DataFrame]:
+        yield first
+        yield from rows
+
+    disposition = {"Content-Disposition": f'attachment; filename="episodes.{ending}"'}
+    return StreamingResponse(write(chained()), media_type=media_type, headers=_HEADERS | disposition)
+
+
+ROUTES = [Route(PATH, episodes, methods=["GET"])]

@@ -1,0 +1,74 @@
+"""A filtered list as a whole: its rows part by part, and the predicate that names them elsewhere."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from lake.cli.options import readable
+from lake.judgements.scores import ENV_RETURN
+from viewer.queries import Reads, Sort, outcomes
+from viewer.queries.episodes import EpisodeFilter, conditions, listed
+
+PART = 20_000
+"""Rows that are in memory at a time."""
+_MOST_IDS = 500
+"""Found episodes that a predicate still names one by one."""
+_LEFT_OUT = (
+    "write_id, content_hash, blob_ids, initial_messages, final_observation, tools, ground_truth, sampling, extra"
+)
+_PARAMETER = re.compile(r"\$(\w+)")
+
+
+def parts(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Iterator[pl.DataFrame]:
+    """The rows of a list in its order: what `episodes` says without its documents, and `outcome`; ids as text.
+
+    Of a search, also `found_step` and `found_steps` (`lake.search.find.holding`). There is one part at least.
+    """
+    episodes = listed(lake, wanted, order).episodes
+    query = f"SELECT * EXCLUDE ({_LEFT_OUT}) FROM episodes WHERE episode_id IN (SELECT unnest($ids::BIGINT[]))"
+    for first in range(0, max(episodes.height, 1), PART):
+        part = episodes.slice(first, PART)
+        facts = lake.sql(query, {"ids": part["episode_id"].to_list()})
+        if wanted.text is not None:
+            found = lake.holding(wanted.text).rename({"step_index": "found_step", "steps": "found_steps"})
+            facts = facts.join(found, on="episode_id", how="left")
+        yield readable(part.join(facts, on="episode_id", how="left", maintain_order="left"))
+
+
+def predicate(lake: Reads, wanted: EpisodeFilter) -> str | None:
+    """The filter as SQL over `episodes`, for commands; "" if it filters nothing, None if no predicate is short enough.
+
+    A search is no SQL: the episodes that it found are named, if they are few.
+    """
+    if wanted.text is not None:
+        ids = listed(lake, wanted, None).episodes["episode_id"]
+        return None if len(ids) > _MOST_IDS else f"episode_id IN ({', '.join(map(str, ids)) or 'NULL'})"
+    clauses, params = conditions(wanted)
+    spelled = " ".join(" AND ".join(clauses).split()).replace("e.outcome", "$outcome").replace("e.", "")
+    values = {name: _literal(value) for name, value in params.items()} | {"outcome": _outcome(lake, wanted)}
+    # In one pass: what looks like SQL of ours inside a value stays as it is.
+    return _PARAMETER.sub(lambda found: values[found[1]], spelled)
+
+
+def _outcome(lake: Reads, wanted: EpisodeFilter) -> str:
+    """An episode's outcome as SQL over `episodes`."""
+    score = wanted.score if wanted.run is None else outcomes.of_run(lake, wanted.run, wanted.score)
+    if score == ENV_RETURN:
+        return ENV_RETURN
+    value = "SELECT s.value FROM current_scores AS s WHERE s.episode_id = episodes.episode_id AND s.step_index IS NULL"
+    if score is not None:
+        return f"({value} AND s.scorer = {_literal(score)})"
+    own = outcomes.own(lake)
+    if not own:
+        return ENV_RETURN
+    pairs = ", ".join(f"({_literal(run)}, {_literal(scorer)})" for run, scorer in own.items())
+    return f"coalesce({ENV_RETURN}, ({value} AND (s.run_id, s.scorer) IN ({pairs})))"
+
+
+def _literal(value: Any) -> str:
+    """A value as SQL."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
