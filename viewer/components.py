@@ -32,14 +32,26 @@ def header(title: str) -> None:
     st.html(STYLE)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.header(title, anchor=False, width="stretch")
-        st.caption(f"Data of {pinned.pinned_at():%H:%M:%S} UTC", width="content")
-        st.button(
-            "Refresh",
-            icon=":material/refresh:",
-            key="refresh",
-            help="Read the newest state of the lake.",
-            on_click=pinned.refresh,
-        )
+        _age()
+
+
+def bar(content: str) -> None:
+    """The same in one line that stays on the screen: HTML whose foreign text is escaped, with the title as its `h1`."""
+    st.html(STYLE)
+    with st.container(horizontal=True, vertical_alignment="center", key="bar"):
+        st.html(f'<div class="trajlake-bar">{content}</div>', width="stretch")
+        _age()
+
+
+def _age() -> None:
+    st.caption(f"Data of {pinned.pinned_at():%H:%M:%S} UTC", width="content")
+    st.button(
+        "Refresh",
+        icon=":material/refresh:",
+        key="refresh",
+        help="Read the newest state of the lake.",
+        on_click=pinned.refresh,
+    )
 
 
 def empty(sentence: str, advice: str) -> None:

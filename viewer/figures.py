@@ -168,61 +168,6 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
     return _sized(alt.layer(*layers), "Signs of the advantages")
 
 
-def advantages(frame: pl.DataFrame, selected: int | None) -> Chart:
-    """Advantages (A, A_E, A_S; a question mark where A is unknown) by step. A click picks a step."""
-    rows = _around(frame, selected)
-    first, last = rows["step_index"][0], rows["step_index"][-1]
-    pick = alt.selection_point(name=PICK, fields=["step_index"], on="click", empty=False, clear=False)
-    domain = alt.Scale(domain=[first - 0.5, last + 0.5], nice=False)
-    x = alt.X("step_index:Q", title="Step", scale=domain, axis=_STEPS)
-    y_axis = alt.Axis(format="~g", tickCount=5)
-    here = f"datum.step_index == {-1 if selected is None else int(selected)}"
-    bars = (
-        alt.Chart(rows.filter(pl.col("advantage").is_not_null()))
-        .mark_bar(cornerRadius=2, size=min(28.0, max(1.0, 700 / rows.height)), strokeWidth=2)
-        .encode(
-            x=x,
-            y=alt.Y("advantage:Q", title="Advantage", axis=y_axis),
-            color=alt.condition("datum.advantage >= 0", alt.value(POSITIVE), alt.value(NEGATIVE)),
-            stroke=alt.condition(here, alt.value(ACCENT), alt.value("transparent")),
-            tooltip=[
-                alt.Tooltip("step_index:Q", title="Step"),
-                alt.Tooltip("advantage:Q", title="A", format="+.4~g"),
-                alt.Tooltip("a_episode:Q", title="A_E", format="+.4~g"),
-                alt.Tooltip("a_step:Q", title="A_S", format="+.4~g"),
-            ],
-        )
-        .add_params(pick)
-    )
-    terms = rows.unpivot(["a_episode", "a_step"], index="step_index", variable_name="term").drop_nulls("value")
-    terms = terms.with_columns(pl.col("term").replace({"a_episode": "A_E", "a_step": "A_S"}))
-    shapes = alt.Scale(domain=["A_E", "A_S"], range=["circle", "triangle-up"])
-    marks = (
-        alt.Chart(terms)
-        .mark_point(size=42, strokeWidth=1.3, opacity=1, filled=True, fill="white", stroke="#4a5160")
-        .encode(
-            x=x,
-            y="value:Q",
-            shape=alt.Shape("term:N", title=None, scale=shapes, legend=alt.Legend(orient="top", padding=0, offset=2)),
-        )
-    )
-    unknown = (
-        alt.Chart(rows.filter(pl.col("advantage").is_null()))
-        .mark_text(text="?", color=UNKNOWN, fontWeight="bold", dy=-8)
-        .encode(x=x, y=alt.datum(0))
-    )
-    zero = alt.Chart(pl.DataFrame({"zero": [0]})).mark_rule(color=UNKNOWN, opacity=0.6).encode(y="zero:Q")
-    return _sized(alt.layer(zero, bars, marks, unknown), None, height=180)
-
-
-def _around(frame: pl.DataFrame, selected: int | None, most: int = 400) -> pl.DataFrame:
-    """At most `most` rows, those around the selected step."""
-    if frame.height <= most:
-        return frame
-    first = max(0, min((selected or 0) - most // 2, frame.height - most))
-    return frame.slice(first, most)
-
-
 def _rule(step: int) -> alt.Chart:
     """The line that marks the selected step."""
     base = alt.Chart(pl.DataFrame({"step": [step]}))

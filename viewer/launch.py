@@ -116,10 +116,11 @@ def import_pages() -> None:
 
     import viewer
     import viewer.queries
+    import viewer.transcript
 
     for name in ("altair", "pandas", "lake.opening"):
         import_module(name)
-    for package in (viewer, viewer.queries):
+    for package in (viewer, viewer.queries, viewer.transcript):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             # The script itself is run, not imported.
             if module.name != "viewer.app":

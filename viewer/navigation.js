@@ -12,7 +12,7 @@
 
 const NAME = Symbol.for("trajlake.navigation");
 const APP = "[data-testid=stApp]";
-const OURS = "[data-testid=stHtml], [data-testid=stMarkdown]";
+const OURS = "[data-testid=stHtml], [data-testid=stMarkdown], .trajlake-transcript";
 const PATIENCE_MS = 60000;
 
 export default function ({ data, parentElement }) {

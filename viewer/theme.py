@@ -25,10 +25,8 @@ STREAMLIT_OPTIONS: dict[str, Any] = {
 }
 """Options of Streamlit that set the theme."""
 
-_COLOURS = "; ".join(
-    f"--trajlake-{name}: {colour}"
-    for name, colour in (("positive", POSITIVE), ("negative", NEGATIVE), ("unknown", UNKNOWN), ("accent", ACCENT))
-)
+_NAMED = {"positive": POSITIVE, "negative": NEGATIVE, "unknown": UNKNOWN, "accent": ACCENT}
+_COLOURS = " ".join(f"--trajlake-{name}: {colour};" for name, colour in _NAMED.items())
 STYLE = f"<style>:root {{ {_COLOURS} }}\n{Path(__file__).with_name('style.css').read_text()}</style>"
 """What no option sets (`style.css`)."""
 

@@ -149,3 +149,21 @@ def full_lake(folder: Path) -> Lake:
         add_training(lk)
 
     return copied("episodes, credit and training", make, folder)
+
+
+def judged_lake(folder: Path) -> Lake:
+    """Two chats without any reward, which `judge` scored; the first with a long reason, its time and its tokens."""
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    known: dict[str, Any] = {"ended_at": start + timedelta(seconds=90), "completion_tokens": 1234, "cost": 0.5}
+    records = [
+        rollout("t", 0, None, started_at=start, ground_truth={"answer": "42"}, **known),
+        rollout("t", 1, None),
+    ]
+    records[0].steps[0].latency = 2.5
+    lk = build_lake(folder, records)
+    rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index")
+    values = {"value": [0.25, 1.0], "reason": [f"It {'really ' * 200}failed.", "Fine."]}
+    named = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+    with lk.job(kind="score") as job:
+        job.write("scores", rows.with_columns(*(pl.Series(*item) for item in values.items()), **named))
+    return lk

@@ -1,5 +1,6 @@
 """Driving the viewer without a browser: open a page by its address, and read everything on it."""
 
+import json
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -59,6 +60,12 @@ def words(at: AppTest) -> str:
         if element.type == "html":
             lines.append(element.proto.body)
     return "\n".join(lines)
+
+
+def transcript(at: AppTest) -> dict[str, Any]:
+    """What the page was given of the transcript that it shows (`viewer.transcript.component`)."""
+    (found,) = [e.proto for e in elements(at) if getattr(e.proto, "component_name", "") == "trajlake_transcript"]
+    return dict(json.loads(found.json))
 
 
 _TELLING_COLUMNS = {

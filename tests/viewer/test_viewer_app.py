@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 
 import lake
 from lake import Lake, ids
-from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout
+from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, judged_lake, rollout
 from testkit.streamlit_pages import (
     SCREENS,
     assert_sound,
@@ -24,10 +24,11 @@ from testkit.streamlit_pages import (
     links,
     open_page,
     opened,
+    transcript,
     words,
 )
 from viewer.launch import ENVIRONMENT
-from viewer.transcript import ALL
+from viewer.transcript import blocks
 
 UNKNOWN_ID = "0000000000000"
 UNKNOWN = "\N{EN DASH}"
@@ -222,9 +223,8 @@ def test_rows_are_links_and_the_opened_one_is_marked(lk: Lake) -> None:
 def test_the_way_back_leads_to_the_page_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lk = show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
     last = ids.to_text(episode_id(lk, "59", 0))
-    assert f"[Back to the list](/episodes?page=3&run={RUN}&opened={last})" in words(
-        open_page("episode", episode=last, list=f"run={RUN}")
-    )
+    at = open_page("episode", episode=last, list=f"run={RUN}")
+    assert f'<a href="/episodes?page=3&amp;run={RUN}&amp;opened={last}">Back to the list</a>' in words(at)
 
 
 def test_unscored_episodes_are_dashes_and_can_be_listed(lk: Lake) -> None:
@@ -251,65 +251,11 @@ def test_the_batch_of_an_update_is_a_list(lk: Lake) -> None:
     assert len(links(at, "episodes")) == 24
 
 
-# ---------------------------------------------------------------- one episode
+# ---------------------------------------------------------------- an outcome that a scorer says
 
 
-def ledgers(at: Any) -> list[str]:
-    """The ledgers of the steps on the page, as HTML."""
-    return [
-        element.proto.body
-        for element in elements(at)
-        if element.type == "html" and "return-to-go" in element.proto.body
-    ]
-
-
-def test_a_step_has_its_state_action_and_advantages(lk: Lake) -> None:
-    at = open_page("episode", episode=episode_id(lk, "mixed", 0, round_=1))
-    assert [code.value for code in at.code][:4] == [
-        "You walk through a maze.",
-        "You are at the gate.",
-        "You are in hall 0.",
-        "You are on path 0.2.",
-    ]
-    assert [text.value for text in at.text][:2] == ["Plan 0 of rollout 0.", "go right"]
-    first = ledgers(at)[0]
-    for number in ("0.902", "+0.866", "+1.732"):
-        assert f">{number}</span>" in first, number
-    assert "A = A<sub>E</sub> + A<sub>S</sub>" in first
-    assert charts(at) == 1
-    assert "State shared: 4 steps of 4 siblings" in words(at)
-
-
-def test_unknown_is_a_word_and_zero_is_a_digit(lk: Lake) -> None:
-    unknown = ledgers(open_page("episode", episode=episode_id(lk, "partial", 3)))[0]
-    assert unknown.count(">unknown</span>") == 4, "no step of it has a reward: none is drawn"
-    assert ">0</span>" not in unknown
-    zero = ledgers(open_page("episode", episode=episode_id(lk, "dead", 0)))[0]
-    assert "unknown" not in zero
-    assert zero.count(">0</span>") == 4, "reward, A_E, A_S and A; the return-to-go is 0.902"
-
-
-@pytest.fixture(scope="module")
-def judged_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Two chats without any reward, which `judge` scored; the first with a long reason, its time and its tokens."""
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    known: dict[str, Any] = {"ended_at": start + timedelta(seconds=90), "completion_tokens": 1234, "cost": 0.5}
-    records = [
-        rollout("t", 0, None, started_at=start, ground_truth={"answer": "42"}, **known),
-        rollout("t", 1, None),
-    ]
-    records[0].steps[0].latency = 2.5
-    lk = build_lake(tmp_path_factory.mktemp("judged"), records)
-    rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index")
-    values = {"value": [0.25, 1.0], "reason": [f"It {'really ' * 200}failed.", "Fine."]}
-    named = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
-    with lk.job(kind="score") as job:
-        job.write("scores", rows.with_columns(*(pl.Series(*item) for item in values.items()), **named))
-    return lk
-
-
-def test_a_run_that_only_a_scorer_judged_shows_its_scores(judged_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    lk = show(judged_lake, monkeypatch)
+def test_a_run_that_only_a_scorer_judged_shows_its_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(judged_lake(tmp_path), monkeypatch)
     at = open_page("runs")
     shown = [column(at, "runs", name) for name in ("outcome", "success", "mean_return")]
     assert shown == [["judge"], ["0.50"], ["0.625"]]
@@ -323,150 +269,6 @@ def test_a_run_that_only_a_scorer_judged_shows_its_scores(judged_lake: Lake, mon
         assert recorded.query_params["score"] in ("env_return", ["env_return"])
         assert set(column(recorded, "episodes", "outcome")) == {UNKNOWN}
     assert "No scorer `nobody` scored" in open_page("groups", score="nobody").warning[0].value
-
-
-def test_an_episode_shows_its_scores_and_what_it_took_above_its_steps(
-    judged_lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at = open_page("episode", episode=episode_id(show(judged_lake, monkeypatch), "t", 0))
-    shown = words(at)
-    for said in (":gray[`judge`] **0.25**", "really failed.", "Ground truth", '"answer": "42"'):
-        assert 0 < shown.index(said) < shown.index("**Step 0**"), said
-    for said in ("Duration] **1 min 30 s**", "Completion tokens] **1,234**", "Cost] **0.5**", "latency] 2.5 s"):
-        assert said in shown, said
-    assert "Prompt tokens" not in shown
-    assert "reward</span>" not in shown, "no step has one"
-
-
-def test_flags_of_a_dead_group_are_badges(lk: Lake) -> None:
-    shown = words(open_page("episode", episode=episode_id(lk, "dead", 0)))
-    for badge in (
-        ":orange-badge[:material/block: dead group]",
-        ":orange-badge[dead group]",
-        ":gray-badge[constant anchor]",
-        ":gray-badge[singleton anchor]",
-    ):
-        assert badge in shown
-
-
-def test_terms_of_opposite_signs_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two winners pass one hall, one of them late: its episode is good, its step is worse than the other's."""
-    quick, lost, slow = rollout("t", 0, 1.0, num_steps=3), rollout("t", 1, 0.0), rollout("t", 2, 1.0, num_steps=9)
-    lk = show(build_lake(tmp_path, [quick, lost, slow]), monkeypatch)
-    add_credit(lk)
-    at = open_page("episode", episode=episode_id(lk, "t", 2))
-    shown = words(at)
-    assert ":violet-badge[:material/call_split: terms disagree]" in shown
-    assert shown.count("terms disagree") == 1
-    assert "border-left:3px solid" in ledgers(at)[1]
-    assert ":gray[Terms disagree] **1**" in shown
-
-
-def test_previous_and_next_follow_the_filtered_list(lk: Lake) -> None:
-    """The first has none before it; each leads on with its key, the filter and the rest of the address."""
-    found = [ids.to_text(episode_id(lk, "mixed", index)) for index in range(4)]
-    for position, one in enumerate(found):
-        text = words(open_page("episode", episode=one, step=1, list="task=mixed&round=0&sort=-num_steps"))
-        assert f"{position + 1} of 4 episodes that match the filter" in text
-        for label, key, other in (("\u2039 Previous", "k", position - 1), ("Next \u203a", "j", position + 1)):
-            if other in range(4):
-                address = f"?episode={found[other]}&amp;list=task%3Dmixed%26round%3D0%26sort%3D-num_steps"
-                assert f'<a href="{address}" data-key="{key}" title="key {key}">{label}</a>' in text
-            else:
-                assert f'<span class="trajlake-turn">{label}</span>' in text
-
-
-def test_an_episode_outside_the_list_is_shown_all_the_same(lk: Lake) -> None:
-    at = open_page("episode", episode=episode_id(lk, "mixed", 0), list="task=dead")
-    assert "This episode is not in the filtered list." in words(at)
-    assert len(ledgers(at)) == 3
-
-
-def test_reasoning_and_tool_calls_can_be_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = rollout("t", 0, 1.0, num_steps=1)
-    record.steps[0].tool_calls = [{"function": {"name": "find", "arguments": '{"what": "treasure"}'}}]
-    lk = show(build_lake(tmp_path, [record]), monkeypatch)
-    here = {"episode": episode_id(lk, "t", 0)}
-    shown = words(open_page("episode", **here))
-    assert "tool call `find`" in shown
-    assert '"what": "treasure"' in shown
-    assert "Plan 0 of rollout 0." in shown
-    hidden = words(open_page("episode", reasoning="false", tools="false", **here))
-    assert "treasure" not in hidden
-    assert "Plan 0" not in hidden
-
-
-def test_long_texts_are_cut_until_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = rollout("t", 0, 1.0, num_steps=1)
-    record.steps[0].action = "x" * (ALL + 10)
-    lk = show(build_lake(tmp_path, [record]), monkeypatch)
-    at = open_page("episode", episode=episode_id(lk, "t", 0))
-    (shown,) = [text.value for text in at.text if text.value.startswith("xxx")]
-    assert len(shown) == 3000
-    (switch,) = [toggle for toggle in at.toggle if toggle.label == f"Show all {ALL + 10:,} characters"]
-    switch.set_value(True)
-    assert_sound(at.run())
-    (whole,) = [code.value for code in at.code if code.value.startswith("xxx")]
-    assert len(whole) == ALL
-    assert f"The first {ALL:,} of {ALL + 10:,} characters" in words(at)
-
-
-def test_long_tool_output_is_collapsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = rollout("t", 0, 1.0, num_steps=2)
-    for step, length in zip(record.steps, (2000, 20), strict=True):
-        step.state, step.state_role = "y" * length, "tool"
-    lk = show(build_lake(tmp_path, [record]), monkeypatch)
-    at = open_page("episode", episode=episode_id(lk, "t", 0))
-    labels = [expander.label for expander in at.expander]
-    assert labels[0].startswith("System prompt")
-    assert [label.endswith("2,000 characters") for label in labels[1:]] == [True]
-
-
-def test_steps_are_paged_and_a_step_is_a_deep_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0, num_steps=25)]), monkeypatch)
-    here = {"episode": episode_id(lk, "t", 0)}
-    at = open_page("episode", step=17, **here)
-    shown = [markdown.value for markdown in at.markdown if markdown.value.startswith("**Step")]
-    assert shown == [f"**Step {n}**" for n in range(10, 20)]
-    assert any(".st-key-step-17 {" in element.proto.body for element in elements(at) if element.type == "html")
-    at.get("pagination")[0].set_value(3)
-    assert_sound(at.run())
-    assert "Steps 20 to 24 of 25" in words(at)
-    assert "no step 99" in open_page("episode", step=99, **here).warning[0].value
-    assert "Steps 0 to 9 of 25" in words(open_page("episode", step="one", **here))
-
-
-def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lk = show(build_lake(tmp_path), monkeypatch)
-    old, new = add_credit(lk, omega=0.0), add_credit(lk)
-    series, current = (lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [job]).item() for job in (old, new))
-    here = {"episode": episode_id(lk, "mixed", 0)}
-
-    def chosen(**address: Any) -> tuple[str, str]:
-        at = open_page("episode", **here, **address)
-        return at.selectbox[0].value, ledgers(at)[0]
-
-    newest, by_job, by_series = chosen(), chosen(credit=old), chosen(credit=series)
-    assert newest[0] == ids.to_text(current)
-    assert (by_job[0], by_series[0]) == (ids.to_text(old), ids.to_text(series))
-    assert by_job[1] == by_series[1]
-    assert ">+1.500</span>" in by_job[1], "A is A_E alone"
-    assert newest[1] != by_job[1]
-    wrong = open_page("episode", credit="zzz", **here)
-    assert "Credit `zzz` does not cover this" in wrong.warning[0].value
-    assert wrong.selectbox[0].value == ids.to_text(current)
-    wrong.selectbox[0].set_value(ids.to_text(series))
-    assert_sound(wrong.run())
-    assert ledgers(wrong)[0] == by_job[1]
-
-
-def test_an_episode_without_credit_is_shown_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0)]), monkeypatch)
-    at = open_page("episode", episode=episode_id(lk, "t", 0))
-    assert charts(at) == 0
-    assert at.selectbox[0].disabled
-    assert "trajlake credit" in at.selectbox[0].options[0]
-    assert "go right" in words(at)
 
 
 # ---------------------------------------------------------------- groups
@@ -766,7 +568,7 @@ class Harmless(HTMLParser):
     """Refuses HTML that is not the viewer's own: other elements, attributes or addresses, foreign text in a script."""
 
     tags = frozenset(
-        ["div", "span", "table", "thead", "tbody", "tr", "th", "td", "a", "sub", "br", "mark", "style", "script"]
+        ["div", "span", "h1", "table", "thead", "tbody", "tr", "th", "td", "a", "br", "mark", "style", "script"]
     )
     attributes = frozenset(
         ["class", "title", "role", "scope", "href", "style", "data-column", "data-opened", "data-key"]
@@ -804,11 +606,14 @@ def test_hostile_text_is_never_read_as_markdown_or_html(hostile_lake: Lake, monk
 
 
 def test_hostile_text_is_shown_in_full_where_it_is_safe(hostile_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of control characters only the colours of a terminal reach the transcript, which draws them itself."""
     show(hostile_lake, monkeypatch)
-    at = open_page("episode", episode=hostile_lake.sql("SELECT episode_id FROM episodes").item())
-    spelled_out = HOSTILE.replace("\x1b", r"\x1b").replace("\u202e", r"\u202e")
-    assert spelled_out in [text.value for text in at.text]
-    assert spelled_out in [code.value for code in at.code]
+    hostile = hostile_lake.sql("SELECT episode_id FROM episodes").item()
+    (step,) = transcript(open_page("episode", episode=hostile, step=0))["opened"]
+    texts = {block["name"]: block["text"] for block in step["blocks"]}
+    assert texts["action"] == texts["reasoning"] == texts["state"] == blocks.harmless(HOSTILE)
+    assert "\u202e" not in texts["action"]
+    assert r"\u202e" in texts["action"]
 
 
 def test_half_a_character_in_stored_json_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -816,4 +621,5 @@ def test_half_a_character_in_stored_json_does_no_harm(tmp_path: Path, monkeypatc
     record = rollout("t", 0, 1.0, num_steps=1)
     record.steps[0].tool_calls = [{"function": {"name": "f", "arguments": '{"half": "\\ud83d"}'}}]
     lk = show(build_lake(tmp_path, [record]), monkeypatch)
-    assert r'"half": "\ud83d"' in words(open_page("episode", episode=episode_id(lk, "t", 0)))
+    (step,) = transcript(open_page("episode", episode=episode_id(lk, "t", 0), step=0))["opened"]
+    assert step["blocks"][-1]["value"] == {"half": r"\ud83d"}

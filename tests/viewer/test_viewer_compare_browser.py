@@ -89,7 +89,7 @@ def test_from_an_episode_to_its_siblings_to_one_of_their_steps_and_back(page: An
     page.get_by_role("region", name="Side by side").get_by_role("link", name=re.compile("^1 go")).nth(1).click()
     settled(page, "Episode")
     assert address(page)["step"] == "1"
-    page.locator(".st-key-step-1").wait_for()
+    page.locator("[data-step='1'] .body").wait_for()
     page.go_back()
     settled(page, "Side by side")
     assert page.url == there

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from viewer import figures
-from viewer.theme import ACCENT, NEGATIVE, POSITIVE
+from viewer.theme import ACCENT, NEGATIVE
 
 
 def spec(chart: figures.Chart) -> dict[str, Any]:
@@ -34,18 +34,6 @@ def curve_frame() -> pl.DataFrame:
             "high": [0.4, None, 0.95],
             "episodes": [8, 8, 8],
         }
-    )
-
-
-def advantages_frame(steps: int) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "step_index": range(steps),
-            "advantage": [None if n == 1 else (-1.0) ** n * n for n in range(steps)],
-            "a_episode": [0.5] * steps,
-            "a_step": [None if n == 1 else 0.1 for n in range(steps)],
-        },
-        schema_overrides={"step_index": pl.Int32},
     )
 
 
@@ -129,24 +117,8 @@ def test_signs_add_up_and_unknown_has_its_own_colour() -> None:
     assert len(set(colours["range"])) == 4
 
 
-def test_an_unknown_advantage_is_a_mark_and_not_a_bar() -> None:
-    chart = figures.advantages(advantages_frame(4), None)
-    zero, bars, terms, unknown = rows(chart)
-    assert zero == [{"zero": 0}]
-    assert [row["step_index"] for row in bars] == [0, 2, 3]
-    assert [row["step_index"] for row in unknown] == [1]
-    assert len(terms) == 4 + 3, "A_E of every step, A_S where it is known"
-    colour = spec(chart)["layer"][1]["encoding"]["color"]
-    assert (colour["condition"]["value"], colour["value"]) == (POSITIVE, NEGATIVE)
-
-
-def test_a_step_of_advantages_can_be_clicked() -> None:
-    (parameter,) = spec(figures.advantages(advantages_frame(4), 2))["params"]
-    assert (parameter["name"], parameter["select"]["fields"]) == (figures.PICK, ["step_index"])
-
-
-@pytest.mark.parametrize(("selected", "first"), [(None, 0), (2500, 2300), (4999, 4600)])
-def test_a_long_episode_draws_the_steps_around_the_chosen_one(selected: int | None, first: int) -> None:
-    bars = rows(figures.advantages(advantages_frame(5000), selected))[1]
-    assert len(bars) <= 400
-    assert min(row["step_index"] for row in bars) == first
+def test_no_chart_puts_its_points_into_the_page() -> None:
+    """As SVG each point of a curve is an element, and so is the invisible area around it that a click may mean."""
+    frame = pl.DataFrame({"step": [0, 1], "value": [1.0, 0.5]})
+    for chart in (figures.metric(frame, "loss", 1), figures.curve(curve_frame(), "success", title="", x_title="")):
+        assert spec(chart)["usermeta"]["embedOptions"]["renderer"] == "canvas"

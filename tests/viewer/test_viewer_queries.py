@@ -39,6 +39,7 @@ from viewer.queries import (
     runs,
     search,
     training,
+    transcripts,
     whole,
 )
 from viewer.queries.episodes import EpisodeFilter
@@ -491,18 +492,21 @@ def test_an_episode_and_its_steps(snap: Reader, facts: Rows) -> None:
     found = episodes.episode(snap, row["episode_id"])
     assert found is not None
     assert (found["task_id"], found["env_return"], found["num_steps"]) == ("mixed", 0.0, 3)
-    listed = episodes.steps(snap, row["episode_id"], Window(2, 1))
+    listed = transcripts.steps(snap, row["episode_id"], [2, 1, 9])
     assert listed["step_index"].to_list() == [1, 2]
     assert listed["state"].to_list() == ["You are in hall 0.", "You are on path 2.2."]
     assert listed["reasoning"][0] == "Plan 1 of rollout 2."
-    assert episodes.rewards(snap, row["episode_id"])["reward"].to_list() == [0.0, 0.0, 0.0]
+    assert transcripts.outline(snap, row["episode_id"], Window(2, 1))["reward"].to_list() == [0.0, 0.0]
+    assert transcripts.scales(snap, row["episode_id"]) == (0.0, True)
     assert episodes.episode(snap, 1) is None
-    assert episodes.steps(snap, 1, ALL).is_empty()
+    assert transcripts.steps(snap, 1, [0]).is_empty()
+    assert transcripts.outline(snap, 1, ALL).is_empty()
 
 
 def test_an_unscored_episode_has_unknown_rewards_not_0(snap: Reader, facts: Rows) -> None:
     failed = next(row for row in facts if row["status"] == "failed")
-    assert episodes.rewards(snap, failed["episode_id"])["reward"].to_list() == [None, None, None]
+    assert transcripts.outline(snap, failed["episode_id"], ALL)["reward"].to_list() == [None, None, None]
+    assert transcripts.scales(snap, failed["episode_id"]) == (0.0, False)
 
 
 def test_long_texts_are_cut_in_sql_and_their_length_is_told(tmp_path: Path) -> None:
@@ -511,7 +515,7 @@ def test_long_texts_are_cut_in_sql_and_their_length_is_told(tmp_path: Path) -> N
     long.steps[0].context = [{"role": "user", "content": "y" * (episodes.JSON + 1)}]
     snap = build_lake(tmp_path, [long]).snapshot()
     episode_id = snap.sql("SELECT episode_id FROM episodes").item()
-    (row,) = episodes.steps(snap, episode_id, ALL).to_dicts()
+    (row,) = transcripts.steps(snap, episode_id, [0]).to_dicts()
     assert (len(row["action"]), row["action_length"]) == (episodes.TEXT, 10_000)
     assert (row["reasoning_length"], row["tool_calls"], row["tool_calls_length"]) == (20, None, 0)
     assert len(row["context"]) == episodes.JSON < row["context_length"]
@@ -712,7 +716,7 @@ def test_empty_and_error_states_are_doubted(tmp_path: Path) -> None:
         "Error: no such room": ("error text", 2),
     }
     first = snap.sql("SELECT episode_id FROM episodes WHERE rollout_index = 0").item()
-    assert episodes.steps(snap, first, ALL)["state_is_empty"].to_list() == [False, True, False]
+    assert transcripts.outline(snap, first, ALL)["state_is_empty"].to_list() == [False, True, False]
 
 
 def test_every_list_is_ordered_by_any_of_its_columns(

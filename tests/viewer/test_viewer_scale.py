@@ -10,7 +10,7 @@ from lake.judgements.credit import covering, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
 from viewer.pinned import Reader
-from viewer.queries import Sort, Window, anchors, episodes, groups, lineage, runs, training
+from viewer.queries import Sort, Window, anchors, episodes, groups, lineage, runs, training, transcripts
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -84,7 +84,7 @@ def test_one_episode_and_its_group(reader: Reader) -> None:
     row = episodes.page(reader, EpisodeFilter(), None, Window(1, EPISODES // 2)).row(0, named=True)
     (chosen,) = [one.credit for one in covering(reader, episode_id=row["episode_id"])]
     assert training.advantages(reader, row["episode_id"], chosen).height == 1
-    assert episodes.steps(reader, row["episode_id"], Window(10)).height == 1
+    assert transcripts.outline(reader, row["episode_id"], Window(10)).height == 1
     assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
     assert anchors.page(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
     assert training.credit_summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES

@@ -1,4 +1,4 @@
-"""The list of episodes (filter, order, pages, neighbours), and one episode: facts, a page of steps, a text in full."""
+"""The list of episodes (filter, order, pages, neighbours), and one episode: facts, documents, a text in full."""
 
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -7,7 +7,7 @@ from typing import Literal
 import polars as pl
 
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Sort, Window, is_empty, like, only_row, order_by, outcomes, themselves
+from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, themselves
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -58,28 +58,11 @@ def document(lake: Reads, episode_id: int, column: EpisodeColumn, limit: int = J
     """A document of an episode, cut after `limit` characters, and its whole length."""
     cut = f"left({column}, $limit) AS d, coalesce(length({column}), 0) AS n"
     found = lake.sql(f"SELECT {cut} FROM episodes WHERE episode_id = $e", {"e": episode_id, "limit": limit})
-    row = _whole(lake, found, {"d": "n"}, limit).row(0)
+    row = whole(lake, found, {"d": "n"}, limit).row(0)
     return row[0], int(row[1])
 
 
-def steps(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
-    """A page of an episode's steps in order, with their texts cut, each with its whole length in `*_length`."""
-    limits = {"state": "text", "action": "text", "reasoning": "text", "context": "json", "tool_calls": "json"}
-    cut = ", ".join(
-        f"left({name}, ${limit}) AS {name}, coalesce(length({name}), 0) AS {name}_length"
-        for name, limit in limits.items()
-    )
-    query = f"""
-        SELECT step_index, state_hash, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
-               state_is_error, {is_empty("state")} AS state_is_empty, model, policy_version, finish_reason,
-               value_estimate, latency, {cut}
-        FROM steps WHERE episode_id = $episode ORDER BY step_index LIMIT $limit OFFSET $offset
-        """
-    found = lake.sql(query, {"episode": episode_id, "text": TEXT, "json": JSON} | window.params())
-    return _whole(lake, found, {"context": "context_length", "tool_calls": "tool_calls_length"}, JSON)
-
-
-def _whole(lake: Reads, frame: pl.DataFrame, lengths: dict[str, str], limit: int) -> pl.DataFrame:
+def whole(lake: Reads, frame: pl.DataFrame, lengths: dict[str, str], limit: int) -> pl.DataFrame:
     """Documents with what was moved to `blobs` put back, cut again, and their whole lengths."""
 
     def find(hashes: list[str]) -> pl.DataFrame:
@@ -98,12 +81,7 @@ def text(lake: Reads, episode_id: int, step_index: int, column: TextColumn, limi
     """A text of a step, cut after `limit` characters."""
     query = f"SELECT left({column}, $limit) AS t, 0 AS n FROM steps WHERE episode_id = $episode AND step_index = $step"
     found = lake.sql(query, {"episode": episode_id, "step": step_index, "limit": limit})
-    return str(_whole(lake, found, {"t": "n"}, limit)["t"].item() or "") if found.height else ""
-
-
-def rewards(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """Rewards of an episode's steps by step: step_index, reward."""
-    return lake.sql("SELECT step_index, reward FROM steps WHERE episode_id = ? ORDER BY step_index", [episode_id])
+    return str(whole(lake, found, {"t": "n"}, limit)["t"].item() or "") if found.height else ""
 
 
 def scores(lake: Reads, episode_id: int) -> pl.DataFrame:

@@ -1,25 +1,27 @@
-"""One episode: its scores, its transcript, and beside each step why its advantage is what it is."""
+"""One episode: where it belongs, what it took, its scores, and its transcript with the ledger of its credit."""
 
 from dataclasses import replace
+from html import escape
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from lake.judgements.credit import covering
-from viewer import choices, figures, links, plain, tables, transcript
+from lake.judgements.credit import Credit, covering
+from viewer import choices, links, plain, tables
 from viewer import components as ui
 from viewer.links import Page, given_int
-from viewer.navigation import changed, href
+from viewer.navigation import anchor, changed, href
 from viewer.pinned import read
-from viewer.plain import chip, number, signed, visible, word
+from viewer.plain import chip, number, one_line, signed, visible, word
 from viewer.queries import PAGE_ROWS, Row, Window, episodes, lineage, training
 from viewer.queries.episodes import EpisodeFilter
+from viewer.transcript import component, ledger
 
-# Steps on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
-STEPS = 10
-# Related episodes with a link.
+# Related episodes with a link. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 RELATED = 20
+# Longer words of a scorer are folded.
+LONG_REASON = 300
 
 
 def show() -> None:
@@ -28,18 +30,17 @@ def show() -> None:
     facts = read(episodes.episode, episode_id)
     if facts is None:
         ui.not_found(_gone(episode_id), Page.EPISODES, "All episodes")
-    ui.header(f"Episode {chip(links.episode(facts), links.NAME)}")
-    _place(episode_id)
+    ui.bar(f"{_path(facts)}{_place(episode_id)}")
     _facts(facts)
     _related(facts)
-    options, rows = _credit(facts)
+    chosen, rows, hidden = _credit(facts)
     _figures(facts, rows)
     _scores(episode_id)
     _ground_truth(episode_id)
     window, selected = _steps_window(facts)
-    if rows.height:
-        _chart(rows, selected)
-    _transcript(facts, rows, options, window, selected)
+    formula = None if chosen is None else chosen.formula
+    told = component.Told(facts, window, rows, None if chosen is None else chosen.text, formula)
+    component.show(told, selected, hidden)
 
 
 def _gone(episode_id: int) -> str:
@@ -56,32 +57,50 @@ def _gone(episode_id: int) -> str:
     return f"{said}. An older snapshot may still have it: `trajlake show {ids.to_text(episode_id)} --as-of NAME`."
 
 
-def _place(episode_id: int) -> None:
-    """Previous and next in the filtered list that the reader came from."""
+def _path(facts: Row) -> str:
+    """Where the episode belongs, as HTML: run, task, group, rollout; how it ended, and its return."""
+    run, task = facts["run_id"], facts["task_id"]
+    steps = [
+        (run, href(Page.RUNS, run=run)),
+        (task, href(Page.EPISODES, run=run, task=task)),
+        ("group", href(Page.GROUP, group=ids.to_text(facts["group_id"]))),
+    ]
+    path = [anchor(one_line(str(name), links.NAME // 2), target) for name, target in steps]
+    rollout = f"rollout {facts['rollout_index']}" + (f", attempt {facts['attempt']}" if facts["attempt"] else "")
+    if facts["collection_round"] is not None:
+        rollout += f", round {facts['collection_round']}"
+    separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
+    return (
+        f'<h1 class="path">Episode {separator.join([*path, escape(rollout)])}</h1>'
+        f"<span>{escape(one_line(facts['status']))}</span><span>return {escape(number(facts['env_return']))}</span>"
+    )
+
+
+def _place(episode_id: int) -> str:
+    """The way back to the filtered list that the reader came from, and to the episodes beside this one, as HTML."""
     wanted, order = choices.carried()
     place = read(episodes.place, wanted, order, episode_id)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        page = None if place is None or place.position <= PAGE_ROWS else (place.position - 1) // PAGE_ROWS + 1
-        here = choices.parameters(wanted, order) | {tables.OPENED: ids.to_text(episode_id)}
-        ui.link(Page.EPISODES, "Back to the list", "arrow_back", page=page, **here)
-        if place is None:
-            st.caption("This episode is not in the filtered list.")
-            return
-        _neighbour("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", place.previous, "k")
-        _neighbour("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", place.next, "j")
-        filtered = " that match the filter" if replace(wanted, score=None) != EpisodeFilter() else ""
-        st.caption(f"{place.position:,} of {place.total:,} episodes{filtered}")
+    page = None if place is None or place.position <= PAGE_ROWS else (place.position - 1) // PAGE_ROWS + 1
+    here = choices.parameters(wanted, order) | {tables.OPENED: ids.to_text(episode_id)}
+    back = anchor("Back to the list", href(Page.EPISODES, page=page, **here))
+    if place is None:
+        return f'<span class="turn">{back} This episode is not in the filtered list.</span>'
+    filtered = " that match the filter" if replace(wanted, score=None) != EpisodeFilter() else ""
+    previous = _neighbour("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", place.previous, "p")
+    following = _neighbour("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", place.next, "n")
+    said = f"{place.position:,} of {place.total:,} episodes{filtered}"
+    return f'<span class="turn">{back} {previous} {following} <span>{said}</span></span>'
 
 
-def _neighbour(label: str, target: int | None, key: str) -> None:
+def _neighbour(label: str, target: int | None, key: str) -> str:
     """A link to another episode of the list, with everything else as the reader has set it."""
-    address = None if target is None else changed(episode=ids.to_text(target), step=None)
-    ui.turn(label, address, key)
+    if target is None:
+        return f"<span>{escape(label)}</span>"
+    return anchor(label, changed(episode=ids.to_text(target), step=None), key=key)
 
 
 def _facts(facts: Row) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
-        ui.status_badge(facts["status"])
         for name in ("policy", "environment"):
             if facts[name] is not None:
                 ui.fact(name, chip(facts[name]))
@@ -89,8 +108,6 @@ def _facts(facts: Row) -> None:
             ui.fact("policy version", facts["policy_version"])
         if facts["stop_reason"]:
             ui.fact("stopped by", chip(facts["stop_reason"]))
-        group = ids.to_text(facts["group_id"])
-        ui.link(Page.GROUP, f"Group of task {chip(facts['task_id'])}", "workspaces", group=group)
         ui.link(Page.COMPARE, "Beside its siblings", "view_column", episode=ids.to_text(facts["episode_id"]))
         ui.fact("id", chip(ids.to_text(facts["episode_id"])))
     if facts["error"]:
@@ -116,29 +133,29 @@ def _related(facts: Row) -> None:
             st.caption(f"and {len(rows) - RELATED:,} more")
 
 
-def _credit(facts: Row) -> tuple[transcript.Options, pl.DataFrame]:
-    """What of the transcript is shown, with which advantages; and those advantages by step."""
+def _credit(facts: Row) -> tuple[Credit | None, pl.DataFrame, list[str]]:
+    """Whose advantages are shown; those advantages by step; and which kinds of text are hidden."""
     episode_id = facts["episode_id"]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = choices.credit(read(covering, episode_id=episode_id), "episode")
-        options = transcript.Options(
-            reasoning=st.toggle("Reasoning", value=True, key="reasoning", bind="query-params"),
-            tools=st.toggle("Tool calls", value=True, key="tools", bind="query-params"),
-            credit=None if chosen is None else chosen.text,
-            formula=None if chosen is None else chosen.formula,
-        )
+        kinds = {"reasoning": "Reasoning", "tools": "Tool calls"}
+        hidden = [kind for kind, label in kinds.items() if not _shown(kind, label)]
     choices.explain(chosen, episode_id=episode_id)
     rows = read(training.advantages, episode_id, chosen) if chosen else pl.DataFrame()
-    return options, rows
+    return chosen, rows, hidden
+
+
+def _shown(kind: str, label: str) -> bool:
+    return st.toggle(label, value=True, key=kind, bind="query-params")
 
 
 def _figures(facts: Row, rows: pl.DataFrame) -> None:
     """The episode in figures, in one line."""
     with st.container(horizontal=True, gap="medium", vertical_alignment="center"):
-        parts = [("Return", number(facts["env_return"])), ("Steps", number(facts["num_steps"])), *_spent(facts)]
+        parts = [("Steps", number(facts["num_steps"])), *_spent(facts)]
         if rows.height:
             first = rows.row(0, named=True)
-            split = sum(transcript.disagree(row) for row in rows.iter_rows(named=True))
+            split = sum(ledger.disagree(row) for row in rows.iter_rows(named=True))
             parts += [
                 ("A_E", signed(first["a_episode"])),
                 ("Siblings scored", number(first["group_size"])),
@@ -167,96 +184,46 @@ def _spent(facts: Row) -> list[tuple[str, str]]:
 
 
 def _scores(episode_id: int) -> None:
-    """What scorers say of the episode, with their reasons; what they say of its steps is folded."""
-    frame = read(episodes.scores, episode_id)
-    if frame.is_empty():
+    """What scorers say of the whole episode, with their reasons; what they say of steps is beside the steps."""
+    whole = read(episodes.scores, episode_id).filter(pl.col("step_index").is_null())
+    if whole.is_empty():
         return
-    st.subheader("Scores", anchor=False)
-    whole, of_steps = frame.filter(pl.col("step_index").is_null()), frame.drop_nulls("step_index")
     with st.container(horizontal=True, gap="medium"):
         for row in whole.iter_rows(named=True):
             ui.fact(chip(row["scorer"]), f"**{number(row['value'])}**")
-    for position, row in enumerate(whole.iter_rows(named=True)):
+    for row in whole.iter_rows(named=True):
         for kind in ("reason", "error"):
             if row[kind]:
-                _why(f"{kind} of {chip(row['scorer'])}", row[kind], f"{kind}-{position}")
-    if of_steps.height:
-        with st.expander(f"Scores of steps ({of_steps.height})", icon=":material/format_list_numbered:"):
-            columns = {
-                "scorer": tables.text("Scorer"),
-                "step_index": tables.value("Step"),
-                "value": tables.value("Value"),
-                "reason": tables.wide("Reason"),
-                "error": tables.wide("Error"),
-            }
-            tables.table(of_steps, columns, label="Scores of steps")
+                _why(f"{kind} of {chip(row['scorer'])}", row[kind])
 
 
-def _why(label: str, text: str, key: str) -> None:
+def _why(label: str, text: str) -> None:
     """The text of a scorer, folded if it is long."""
-    if len(text) <= transcript.TOOL_OUTPUT:
-        with st.container(gap="xsmall"):
-            st.caption(label)
-            transcript.passage(text, len(text), key, prose=True)
+    if len(text) <= LONG_REASON:
+        ui.fact(label, chip(text, LONG_REASON))
     else:
-        with st.expander(f"{label} ({len(text):,} characters)"):
-            transcript.passage(text, len(text), key)
+        with st.expander(f"{label} ({len(text):,} characters)", type="compact"):
+            st.code(visible(text), language=None, wrap_lines=True)
 
 
 def _ground_truth(episode_id: int) -> None:
-    text, length = read(episodes.document, episode_id, "ground_truth")
+    text, _ = read(episodes.document, episode_id, "ground_truth")
     if text is not None:
-        with st.expander("Ground truth", icon=":material/flag:"):
-            shown = plain.pretty(text)
-            transcript.passage(shown, max(length, len(shown)), "truth", language="json")
+        with st.expander("Ground truth", icon=":material/flag:", type="compact"):
+            st.code(visible(plain.pretty(text)), language="json", wrap_lines=True)
 
 
 def _steps_window(facts: Row) -> tuple[Window, int | None]:
-    """The page of steps to show, and the step that is marked: the one that the address names."""
+    """The steps that have a line, and the step that is opened: the one that the address names."""
     selected = given_int("step")
     if selected is not None and selected >= facts["num_steps"]:
         ui.missing(f"The episode has steps 0 to {facts['num_steps'] - 1}, no step {selected}.")
         selected = None
-    return Window.page((selected or 0) // STEPS + 1, STEPS), selected
-
-
-def _chart(rows: pl.DataFrame, selected: int | None) -> None:
-    event = st.altair_chart(
-        figures.advantages(rows, selected), key="advantages", on_select="rerun", selection_mode=figures.PICK
-    )
-    picked = event["selection"].get(figures.PICK)
-    if picked and picked[0]["step_index"] != selected:
-        st.query_params["step"] = str(picked[0]["step_index"])
-        st.rerun()
-
-
-def _transcript(
-    facts: Row, rows: pl.DataFrame, options: transcript.Options, window: Window, selected: int | None
-) -> None:
-    episode_id = facts["episode_id"]
-    pages = -(-facts["num_steps"] // STEPS)
+    lines = component.LINES
+    number, pages = (selected or 0) // lines + 1, -(-facts["num_steps"] // lines)
     if pages > 1:
-        with st.container(horizontal=True, vertical_alignment="center"):
-            last = min(window.offset + STEPS, facts["num_steps"])
-            st.caption(f"Steps {window.offset} to {last - 1} of {facts['num_steps']}", width="stretch")
-            ui.page_switch(pages, window.offset // STEPS + 1, "step", lambda chosen: (chosen - 1) * STEPS)
-    if window.offset == 0:
-        document, length = read(episodes.document, episode_id, "initial_messages")
-        states = read(episodes.steps, episode_id, Window(1))["state"].to_list()
-        first = [m for m in plain.messages(document, length) if plain.content(m)[: episodes.TEXT] not in states]
-        transcript.messages(first, "first")
-    by_step = {row["step_index"]: row for row in rows.iter_rows(named=True)}
-    scale = transcript.scale_of(rows, read(episodes.rewards, episode_id))
-    for row in read(episodes.steps, episode_id, window).iter_rows(named=True):
-        given = by_step.get(row["step_index"])
-        transcript.step(episode_id, row, given, scale, options)
-    if selected is not None:
-        transcript.mark(selected)
-    if window.offset + window.limit >= facts["num_steps"]:
-        document, length = read(episodes.document, episode_id, "final_observation")
-        if after := plain.messages(document, length):
-            st.caption("After the last step")
-            transcript.messages(after, "last")
+        ui.page_switch(pages, number, "step", lambda chosen: (chosen - 1) * lines)
+    return Window.page(number, lines), selected
 
 
 show()

@@ -1,0 +1,159 @@
+"""Texts of an opened step: which blocks there are, what is cut and folded, and that nothing foreign stays dangerous."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viewer import plain
+from viewer.queries.episodes import TEXT
+from viewer.transcript import blocks
+from viewer.transcript.blocks import Block
+
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def step(**given: Any) -> dict[str, Any]:
+    """A row of `transcripts.steps`."""
+    texts = {name: given.get(name) for name in ("state", "action", "reasoning", "context", "tool_calls")}
+    for name in ("context", "tool_calls"):
+        texts[name] = None if texts[name] is None else json.dumps(texts[name])
+    lengths = {f"{name}_length": len(text or "") for name, text in texts.items()}
+    return {"state_role": given.get("state_role"), **texts, **lengths}
+
+
+def named(found: list[Block]) -> dict[str, str]:
+    return {block.name: block.text for block in found}
+
+
+def call(name: str, arguments: Any, key: str | None = None) -> dict[str, Any]:
+    return {"id": key, "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def result(text: str, key: str | None = None) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": key}
+
+
+def test_a_step_of_words() -> None:
+    found = blocks.of_step(step(state="A room.", reasoning="Think.", action="go"), [])
+    assert [(block.kind, block.text) for block in found] == [
+        ("state", "A room."),
+        ("reasoning", "Think."),
+        ("action", "go"),
+    ]
+
+
+def test_results_stand_behind_their_calls_whatever_their_order() -> None:
+    row = step(state="Go on.", action="", tool_calls=[call("find", {"q": 1}, "a"), call("read", {"p": 2}, "b")])
+    found = blocks.of_step(row, [result("second", "b"), result("first", "a"), {"role": "user", "content": "third"}])
+    assert [(block.name, block.kind) for block in found][1:] == [
+        ("call/0", "call"),
+        ("result/0", "result"),
+        ("call/1", "call"),
+        ("result/1", "result"),
+    ]
+    assert named(found)["result/0"] == "first"
+    assert named(found)["result/1"] == "second"
+    assert "action" not in named(found), "an action that is nothing but calls is no empty text"
+
+
+def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:
+    after = blocks.following(step(state="It is 7.", state_role="tool", action="thanks"))
+    found = blocks.of_step(step(state="?", action="", tool_calls=[call("add", {})]), after)
+    assert named(found)["result/0"] == "It is 7."
+    assert blocks.following(step(state="Hello", state_role="user", action="hi")) == []
+    assert blocks.following(None) == []
+
+
+def test_messages_that_are_the_state_are_not_shown_twice() -> None:
+    context = [{"role": "user", "content": "More  of it."}, {"role": "assistant", "content": "Aside."}]
+    found = blocks.of_step(step(state="More of it.", action="go", context=context), [])
+    assert named(found) == {"context/1": "Aside.", "state": "More of it.", "action": "go"}
+
+
+def test_long_output_of_tools_and_system_prompts_are_folded() -> None:
+    long = "y" * (blocks.LONG_OUTPUT + 1)
+    (state, _) = blocks.of_step(step(state=long, state_role="tool", action="go"), [])
+    (short, _) = blocks.of_step(step(state="y", state_role="tool", action="go"), [])
+    assert (state.is_folded, short.is_folded) == (True, False)
+    messages = [{"role": "system", "content": "Be good."}, {"role": "user", "content": "Go."}]
+    assert [block.is_folded for block in blocks.of_messages(messages, "before")] == [True, False]
+
+
+def test_a_text_is_cut_at_first_and_whole_when_asked_for() -> None:
+    block = Block("action", "action", "action", "x" * (TEXT + 5), TEXT + 5)
+    assert (len(block.sent()["text"]), block.sent()["shown"], block.sent()["length"]) == (TEXT, TEXT, TEXT + 5)
+    assert len(block.sent(TEXT + 5)["text"]) == TEXT + 5
+
+
+def test_arguments_are_a_tree_unless_they_are_long() -> None:
+    (_, _, small) = blocks.of_step(step(state="", action="x", tool_calls=[call("f", {"code": "a\nb"})]), [])
+    assert small.sent()["value"] == {"code": "a\nb"}
+    (_, _, large) = blocks.of_step(step(state="", action="x", tool_calls=[call("f", ["z" * blocks.TREE])]), [])
+    assert (large.form, large.sent()["value"], large.sent()["shown"]) == ("text", None, TEXT)
+
+
+@pytest.mark.parametrize("text", ["", "word", "[" * 100_000, "[1", '{"a": ' * 60 + "1" + "}" * 60, "17", '"text"'])
+def test_what_is_no_object_or_list_or_too_deep_stays_text(text: str) -> None:
+    assert blocks.tree(text) is None
+
+
+def test_a_tree_holds_what_a_browser_can_read() -> None:
+    found = blocks.tree('{"n": NaN, "big": 123456789012345678901, "bidi": "\\u202e", "half": "\\ud83d", "x": 1.5}')
+    assert found == {
+        "n": "NaN",
+        "big": "123456789012345678901",
+        "bidi": r"\u202e",
+        "half": r"\ud83d",
+        "x": 1.5,
+    }
+    json.dumps(found, allow_nan=False).encode()
+
+
+@given(st.text() | st.text("\x1b[0123m;\u202e\r\n\x9b", max_size=40))
+def test_only_colours_of_a_terminal_stay_as_they_are(text: str) -> None:
+    """What is left when they are taken out is what `visible` says."""
+    found = blocks.harmless(text)
+    assert blocks._COLOUR.sub("", found) == plain.visible(blocks._COLOUR.sub("", text.replace("\r\n", "\n")))
+    assert blocks._COLOUR.findall(found) == blocks._COLOUR.findall(text.replace("\r\n", "\n"))
+
+
+def test_images_are_shown_and_named_in_the_text() -> None:
+    parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    (block,) = blocks.of_messages([{"role": "user", "content": parts}], "before")
+    assert block.images == (PIXEL,)
+    assert block.text == f"Look:\n[image: data:image/png;base64, {len(PIXEL)} characters]"
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    assert blocks.images({"content": [{"type": "image", "source": source}]}) == [PIXEL]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://beacon.invalid/x.png",
+        "javascript:alert(1)",
+        "data:text/html;base64,PHNjcmlwdD4=",
+        "data:image/svg+xml;base64,PHN2Zz4=",
+        "data:image/png;base64,<script>",
+        "data:image/png;base64," + "A" * blocks.IMAGE,
+    ],
+)
+def test_no_other_address_is_an_image(address: str) -> None:
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": address}]}
+    assert blocks.images(message) == []
+    assert blocks.content(message).startswith("[image: ")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(json_values, max_size=3), st.lists(json_values, max_size=3), st.lists(json_values, max_size=3))
+def test_a_step_of_any_shape_can_be_shown(context: list[Any], calls: list[Any], after: list[Any]) -> None:
+    for block in blocks.of_step(step(state="s", action="a", context=context, tool_calls=calls), after):
+        json.dumps(block.sent(), allow_nan=False).encode()

@@ -1,0 +1,232 @@
+"""The page of an episode, run by Streamlit without a browser: what its transcript is given, and what is above it."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from lake import Lake, ids
+from testkit.lakes import add_credit, build_lake, full_lake, judged_lake, rollout
+from testkit.streamlit_pages import assert_sound, elements, open_page, transcript, words
+from viewer.launch import ENVIRONMENT
+from viewer.transcript import component
+
+
+def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    return lk
+
+
+@pytest.fixture(scope="module")
+def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return full_lake(tmp_path_factory.mktemp("viewer"))
+
+
+@pytest.fixture
+def lk(shared_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """The full lake, shown; tests only read it."""
+    return show(shared_lake, monkeypatch)
+
+
+def episode_id(lk: Lake, task: str, rollout_index: int, round_: int = 0) -> int:
+    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
+    return int(lk.sql(query, [task, rollout_index, round_]).item())
+
+
+def opened(at: Any) -> dict[str, Any]:
+    """What the one opened step of a page shows."""
+    (step,) = transcript(at)["opened"]
+    return dict(step)
+
+
+def texts(step: dict[str, Any]) -> dict[str, str]:
+    return {block["name"]: block["text"] for block in step["blocks"]}
+
+
+def ledger(step: dict[str, Any]) -> dict[str, str]:
+    return {line["label"]: line["number"] for line in step["ledger"]}
+
+
+def test_every_step_has_a_line_and_none_is_open(lk: Lake) -> None:
+    found = transcript(open_page("episode", episode=episode_id(lk, "mixed", 0, round_=1)))
+    assert [(line["index"], line["text"], line["advantage"]["number"]) for line in found["lines"]] == [
+        (0, "go right", "+1.732"),
+        (1, "go left", "+1.573"),
+        (2, "go right", "+0.866"),
+    ]
+    assert found["opened"] == []
+    assert [end["text"] for end in found["ends"]] == [
+        "Before the first step: system, user",
+        "After the last step: user",
+    ]
+
+
+def test_an_opened_step_has_its_texts_and_its_ledger(lk: Lake) -> None:
+    step = opened(open_page("episode", episode=episode_id(lk, "mixed", 0, round_=1), step=0))
+    assert texts(step) == {"state": "You are at the gate.", "reasoning": "Plan 0 of rollout 0.", "action": "go right"}
+    assert ledger(step) == {
+        "reward": "0",
+        "return-to-go": "0.902",
+        "A_E episode": "+0.866",
+        "A_S step": "+0.866",
+        "A = A_E + A_S": "+1.732",
+    }
+    assert step["shared"]["text"] == "State shared: 4 steps of 4 siblings"
+    assert step["shared"]["href"].startswith("/group?group=")
+
+
+def test_unknown_is_a_word_and_zero_is_a_digit(lk: Lake) -> None:
+    unknown = ledger(opened(open_page("episode", episode=episode_id(lk, "partial", 3), step=0)))
+    assert set(unknown.values()) == {"unknown"}
+    assert "reward" not in unknown, "no step of it has a reward: none is missing"
+    zero = ledger(opened(open_page("episode", episode=episode_id(lk, "dead", 0), step=0)))
+    assert list(zero.values()) == ["0", "0.902", "0", "0", "0"]
+
+
+def test_an_episode_shows_its_scores_and_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(judged_lake(tmp_path), monkeypatch)
+    at = open_page("episode", episode=episode_id(lk, "t", 0), step=0)
+    shown = words(at)
+    for said in (":gray[`judge`] **0.25**", "really failed.", "Ground truth", '"answer": "42"'):
+        assert said in shown, said
+    for said in ("Duration] **1 min 30 s**", "Completion tokens] **1,234**", "Cost] **0.5**"):
+        assert said in shown, said
+    assert "Prompt tokens" not in shown
+    assert ["latency", "2.5 s"] in opened(at)["facts"]
+    assert transcript(at)["rewarded"] is False
+
+
+def test_scores_of_a_step_stand_in_its_line_and_in_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0)]), monkeypatch)
+    row = lk.sql("SELECT episode_id, group_id, run_id FROM episodes").row(0, named=True)
+    said = {"scorer": "clear", "scorer_version": "1", "step_index": 1, "value": 0.5, "reason": "Half of it."}
+    with lk.job(kind="score") as job:
+        job.write("scores", pl.DataFrame([row | said]))
+    at = open_page("episode", episode=row["episode_id"], step=1)
+    assert [line["scores"] for line in transcript(at)["lines"]] == [[], [["clear", "0.5"]], []]
+    assert opened(at)["scores"] == [{"scorer": "clear", "value": "0.5", "why": "Half of it."}]
+
+
+def test_a_step_says_how_often_it_was_trained_on(lk: Lake) -> None:
+    add = {"episode": episode_id(lk, "dead", 0), "step": 1}
+    facts = dict(opened(open_page("episode", **add))["facts"])
+    assert facts["trained on"] == "1 times (demo: updates 0)"
+
+
+def test_flags_are_explained_in_the_step_and_what_all_steps_are_stays_out_of_the_lines(lk: Lake) -> None:
+    at = open_page("episode", episode=episode_id(lk, "dead", 0), step=0)
+    assert "dead group" in words(at)
+    found = {label: explanation for label, _, explanation in opened(at)["marks"]}
+    assert {"dead group", "constant anchor"} <= set(found)
+    assert all(found.values())
+    assert [line["marks"] for line in transcript(at)["lines"]] == [[], [], []]
+
+
+def test_terms_of_opposite_signs_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two winners pass one hall, one of them late: its episode is good, its step is worse than the other's."""
+    quick, lost, slow = rollout("t", 0, 1.0, num_steps=3), rollout("t", 1, 0.0), rollout("t", 2, 1.0, num_steps=9)
+    lk = show(build_lake(tmp_path, [quick, lost, slow]), monkeypatch)
+    add_credit(lk)
+    at = open_page("episode", episode=episode_id(lk, "t", 2), step=1)
+    assert opened(at)["disagree"] is True
+    marked = [line["index"] for line in transcript(at)["lines"] if "terms disagree" in str(line["marks"])]
+    assert marked == [1]
+    assert ":gray[Terms disagree] **1**" in words(at)
+
+
+def test_the_bar_says_where_the_episode_belongs(lk: Lake) -> None:
+    at = open_page("episode", episode=episode_id(lk, "mixed", 2))
+    (bar,) = [e.proto.body for e in elements(at) if e.type == "html" and "trajlake-bar" in e.proto.body[:40]]
+    for said in (
+        '<a href="/?run=demo">demo</a>',
+        '<a href="/episodes?run=demo&amp;task=mixed">mixed</a>',
+        '<a href="/group?group=',
+        "rollout 2, round 0",
+        "<span>completed</span><span>return 0</span>",
+    ):
+        assert said in bar, said
+
+
+def test_previous_and_next_follow_the_filtered_list(lk: Lake) -> None:
+    """The first has none before it; each leads on with its key, the filter and the rest of the address."""
+    found = [ids.to_text(episode_id(lk, "mixed", index)) for index in range(4)]
+    for position, one in enumerate(found):
+        text = words(open_page("episode", episode=one, step=1, list="task=mixed&round=0&sort=-num_steps"))
+        assert f"{position + 1} of 4 episodes that match the filter" in text
+        for label, key, other in (("\u2039 Previous", "p", position - 1), ("Next \u203a", "n", position + 1)):
+            if other in range(4):
+                address = f"?episode={found[other]}&amp;list=task%3Dmixed%26round%3D0%26sort%3D-num_steps"
+                assert f'<a href="{address}" data-key="{key}" title="key {key}">{label}</a>' in text
+            else:
+                assert f"<span>{label}</span>" in text
+
+
+def test_an_episode_outside_the_list_is_shown_all_the_same(lk: Lake) -> None:
+    at = open_page("episode", episode=episode_id(lk, "mixed", 0), list="task=dead")
+    assert "This episode is not in the filtered list." in words(at)
+    assert len(transcript(at)["lines"]) == 3
+
+
+def test_reasoning_and_tool_calls_can_be_hidden(lk: Lake) -> None:
+    here = {"episode": episode_id(lk, "mixed", 0)}
+    assert transcript(open_page("episode", **here))["hidden"] == []
+    assert transcript(open_page("episode", reasoning="false", tools="false", **here))["hidden"] == [
+        "reasoning",
+        "tools",
+    ]
+
+
+def test_a_step_is_a_deep_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0, num_steps=25)]), monkeypatch)
+    here = {"episode": episode_id(lk, "t", 0)}
+    found = transcript(open_page("episode", step=17, **here))
+    assert (found["selected"], [step["index"] for step in found["opened"]]) == (17, [17])
+    assert "no step 99" in open_page("episode", step=99, **here).warning[0].value
+    assert transcript(open_page("episode", step="one", **here))["selected"] is None
+
+
+def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(component, "LINES", 10)
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0, num_steps=25)]), monkeypatch)
+    here = {"episode": episode_id(lk, "t", 0)}
+    at = open_page("episode", step=17, **here)
+    assert [line["index"] for line in transcript(at)["lines"]] == list(range(10, 20))
+    assert transcript(at)["ends"] == []
+    at.get("pagination")[0].set_value(3)
+    assert_sound(at.run())
+    assert [line["index"] for line in transcript(at)["lines"]] == list(range(20, 25))
+
+
+def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    old, new = add_credit(lk, omega=0.0), add_credit(lk)
+    series, current = (lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [job]).item() for job in (old, new))
+    here = {"episode": episode_id(lk, "mixed", 0), "step": 0}
+
+    def chosen(**address: Any) -> tuple[str, dict[str, str]]:
+        at = open_page("episode", **here, **address)
+        return at.selectbox[0].value, ledger(opened(at))
+
+    newest, by_job, by_series = chosen(), chosen(credit=old), chosen(credit=series)
+    assert newest[0] == ids.to_text(current)
+    assert (by_job[0], by_series[0]) == (ids.to_text(old), ids.to_text(series))
+    assert by_job[1] == by_series[1]
+    assert by_job[1]["A = A_E"] == "+1.500"
+    assert newest[1] != by_job[1]
+    wrong = open_page("episode", credit="zzz", **here)
+    assert "Credit `zzz` does not cover this" in wrong.warning[0].value
+    assert wrong.selectbox[0].value == ids.to_text(current)
+    wrong.selectbox[0].set_value(ids.to_text(series))
+    assert_sound(wrong.run())
+    assert ledger(opened(wrong)) == by_job[1]
+
+
+def test_an_episode_without_credit_is_shown_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0)]), monkeypatch)
+    at = open_page("episode", episode=episode_id(lk, "t", 0))
+    assert at.selectbox[0].disabled
+    assert "trajlake credit" in at.selectbox[0].options[0]
+    found = transcript(at)
+    assert found["credited"] is False
+    assert [line["text"] for line in found["lines"]] == ["go right", "go left", "go right"]

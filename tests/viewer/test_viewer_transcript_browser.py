@@ -1,0 +1,328 @@
+"""The transcript in a real browser: opened on demand, by mouse, keys and address; light however long; harmless."""
+
+import base64
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from lake import Lake, ids
+from lake.records import EpisodeRecord, StepRecord
+from testkit.browsers import chromium
+from testkit.lakes import add_credit, build_lake, rollout
+from testkit.viewer_process import Viewer, viewer
+
+pytestmark = pytest.mark.browser
+
+PATIENCE = 120_000
+"""Milliseconds that anything may take on a busy machine."""
+MARK = "window.hostile = (window.hostile || 0) + 1"
+HOSTILE = f"<script>{MARK}</script><img src=x onerror='{MARK}'> [click](javascript:{MARK}) \u202e"
+LONG = 2_000_000
+MANY = 1000
+NODES = 5000
+"""Elements that a page may have."""
+
+
+def pixel() -> str:
+    """A PNG of one red pixel, as a data URI."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\x00\xff\x00\x00")) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + body).decode()
+
+
+def chat() -> EpisodeRecord:
+    """Three steps: everything hostile; two calls with their results and an image; a text of two megabytes."""
+    record = rollout("chat", 0, 1.0)
+    hostile, calls, long = record.steps
+    hostile.state = hostile.action = hostile.reasoning = HOSTILE
+    hostile.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}]
+    hostile.context = [{"role": HOSTILE, "content": f"more {HOSTILE}"}]
+    calls.action = "Now **I** look. \x1b[31mred\x1b[0m"
+    calls.reasoning = "# Plan\n- one\n- `two`\n\n[a page](http://beacon.invalid/)"
+    arguments = '{"code": "first line\\nsecond line", "deep": {"n": 1}}'
+    calls.tool_calls = [{"id": "a", "function": {"name": "run", "arguments": arguments}}]
+    image = {"type": "image_url", "image_url": {"url": pixel()}}
+    long.context = [
+        {"role": "tool", "tool_call_id": "a", "content": "It ran."},
+        {"role": "user", "content": [{"type": "text", "text": "A picture:"}, image]},
+    ]
+    long.state = "z" * LONG + " needle"
+    return record
+
+
+def walk() -> EpisodeRecord:
+    """Many steps, of which ten go to and fro."""
+    record = rollout("walk", 0, 1.0, num_steps=MANY)
+    for index, step in enumerate(record.steps):
+        step.action = ("attic", "cellar")[index % 2] if 20 <= index < 30 else f"go {index}"
+        step.latency = 0.5
+    record.steps[700].reasoning = "A needle in a haystack."
+    return record
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lk = build_lake(tmp_path_factory.mktemp("transcript"), [chat(), rollout("chat", 1, 0.0), walk(), short()])
+    add_credit(lk)
+    return lk
+
+
+def short() -> EpisodeRecord:
+    """One step of a few words."""
+    return EpisodeRecord(
+        task_id="short", rollout_index=0, status="completed", steps=[StepRecord(state="Go.", action="stop")]
+    )
+
+
+@pytest.fixture(scope="module")
+def running(lk: Lake) -> Iterator[Viewer]:
+    with viewer(lk.uri) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any, running: Viewer) -> Iterator[Any]:
+    """A fresh page; at the end nothing may have gone wrong in it, and nothing been asked of another host."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, base_url=running.address)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    faults: list[str] = []
+    asked: set[str] = set()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
+    yield page
+    assert page.get_by_test_id("stException").count() == 0
+    assert page.evaluate("window.hostile") is None
+    assert faults == []
+    assert asked <= {"127.0.0.1", ""}, f"the viewer asked {asked}"
+    context.close()
+
+
+def go(page: Any, lk: Lake, task: str, **address: str | int) -> None:
+    """Open an episode and wait until its transcript stands."""
+    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = 0"
+    more = "".join(f"&{name}={value}" for name, value in address.items())
+    page.goto(f"/episode?episode={ids.to_text(lk.sql(query, [task]).item())}{more}")
+    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
+    page.locator(".trajlake-transcript .head").first.wait_for()
+
+
+def line(page: Any, index: int | str) -> Any:
+    return page.locator(f"[data-step='{index}']")
+
+
+def opened(page: Any, index: int) -> Any:
+    """The texts of an opened step, once they are there."""
+    found = line(page, index).locator(".texts")
+    found.wait_for()
+    return found
+
+
+def nodes(page: Any) -> int:
+    return int(page.evaluate("document.querySelectorAll('*').length"))
+
+
+def focused(page: Any) -> str:
+    return str(page.evaluate("document.activeElement.closest('[data-step]')?.dataset.step"))
+
+
+def on_screen(page: Any, index: int) -> None:
+    """Wait until a line is below the bar and above the screen's end."""
+    page.wait_for_function(
+        f"() => {{ const box = document.querySelector(\"[data-step='{index}'] .head\")?.getBoundingClientRect();"
+        " return box && box.top > 60 && box.bottom < innerHeight; }"
+    )
+
+
+@pytest.mark.parametrize("task", ["chat", "walk"])
+def test_the_page_opens_at_its_top_with_step_0_on_the_screen(page: Any, lk: Lake, task: str) -> None:
+    go(page, lk, task)
+    on_screen(page, 0)
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 0
+    assert page.locator(".body").count() == 0
+
+
+def test_a_step_is_a_deep_link_that_is_opened_and_scrolled_to(page: Any, lk: Lake) -> None:
+    go(page, lk, "walk", step=615)
+    on_screen(page, 615)
+    assert "You are on path 0.615." in opened(page, 615).inner_text()
+    assert page.locator(".body").count() == 1
+
+
+def test_a_step_inside_a_fold_is_unfolded(page: Any, lk: Lake) -> None:
+    go(page, lk, "walk", step=25)
+    on_screen(page, 25)
+    opened(page, 25)
+
+
+def test_repeats_are_folded_and_open_by_a_click(page: Any, lk: Lake) -> None:
+    go(page, lk, "walk")
+    fold = line(page, "fold-20")
+    assert fold.locator(".what").inner_text() == "attic \u2194 cellar \u00d75"
+    assert line(page, 22).count() == 0
+    fold.locator(".head").click()
+    line(page, 29).wait_for()
+    fold.locator(".head").click()
+    line(page, 22).wait_for(state="detached")
+
+
+def test_by_the_keyboard_alone(page: Any, lk: Lake) -> None:
+    go(page, lk, "walk")
+    page.keyboard.press("j")
+    assert focused(page) == "-1", "the messages before the first step"
+    for _ in range(3):
+        page.keyboard.press("j")
+    assert focused(page) == "2"
+    page.keyboard.press("k")
+    assert focused(page) == "1"
+    page.keyboard.press("Enter")
+    assert "go 1" in opened(page, 1).inner_text()
+    assert parse_qs(urlsplit(page.url).query)["step"] == ["1"]
+    assert focused(page) == "1"
+    page.keyboard.press("Enter")
+    line(page, 1).locator(".body").wait_for(state="detached")
+    page.keyboard.press("/")
+    page.keyboard.type("needle")
+    page.keyboard.press("Enter")
+    on_screen(page, 700)
+
+
+def test_a_walk_through_many_steps_stays_light(page: Any, lk: Lake) -> None:
+    """All are opened; those near the screen are drawn."""
+    go(page, lk, "walk")
+    assert nodes(page) < NODES
+    page.get_by_role("button", name="Open all").click()
+    opened(page, 0)
+    for part in (0.3, 0.6, 1.0):
+        page.evaluate(
+            "part => { const main = document.querySelector('[data-testid=stMain]');"
+            " main.scrollTo(0, part * main.scrollHeight); }",
+            part,
+        )
+        page.wait_for_function(
+            "() => [...document.querySelectorAll('.body')].some(body => body.querySelector('.texts')"
+            " && body.getBoundingClientRect().top > 0 && body.getBoundingClientRect().top < innerHeight)"
+        )
+        assert nodes(page) < NODES
+
+
+def test_opening_ten_steps_takes_few_messages(page: Any, lk: Lake) -> None:
+    got = [0]
+
+    def count(_: Any) -> None:
+        got[0] += 1
+
+    page.on("websocket", lambda socket: socket.on("framereceived", count))
+    go(page, lk, "walk")
+    before = got[0]
+    for index in range(10):
+        line(page, index).locator(".head").click()
+    for index in range(10):
+        line(page, index).scroll_into_view_if_needed()
+        opened(page, index)
+    assert got[0] - before <= 60, "ten answers at most, each of a handful of messages"
+
+
+def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:
+    go(page, lk, "walk")
+    page.get_by_label("Find in all steps").fill("NEEDLE in")
+    page.get_by_text("1 of 1 steps").wait_for()
+    on_screen(page, 700)
+    opened(page, 700).get_by_text("A needle in a haystack.").wait_for()
+    page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 1")
+    page.get_by_label("Find in all steps").fill("nowhere at all")
+    page.get_by_text("in no step").wait_for()
+
+
+def test_a_long_text_is_cut_until_asked_for(page: Any, lk: Lake) -> None:
+    go(page, lk, "chat", step=2)
+    texts = opened(page, 2)
+    assert len(texts.inner_text()) < 10_000
+    texts.get_by_role("button", name=f"Show all {LONG + 7:,} characters").click()
+    texts.get_by_text(f"The first 500,000 of {LONG + 7:,} characters").wait_for()
+    assert len(texts.locator("pre").filter(has_text="zzz").inner_text()) == 500_000
+    assert nodes(page) < NODES
+
+
+def test_a_call_and_its_result_are_one_block_and_arguments_are_readable(page: Any, lk: Lake) -> None:
+    go(page, lk, "chat", step=1)
+    pair = opened(page, 1).locator(".pair")
+    assert pair.locator(".call .tool").inner_text() == "run"
+    assert "It ran." in pair.locator(".result").inner_text()
+    assert pair.get_by_text("first line\nsecond line", exact=True).inner_text() == "first line\nsecond line"
+    assert re.search(r"n:\s*1", pair.locator(".call").inner_text())
+
+
+def test_markdown_is_formatted_without_links_and_a_terminals_colours_are_drawn(page: Any, lk: Lake) -> None:
+    go(page, lk, "chat", step=1)
+    texts = opened(page, 1)
+    reasoning = texts.locator(".reasoning")
+    assert reasoning.locator(".heading").inner_text() == "Plan"
+    assert reasoning.locator("code").inner_text() == "two"
+    assert "a page (http://beacon.invalid/)" in reasoning.inner_text()
+    assert reasoning.locator("a").count() == 0
+    reasoning.get_by_role("button", name="as written").click()
+    assert "# Plan\n- one" in reasoning.locator("pre").inner_text()
+    red = texts.locator(".action .terminal span")
+    assert (red.inner_text(), "rgb" in red.evaluate("node => node.style.color")) == ("red", True)
+
+
+def test_an_image_of_a_message_is_shown(page: Any, lk: Lake) -> None:
+    go(page, lk, "chat", step=2)
+    image = opened(page, 2).locator("img")
+    image.wait_for()
+    page.wait_for_function("() => document.querySelector('.trajlake-transcript img').naturalWidth === 1")
+
+
+def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
+    """The fixture's end asserts that no script ran and no other host was asked."""
+    go(page, lk, "chat", step=0)
+    texts = opened(page, 0)
+    for kind in ("state", "action", "reasoning", "call", "message"):
+        shown = texts.locator(f".block.{kind} .text").first.inner_text()
+        assert f"<script>{MARK}</script>" in shown, kind
+        assert r"\u202e" in shown, kind
+    assert page.locator(".trajlake-transcript :is(script, img, iframe, [href^=javascript])").count() == 0
+
+
+def test_a_text_is_copied_whole(page: Any, lk: Lake) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    go(page, lk, "walk", step=700)
+    reasoning = opened(page, 700).locator(".reasoning")
+    reasoning.get_by_role("button", name="copy").click()
+    reasoning.get_by_text("copied", exact=True).wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == "A needle in a haystack."
+    aside = line(page, 700).locator(".aside")
+    aside.get_by_role("button", name="copy link").click()
+    aside.get_by_text("copied", exact=True).wait_for()
+    assert page.evaluate("navigator.clipboard.readText()").endswith("step=700")
+
+
+def test_hiding_reasoning_keeps_the_step_open(page: Any, lk: Lake) -> None:
+    go(page, lk, "walk", step=3)
+    opened(page, 3)
+    line(page, 4).locator(".head").click()
+    page.get_by_text("Reasoning", exact=True).click()
+    page.wait_for_function("() => document.querySelector('.without-reasoning [data-step=\"4\"] .texts')")
+    assert not line(page, 4).locator(".reasoning").is_visible()
+
+
+def test_an_episode_of_one_step_without_credit(page: Any, lk: Lake) -> None:
+    go(page, lk, "short")
+    line(page, 0).locator(".head").click()
+    assert "stop" in opened(page, 0).inner_text()

@@ -1,0 +1,146 @@
+// An opened step: its texts, and beside them its ledger, what is known of it, and its scores.
+
+const ALL = 500000;
+const COPIED_MS = 1200;
+
+function bodyOf(view, index) {
+  const body = el("div", "body");
+  body.style.minHeight = `${view.heights.get(index) ?? BODY_HEIGHT}px`;
+  view.within(body, () => fillBody(view, index, body));
+  return body;
+}
+
+function fillBody(view, index, body) {
+  const content = view.contents.get(index);
+  if (!content) {
+    body.replaceChildren(el("div", "waiting", "Reading the step"));
+    view.asking.step(index);
+    return;
+  }
+  const texts = el("div", "texts", ...paired(content.blocks.map((block) => blockOf(view, index, block))));
+  if (!content.blocks.length) texts.append(el("div", "waiting", "(empty)"));
+  body.replaceChildren(texts, ...(content.ledger ? [asideOf(view, content)] : []));
+  body.classList.toggle("alone", !content.ledger);
+  view.heights.set(index, body.offsetHeight);
+  highlight(view);
+}
+
+// A call and its result are one block.
+function paired(blocks) {
+  const found = [];
+  for (const block of blocks) {
+    if (block.classList.contains("result")) found.at(-1).append(block);
+    else found.push(block.classList.contains("call") ? el("div", "pair", block) : block);
+  }
+  return found;
+}
+
+function blockOf(view, index, block) {
+  const made = el("details", `block ${block.kind}`);
+  made.open = !block.is_folded;
+  const name = block.kind === "call" ? [el("b", "tool", block.label)] : [block.label];
+  const long = block.is_folded ? [el("span", "size", `${block.length.toLocaleString("en")} characters`)] : [];
+  const tools = el("span", "tools");
+  const text = el("div", "text");
+  made.append(el("summary", "", ...name, " ", ...long, tools), text);
+  let whole = block.text;
+  const isCut = () => block.form !== "json" && whole === block.text && block.shown < block.length;
+  const show = (form) => {
+    text.replaceChildren(...read(whole, form, block), ...block.images.map(imageOf));
+    if (isCut()) text.append(more(block, load));
+    if (whole !== block.text && block.length > ALL) text.append(el("div", "size", beyond(block)));
+    highlight(view);
+  };
+  const load = async () => {
+    const answer = await view.asking.other({ whole: [index, block.name] });
+    whole = answer.whole?.[2] ?? whole;
+    text.classList.add("all");
+    show("text");
+  };
+  if (block.form === "markdown" || block.form === "json") tools.append(switchOf(block.form, show));
+  tools.append(copyOf(async () => (isCut() ? load() : undefined), () => whole));
+  show(block.form);
+  return made;
+}
+
+function more(block, load) {
+  const made = button(`Show all ${block.length.toLocaleString("en")} characters`);
+  made.onclick = load;
+  return made;
+}
+
+function beyond(block) {
+  const [all, length] = [ALL, block.length].map((number) => number.toLocaleString("en"));
+  return `The first ${all} of ${length} characters; trajlake sql has the rest.`;
+}
+
+function switchOf(form, show) {
+  const made = button("as written", "Show the text as it was written");
+  let isPlain = false;
+  made.onclick = (event) => {
+    event.preventDefault();
+    isPlain = !isPlain;
+    made.textContent = isPlain ? "formatted" : "as written";
+    show(isPlain ? "text" : form);
+  };
+  return made;
+}
+
+function copyOf(prepare, text) {
+  const made = button("copy", "Copy the text");
+  made.onclick = async (event) => {
+    event.preventDefault();
+    await prepare();
+    await navigator.clipboard.writeText(text());
+    made.textContent = "copied";
+    setTimeout(() => (made.textContent = "copy"), COPIED_MS);
+  };
+  return made;
+}
+
+function imageOf(address) {
+  const image = el("img");
+  image.src = address;
+  image.alt = "image of the message";
+  image.loading = "lazy";
+  return image;
+}
+
+function asideOf(view, content) {
+  const aside = el("div", "aside");
+  const ledger = el("div", content.disagree ? "ledger disagree" : "ledger");
+  for (const { label, number, bar } of content.ledger) {
+    const shown = el("span", bar === null ? "number unknown" : "number", number);
+    ledger.append(el("span", "label", ...subscripts(label)), shown, barOf(bar));
+  }
+  aside.append(ledger);
+  if (content.marks.length) aside.append(el("div", "chips", ...content.marks.map(chip)));
+  if (content.shared) {
+    const link = el("a", "", content.shared.text);
+    link.href = content.shared.href;
+    aside.append(link);
+  }
+  for (const { scorer, value, why } of content.scores) {
+    aside.append(el("div", "judged", el("b", "", scorer), ` ${value} `, el("span", "why", why)));
+  }
+  for (const [name, value] of content.facts) aside.append(el("div", "fact", el("span", "label", name), ` ${value}`));
+  aside.append(linkOf(view, content.index));
+  return aside;
+}
+
+function linkOf(view, index) {
+  const address = new URL(view.data.address || "?", location.href);
+  address.searchParams.set("step", index);
+  return copyLabelled("copy link", () => address.href);
+}
+
+function copyLabelled(label, text) {
+  const made = copyOf(async () => undefined, text);
+  made.textContent = label;
+  return made;
+}
+
+// A name like A_E with its index below the line.
+function subscripts(label) {
+  return label.split(/(_[A-Z])/).map((part) => (/^_[A-Z]$/.test(part) ? el("sub", "", part[1]) : part));
+}

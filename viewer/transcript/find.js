@@ -1,0 +1,83 @@
+// Find in all steps, unopened ones included: the server tells which hold the text; the page marks it where it is drawn.
+
+const TYPING_MS = 250;
+const MOST_MARKS = 500;
+const FOUND = "trajlake-found";
+
+function findField(view) {
+  const field = el("input");
+  field.type = "search";
+  field.placeholder = "Find in all steps";
+  field.setAttribute("aria-label", "Find in all steps");
+  view.findStatus = el("span", "status");
+  view.findStatus.setAttribute("role", "status");
+  let typing;
+  field.oninput = () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => ask(view, field.value), TYPING_MS);
+  };
+  field.onkeydown = (event) => {
+    if (event.key === "Escape") field.blur();
+    if (event.key !== "Enter") return;
+    clearTimeout(typing);
+    if (view.needle === field.value) goToFound(view, event.shiftKey ? -1 : 1);
+    else ask(view, field.value);
+  };
+  return el("span", "find", field, view.findStatus);
+}
+
+function ask(view, text) {
+  view.asking.other({ find: text });
+}
+
+function showFound(view, { text, steps }) {
+  view.needle = text;
+  view.hits = steps;
+  view.found = new Set(steps);
+  view.hit = -1;
+  view.layout();
+  highlight(view);
+  if (text && steps.length) goToFound(view, 1);
+  else view.findStatus.textContent = text ? "in no step" : "";
+}
+
+function goToFound(view, by) {
+  if (!view.hits?.length) return;
+  view.hit = (view.hit + by + view.hits.length) % view.hits.length;
+  view.findStatus.textContent = `${view.hit + 1} of ${view.hits.length} steps`;
+  const index = view.hits[view.hit];
+  view.opened.add(index);
+  const row = view.reveal(index);
+  if (!row) return;
+  if (!row.querySelector(".body")) row.replaceWith(lineOf(view, view.lines.get(index)));
+  view.row(index).scrollIntoView({ block: "start" });
+}
+
+// Marks are ranges that the browser paints, not elements.
+function highlight(view) {
+  if (!CSS.highlights) return;
+  CSS.highlights.delete(FOUND);
+  const needle = view.needle?.toLowerCase();
+  if (!needle) return;
+  const ranges = [];
+  for (const place of view.list.querySelectorAll(".texts")) {
+    const walker = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
+    while (ranges.length < MOST_MARKS && walker.nextNode()) mark(walker.currentNode, needle, ranges);
+  }
+  CSS.highlights.set(FOUND, new Highlight(...ranges));
+  for (const range of ranges) {
+    const block = range.startContainer.parentElement.closest("details");
+    if (block) block.open = true;
+  }
+}
+
+function mark(node, needle, ranges) {
+  const text = node.data.toLowerCase();
+  if (text.length !== node.data.length) return;
+  for (let at = text.indexOf(needle); at >= 0 && ranges.length < MOST_MARKS; at = text.indexOf(needle, at + needle.length)) {
+    const range = new Range();
+    range.setStart(node, at);
+    range.setEnd(node, at + needle.length);
+    ranges.push(range);
+  }
+}

@@ -1,0 +1,299 @@
+// The transcript of an episode: a line a step, opened on demand. component.py sends the lines; what an opened step
+// shows is asked for when it comes into view (answers.js), and forgotten by the page, not by this script, when it has
+// left it: so a thousand open steps are as light as a screenful.
+//
+// All text is foreign and reaches the page as text nodes. The files beside this one are parts of the same script.
+
+const VIEW = Symbol.for("trajlake.transcript");
+const ANSWERS = Symbol.for("trajlake.answers");
+const CHUNK = 30;
+const LINE_HEIGHT = 31;
+const BODY_HEIGHT = 160;
+const BATCH = 10;
+const PATIENCE_MS = 30000;
+const RETRY_MS = 50;
+
+export default function ({ parentElement, data }) {
+  const text = JSON.stringify(data);
+  const present = parentElement[VIEW];
+  if (present?.text === text && present.root.isConnected) return;
+  parentElement[VIEW] = new Transcript(parentElement, data, text, present);
+  parentElement[VIEW].start();
+}
+
+class Transcript {
+  constructor(parent, data, text, former) {
+    Object.assign(this, { data, text });
+    const isSame = former?.data.name === data.name;
+    this.opened = new Set(isSame ? former.opened : data.opened.map((step) => step.index));
+    this.unfolded = new Set(isSame ? former.unfolded : []);
+    this.contents = new Map(data.opened.map((step) => [step.index, step]));
+    this.heights = new Map();
+    this.lines = new Map(data.lines.map((line) => [line.index, line]));
+    this.found = new Set();
+    this.asking = new Asking((answer) => this.take(answer));
+    this.root = el("div", ["trajlake-transcript", ...data.hidden.map((kind) => `without-${kind}`)].join(" "));
+    this.scroller = document.querySelector("[data-testid=stMain]");
+    this.within = windows(this.scroller);
+    this.list = el("div", "list");
+    this.root.append(toolbar(this), overview(this), headings(data), this.list);
+    former?.root.remove();
+    parent.append(this.root);
+    this.layout();
+    document[VIEW] = this;
+    keys();
+    this.isNew = !isSame;
+  }
+
+  start() {
+    if (!this.isNew) return;
+    if (this.data.selected === null) {
+      if (!history.state?.scrolled) this.scroller?.scrollTo(0, 0);
+      return;
+    }
+    this.select(this.data.selected);
+    // What stands above may still be growing.
+    requestAnimationFrame(() => this.select(this.data.selected));
+  }
+
+  // What stands in the list, in order: lines, folded repeats, and what is before and after the steps.
+  items() {
+    const [before, after] = [this.data.ends.filter((end) => end.index < 0), this.data.ends.filter((end) => end.index >= 0)];
+    const items = [...before];
+    const folds = new Map(this.data.repeats.map((fold) => [fold.first, fold]));
+    const { lines } = this.data;
+    for (let place = 0; place < lines.length; place++) {
+      const fold = folds.get(lines[place].index);
+      if (fold) items.push({ fold, index: `fold-${fold.first}`, parts: lines.slice(place, place + fold.period) });
+      if (fold && !this.unfolded.has(fold.first)) place += fold.period * fold.times - 1;
+      else items.push(lines[place]);
+    }
+    return [...items, ...after];
+  }
+
+  layout() {
+    const items = this.items();
+    this.order = items.map((item) => item.index);
+    this.chunks = [];
+    for (let first = 0; first < items.length; first += CHUNK) {
+      const part = items.slice(first, first + CHUNK);
+      const chunk = el("div", "chunk");
+      const height = part.map((item) => this.heights.get(item.index) ?? (this.opened.has(item.index) ? BODY_HEIGHT : 0));
+      chunk.style.minHeight = `${part.length * LINE_HEIGHT + height.reduce((sum, one) => sum + one, 0)}px`;
+      this.chunks.push({ chunk, indices: new Set(part.map((item) => item.index)) });
+      this.within(chunk, () => chunk.append(...part.map((item) => lineOf(this, item))));
+    }
+    this.list.replaceChildren(...this.chunks.map(({ chunk }) => chunk));
+  }
+
+  row(index) {
+    return this.list.querySelector(`[data-step="${index}"]`);
+  }
+
+  // The line of a step, drawn and unfolded wherever it is.
+  reveal(index) {
+    const fold = this.data.repeats.find(({ first, last }) => first <= index && index <= last);
+    if (fold && !this.unfolded.has(fold.first)) {
+      this.unfolded.add(fold.first);
+      this.layout();
+    }
+    this.chunks.find(({ indices }) => indices.has(index))?.chunk.fill();
+    return this.row(index);
+  }
+
+  select(index) {
+    const row = this.reveal(index);
+    if (!row) return;
+    this.list.querySelector(".selected")?.classList.remove("selected");
+    row.classList.add("selected");
+    row.scrollIntoView({ block: "start" });
+    row.firstChild.focus({ preventScroll: true });
+  }
+
+  toggle(index, isOpen = !this.opened.has(index)) {
+    if (isOpen) this.opened.add(index);
+    else this.opened.delete(index);
+    const row = this.row(index);
+    if (!row) return;
+    row.replaceWith(lineOf(this, this.lines.get(index) ?? this.data.ends.find((end) => end.index === index)));
+    this.row(index).firstChild.focus({ preventScroll: true });
+    if (isOpen && this.lines.has(index)) {
+      const here = new URL(location.href);
+      here.searchParams.set("step", index);
+      history.replaceState(history.state, "", here);
+    }
+  }
+
+  toggleFold(first) {
+    if (!this.unfolded.delete(first)) this.unfolded.add(first);
+    this.layout();
+    this.chunks.find(({ indices }) => indices.has(`fold-${first}`)).chunk.fill();
+    this.row(`fold-${first}`).firstChild.focus({ preventScroll: true });
+  }
+
+  toggleAll() {
+    const all = [...this.lines.keys()];
+    const isOpen = !all.every((index) => this.opened.has(index));
+    this.opened = new Set(isOpen ? all : []);
+    this.layout();
+    return isOpen;
+  }
+
+  // The next or previous line, from the one that has the focus or else is the first on the screen.
+  move(by) {
+    const focused = document.activeElement?.closest?.("[data-step]");
+    const top = this.list.getBoundingClientRect().top;
+    let place = focused && this.root.contains(focused) ? this.place(focused.dataset.step) + by : -1;
+    if (place < 0 && !focused) place = top > 0 ? 0 : this.firstOnScreen();
+    place = Math.max(0, Math.min(place, this.order.length - 1));
+    const index = this.order[place];
+    this.chunks.find(({ indices }) => indices.has(index)).chunk.fill();
+    const row = this.row(index);
+    row.firstChild.focus({ preventScroll: true });
+    row.scrollIntoView({ block: "nearest" });
+  }
+
+  place(step) {
+    return this.order.findIndex((index) => String(index) === step);
+  }
+
+  firstOnScreen() {
+    const rows = [...this.list.querySelectorAll("[data-step]")];
+    const first = rows.find((row) => row.getBoundingClientRect().bottom > this.list.parentElement.offsetTop);
+    return first ? this.place(first.dataset.step) : 0;
+  }
+
+  take(answer) {
+    for (const step of answer.steps ?? []) {
+      this.contents.set(step.index, step);
+      const body = this.row(step.index)?.querySelector(".body");
+      if (body?.isFilled) fillBody(this, step.index, body);
+    }
+    if (answer.find) showFound(this, answer.find);
+  }
+}
+
+// Questions go to the server one at a time; steps that were asked for meanwhile go together.
+class Asking {
+  constructor(take) {
+    Object.assign(this, { take, steps: new Set(), others: [], number: Date.now(), isBusy: false });
+  }
+
+  step(index) {
+    this.steps.add(index);
+    this.soon();
+  }
+
+  other(question) {
+    return new Promise((resolve) => {
+      this.others.push({ question, resolve });
+      this.soon();
+    });
+  }
+
+  soon() {
+    this.planned ??= requestAnimationFrame(() => {
+      this.planned = undefined;
+      this.send();
+    });
+  }
+
+  send() {
+    if (this.isBusy || (!this.steps.size && !this.others.length)) return;
+    const line = window[ANSWERS];
+    if (!line?.ask) {
+      setTimeout(() => this.send(), RETRY_MS);
+      return;
+    }
+    this.isBusy = true;
+    const number = ++this.number;
+    const steps = [...this.steps].slice(0, BATCH);
+    for (const index of steps) this.steps.delete(index);
+    const other = this.others.shift();
+    const stop = new AbortController();
+    const end = (answer) => {
+      stop.abort();
+      clearTimeout(patience);
+      this.isBusy = false;
+      this.take(answer);
+      other?.resolve(answer);
+      this.send();
+    };
+    // A connection that was lost meanwhile swallowed the question.
+    const patience = setTimeout(() => {
+      for (const index of steps) this.steps.add(index);
+      end({});
+    }, PATIENCE_MS);
+    line.addEventListener("answer", ({ detail }) => detail.number === number && end(detail), { signal: stop.signal });
+    line.ask({ number, ...(steps.length && { steps }), ...other?.question });
+  }
+}
+
+// Sections that are drawn while they are near the screen, and keep their height while they are not.
+function windows(root) {
+  const seen = (entries) => {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) target.fill();
+      else target.drop();
+    }
+  };
+  const observer = new IntersectionObserver(seen, { root, rootMargin: "600px 0px" });
+  return (section, draw) => {
+    section.fill = () => {
+      if (section.isFilled) return;
+      section.isFilled = true;
+      draw();
+      section.style.minHeight = "";
+    };
+    section.drop = () => {
+      if (!section.isFilled || section.contains(document.activeElement)) return;
+      section.style.minHeight = `${section.offsetHeight}px`;
+      section.replaceChildren();
+      section.isFilled = false;
+    };
+    observer.observe(section);
+  };
+}
+
+function keys() {
+  if (document[KEYS]) return;
+  document[KEYS] = true;
+  document.addEventListener("keydown", (event) => {
+    const view = document[VIEW];
+    const isTyping = event.target.closest?.("input, textarea, select, [contenteditable=true]");
+    if (!view?.root.isConnected || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+    const actions = { j: () => view.move(1), k: () => view.move(-1), "/": () => view.root.querySelector("input").focus() };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    actions[event.key]();
+  });
+}
+const KEYS = Symbol.for("trajlake.transcript.keys");
+
+function toolbar(view) {
+  const all = button("Open all", "Open or close all steps");
+  all.onclick = () => (all.textContent = view.toggleAll() ? "Close all" : "Open all");
+  const bar = el("div", "toolbar", findField(view), all);
+  if (view.data.lines.some((line) => line.span)) {
+    const times = button("Times", "When each step's call ran, and how long");
+    times.setAttribute("aria-pressed", "false");
+    times.onclick = () => times.setAttribute("aria-pressed", String(view.root.classList.toggle("with-times")));
+    bar.append(times);
+  }
+  bar.append(el("span", "hint", "j k steps \u00b7 Enter opens \u00b7 / find \u00b7 n p episodes"));
+  return bar;
+}
+
+function el(tag, name, ...children) {
+  const element = document.createElement(tag);
+  if (name) element.className = name;
+  element.append(...children);
+  return element;
+}
+
+function button(label, title) {
+  const made = el("button", "plain", label);
+  made.type = "button";
+  if (title) made.title = title;
+  return made;
+}
