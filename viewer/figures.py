@@ -45,6 +45,35 @@ def curve(
     return _sized(alt.layer(*layers), title)
 
 
+def by_length(frame: pl.DataFrame) -> Chart:
+    """Mean outcome by number of steps, a line for each side: steps, a, a_episodes, b, b_episodes."""
+    sides = [
+        frame.select(
+            "steps", side=pl.lit(name.upper()), outcome=pl.col(name), episodes=pl.col(f"{name}_episodes")
+        ).drop_nulls()
+        for name in "ab"
+    ]
+    colour = alt.Color(
+        "side:N",
+        title=None,
+        scale=alt.Scale(domain=["A", "B"], range=[NEGATIVE, POSITIVE]),
+        legend=alt.Legend(orient="top", padding=0),
+    )
+    base = alt.Chart(pl.concat(sides)).encode(
+        x=alt.X("steps:Q", title="Steps", axis=_STEPS),
+        y=alt.Y("outcome:Q", title=None, axis=alt.Axis(format="~g", tickCount=5)),
+        color=colour,
+    )
+    tips = [
+        alt.Tooltip("side:N", title="Side"),
+        alt.Tooltip("steps:Q", title="Steps from", format=",d"),
+        alt.Tooltip("outcome:Q", title="Mean outcome", format=".4~g"),
+        alt.Tooltip("episodes:Q", title="Episodes", format=","),
+    ]
+    points = base.mark_point(filled=True, size=40, opacity=1).encode(tooltip=tips)
+    return _sized(alt.layer(base.mark_line(strokeWidth=2), points), None)
+
+
 def task_histogram(frame: pl.DataFrame) -> Chart:
     """Number of tasks by success rate: columns success, tasks."""
     bars = (

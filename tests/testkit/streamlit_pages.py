@@ -81,6 +81,9 @@ _TELLING_COLUMNS = {
     "batch": {"episode_id", "action_tokens"},
     "jobs": {"job_id", "kind"},
     "rejects": {"reject_id", "reason"},
+    "figures": {"figure", "difference"},
+    "changed": {"task_id", "difference"},
+    "rounds_of_a_run": {"x", "tool_errors"},
     "things": {"episode_id", "value"},
 }
 

@@ -551,6 +551,7 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "group", {"group": row["group_id"], "anchor": HOSTILE}
     yield "compare", {"episode": row["episode_id"]}
     yield "compare", {"episode": HOSTILE}
+    yield "change", {"a_run": HOSTILE, "b_rounds": HOSTILE, "b_version": HOSTILE, "b_credit": HOSTILE}
     yield "training", {"update": 0}
     yield "training", {"job": HOSTILE}
     yield "jobs", {}
@@ -560,7 +561,7 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "rejects", {"reject": HOSTILE}
 
 
-PAGE_ADDRESS = re.compile(r"(/(episodes?|groups?|compare|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$")
+PAGE_ADDRESS = re.compile(r"(/(episodes?|groups?|compare|change|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$")
 """What links lead to: pages of the viewer, with everything foreign encoded."""
 
 

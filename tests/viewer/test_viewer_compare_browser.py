@@ -134,3 +134,22 @@ def test_eight_rollouts_of_a_thousand_steps(page: Any, lk: Lake) -> None:
     assert (address(page)["episode"], address(page)["step"]) == (chosen[7], "999")
     page.go_back()
     page.get_by_text("961 to 1,000 of 1,000 lines").wait_for()
+
+
+def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
+    go(page, "/change", "What changed")
+    assert page.get_by_label("A: run").input_value() == RUN
+    page.get_by_role("link", name="Steps A").click()
+    page.wait_for_url("**sort=-a_steps*")
+    there = page.url
+    page.get_by_role("region", name="Tasks").locator("tbody tr").filter(has_text="mixed").click()
+    settled(page, "Side by side")
+    assert columns(page).count() == 2
+    assert len(compared(page)) == 2
+    page.go_back()
+    settled(page, "What changed")
+    assert page.url.startswith(there)
+    page.get_by_label("A: run").click()
+    page.get_by_role("option", name="long").click()
+    page.wait_for_url("**a_run=long*")
+    page.get_by_text("No episode is in").or_(page.get_by_text("8 episodes of 1 tasks")).first.wait_for()

@@ -1,0 +1,319 @@
+"""What changed from A to B: every figure against plain loops over the rows, and the page without a browser."""
+
+import math
+import random
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from lake import Lake, ids
+from lake.judgements.credit import find_credit
+from lake.records import EpisodeRecord
+from lake.statistics.intervals import t_quantile
+from pipelines.credit.estimators.grpo import GRPO
+from pipelines.credit.job import run_credit
+from testkit.lakes import RUN, add_credit, build_lake, rollout
+from testkit.streamlit_pages import column, links, open_page, words
+from viewer.launch import ENVIRONMENT
+from viewer.pinned import Reader
+from viewer.queries import Sort, Window, compare
+from viewer.queries.compare import Side
+
+ALL = Window(1000)
+Rows = list[dict[str, Any]]
+
+
+def played(seed: int) -> list[EpisodeRecord]:
+    """Rounds 0 and 1 of eight tasks, three rollouts each; some unscored, some steps of unknown validity."""
+    draw = random.Random(seed)
+    found = []
+    for round_ in (0, 1):
+        for task in range(8):
+            for index in range(3):
+                outcome = draw.choice([None, 0.0, 0.25, 1.0])
+                one = rollout(f"t{task}", index, outcome, num_steps=draw.randint(1, 5), collection_round=round_)
+                one.status = draw.choice(["completed", "truncated"])
+                for step in one.steps:
+                    step.is_action_valid = draw.choice([None, True, False])
+                    step.state_is_error = draw.choice([None, True, False])
+                found.append(one)
+    return found
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lk = build_lake(tmp_path_factory.mktemp("change"), played(1))
+    with lk.job(kind="collect", run_id="other") as job:
+        job.record([rollout("t0", 0, 1.0), rollout("elsewhere", 0, 0.5, num_steps=9, policy_version=3)])
+    rows = lk.sql("SELECT episode_id, group_id, run_id, num_steps FROM episodes")
+    with lk.job(kind="score") as job:
+        said = rows.with_columns(value=pl.when(pl.col("num_steps") > 1).then(pl.col("num_steps") / 10))
+        names = {"scorer": pl.lit("brief"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+        job.write("scores", said.drop("num_steps").with_columns(**names))
+    add_credit(lk)
+    return lk
+
+
+@pytest.fixture(scope="module")
+def snap(lk: Lake) -> Reader:
+    return Reader(lk.snapshot())
+
+
+@pytest.fixture(scope="module")
+def rows(lk: Lake) -> dict[str, Rows]:
+    return {name: lk.snapshot().scan(name).collect().to_dicts() for name in ("episodes", "steps", "advantages")}
+
+
+def mean(values: list[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def known(values: Any) -> list[float]:
+    return [float(value) for value in values if value is not None]
+
+
+def belongs(row: dict[str, Any], side: Side) -> bool:
+    return (
+        (side.run is None or row["run_id"] == side.run)
+        and (side.rounds is None or side.rounds[0] <= row["collection_round"] <= side.rounds[1])
+        and side.policy_version in (None, row["policy_version"])
+    )
+
+
+def figures_of(rows: dict[str, Rows], side: Side, task: str) -> dict[str, float | None]:
+    """Every figure of a task of a side, by its definition."""
+    mine = [row for row in rows["episodes"] if belongs(row, side) and row["task_id"] == task]
+    named = {row["episode_id"] for row in mine}
+    steps = [row for row in rows["steps"] if row["episode_id"] in named and row["is_active"]]
+    judged = [row for row in rows["advantages"] if row["episode_id"] in named]
+    both = [row for row in judged if row["a_episode"] is not None and row["a_step"] is not None]
+    return {
+        "outcome": mean(known(row["env_return"] for row in mine)),
+        "num_steps": mean(known(row["num_steps"] for row in mine)),
+        "truncated": mean([float(row["status"] == "truncated") for row in mine]),
+        "invalid": mean([1 - value for value in known(row["is_action_valid"] for row in steps)]),
+        "tool_errors": mean(known(row["state_is_error"] for row in steps)),
+        "disagree": mean([float(row["a_episode"] * row["a_step"] < 0) for row in both]),
+        "size": mean([abs(value) for value in known(row["advantage"] for row in judged)]),
+        "score brief": mean([row["num_steps"] / 10 for row in mine if row["num_steps"] > 1]),
+    }
+
+
+SIDES = [
+    (Side(RUN, (0, 0)), Side(RUN, (1, 1))),
+    (Side(RUN), Side("other")),
+    (Side(RUN, policy_version=0), Side("other", policy_version=3)),
+    (Side(), Side("other", (0, 5))),
+]
+
+
+def compared(snap: Reader, one: Side, other: Side) -> tuple[compare.Frames, pl.DataFrame]:
+    current = find_credit(snap)
+    frames = (compare.by_task(snap, one, current), compare.by_task(snap, other, current))
+    return frames, compare.figures(frames, (compare.scores(snap, one), compare.scores(snap, other)))
+
+
+@pytest.mark.parametrize(("one", "other"), SIDES)
+def test_figures_by_task(snap: Reader, rows: dict[str, Rows], one: Side, other: Side) -> None:
+    _, found = compared(snap, one, other)
+    tasks = sorted({row["task_id"] for row in rows["episodes"]})
+    for row in found.to_dicts():
+        a, b = (
+            {task: value for task in tasks if (value := figures_of(rows, side, task)[row["figure"]]) is not None}
+            for side in (one, other)
+        )
+        common = sorted(a.keys() & b.keys())
+        assert (row["tasks"], row["only_a"], row["only_b"]) == (len(common), len(a) - len(common), len(b) - len(common))
+        assert row["is_paired"] == (len(common) > 1)
+        used = [[values[task] for task in (common if len(common) > 1 else values)] for values in (a, b)]
+        expected = [mean(values) for values in used]
+        assert [row["a"], row["b"]] == pytest.approx(expected)
+        if None not in expected:
+            assert row["difference"] == pytest.approx(expected[1] - expected[0], abs=1e-12)
+            assert row["low"] is None or row["low"] < row["difference"] < row["high"]
+    names = set(found["figure"])
+    assert {"outcome", "num_steps", "invalid", "tool_errors", "size", "score brief"} <= names
+    assert "completion_tokens" not in names, "nobody knows of tokens"
+
+
+def test_the_interval_of_a_paired_figure_is_students(tmp_path: Path) -> None:
+    """With P - 1 degrees of freedom or fewer, whose quantile for P = 6 is 2.5706 (any table): never narrower."""
+    pairs = [(0.0, 0.5), (0.25, 0.5), (0.5, 1.0), (0.0, 0.0), (1.0, 1.25), (0.75, 0.5)]
+    episodes = [
+        rollout(f"t{n}", 0, value, collection_round=round_) for n, pair in enumerate(pairs)
+        for round_, value in enumerate(pair)
+    ]  # fmt: skip
+    snap = build_lake(tmp_path, episodes).snapshot()
+    frames = tuple(compare.by_task(snap, Side(RUN, (n, n)), None) for n in (0, 1))
+    nobody = compare.scores(snap, Side("nobody"))
+    (row,) = compare.figures((frames[0], frames[1]), (nobody, nobody)).filter(figure="outcome").to_dicts()
+    gaps = [b - a for a, b in pairs]
+    half = 2.570582 * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    assert (row["low"] + row["high"]) / 2 == pytest.approx(statistics.fmean(gaps))
+    assert (row["high"] - row["low"]) / 2 >= half * (1 - 1e-6)
+
+
+def test_tasks_that_are_not_the_same_are_compared_as_samples(tmp_path: Path) -> None:
+    values = ([0.0, 0.5, 1.0], [1.0, 0.75, 1.0, 0.25])
+    episodes = [
+        rollout(f"{side}{n}", 0, value, collection_round=side)
+        for side, own in enumerate(values) for n, value in enumerate(own)
+    ]  # fmt: skip
+    snap = build_lake(tmp_path, episodes).snapshot()
+    frames = tuple(compare.by_task(snap, Side(RUN, (n, n)), None) for n in (0, 1))
+    nobody = compare.scores(snap, Side("nobody"))
+    (row,) = compare.figures((frames[0], frames[1]), (nobody, nobody)).filter(figure="outcome").to_dicts()
+    assert (row["is_paired"], row["tasks"], row["only_a"], row["only_b"]) == (False, 0, 3, 4)
+    assert (row["low"], row["high"]) == pytest.approx(welch(*values), rel=1e-4)
+
+
+def welch(one: list[float], other: list[float]) -> tuple[float, float]:
+    a, b = (statistics.variance(own) / len(own) for own in (one, other))
+    df = (a + b) ** 2 / (a**2 / (len(one) - 1) + b**2 / (len(other) - 1))
+    middle = statistics.fmean(other) - statistics.fmean(one)
+    half = t_quantile(df) * math.sqrt(a + b)
+    return middle - half, middle + half
+
+
+def test_tasks_by_difference(snap: Reader, rows: dict[str, Rows]) -> None:
+    one, other = SIDES[0]
+    frames, _ = compared(snap, one, other)
+    found = compare.tasks(frames, ALL).to_dicts()
+    assert sorted(row["task_id"] for row in found) == [f"t{n}" for n in range(8)]
+    gaps = [row["difference"] for row in found]
+    assert known(gaps) == sorted(known(gaps))
+    assert gaps[len(known(gaps)) :] == [None] * (8 - len(known(gaps)))
+    outcomes = {row["episode_id"]: row["env_return"] for row in rows["episodes"]}
+    for row in found:
+        a, b = (
+            known(e["env_return"] for e in rows["episodes"] if belongs(e, side) and e["task_id"] == row["task_id"])
+            for side in (one, other)
+        )
+        assert [row["a"], row["b"]] == pytest.approx([mean(a), mean(b)])
+        if len(a) > 1 and len(b) > 1 and len(set(a)) + len(set(b)) > 2:
+            assert (row["low"], row["high"]) == pytest.approx(welch(a, b), rel=1e-4)
+        else:
+            assert (row["low"], row["high"]) == (None, None)
+        if a and b:
+            ends = (min(a), max(b)) if row["difference"] > 0 else (max(a), min(b))
+            assert (outcomes[row["a_episode"]], outcomes[row["b_episode"]]) == ends
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("name", compare.TASK_ORDERS)
+def test_tasks_are_ordered_by_any_column(snap: Reader, name: str, descending: bool) -> None:
+    frames, _ = compared(snap, Side(RUN), Side("other"))
+    values = compare.tasks(frames, ALL, Sort(name, descending))[name]
+    assert values.to_list() == values.sort(descending=descending, nulls_last=True).to_list()
+    assert compare.tasks(frames, Window(3, 2), Sort(name, descending))[name].to_list() == values.to_list()[2:5]
+
+
+def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
+    found = compare.over_rounds(snap, RUN).to_dicts()
+    assert [row["x"] for row in found] == [0, 1]
+    for row in found:
+        mine = [e for e in rows["episodes"] if e["run_id"] == RUN and e["collection_round"] == row["x"]]
+        named = {e["episode_id"] for e in mine}
+        steps = [s for s in rows["steps"] if s["episode_id"] in named]
+        assert row["episodes"] == len(mine)
+        assert row["outcome"] == pytest.approx(mean(known(e["env_return"] for e in mine)))
+        assert row["invalid"] == pytest.approx(1 - mean(known(s["is_action_valid"] for s in steps)))
+        assert row["tool_errors"] == pytest.approx(mean(known(s["state_is_error"] for s in steps)))
+        (said,) = compare.scores_over_rounds(snap, RUN).filter(x=row["x"]).to_dicts()
+        assert said["value"] == pytest.approx(mean([e["num_steps"] / 10 for e in mine if e["num_steps"] > 1]))
+
+
+def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:
+    snap = build_lake(tmp_path, [rollout("t", 0, None)]).snapshot()
+    (row,) = compare.over_rounds(snap, RUN).to_dicts()
+    assert (row["outcome"], row["invalid"], row["tool_errors"], row["truncated"]) == (None, None, None, 0.0)
+
+
+def test_outcome_against_length(snap: Reader, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "BINS", 3)
+    found = compare.by_length(snap, Side(RUN), Side("other"))
+    assert found["steps"].to_list() == [1, 4, 7]
+    for row in found.to_dicts():
+        for side, run in (("a", RUN), ("b", "other")):
+            inside = range(row["steps"], row["steps"] + 3)
+            mine = known(e["env_return"] for e in rows["episodes"] if e["run_id"] == run and e["num_steps"] in inside)
+            assert (row[f"{side}_episodes"] or 0) == len(mine)
+            assert row[side] == pytest.approx(mean(mine))
+    assert compare.by_length(snap, Side("nobody"), Side("nobody")).is_empty()
+
+
+def test_two_credits_step_by_step(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path)
+    run_credit(lk, GRPO())
+    add_credit(lk)
+    snap = lk.snapshot()
+    one, other = find_credit(snap, "grpo"), find_credit(snap, "gigpo")
+    by_step: dict[tuple[int, int], list[float]] = {}
+    for credit in (one, other):
+        for episode, step, value in snap.sql(
+            f"SELECT episode_id, step_index, advantage FROM {credit.rows}"
+        ).iter_rows():
+            by_step.setdefault((episode, step), []).append(value)
+    pairs = [pair for pair in by_step.values() if None not in pair]
+    found = compare.flips(snap, one, other)
+    assert found == {"steps": len(pairs), "flipped": sum(a * b < 0 for a, b in pairs)}
+    covered = compare.by_task(snap, Side(credit=one), None)
+    assert covered["episodes"].sum() == snap.sql(f"SELECT count(DISTINCT episode_id) FROM {one.rows}").item()
+
+
+# ---------------------------------------------------------------- the page
+
+
+@pytest.fixture
+def shown(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    return lk
+
+
+def test_the_first_and_last_round_are_compared_first(shown: Lake) -> None:
+    at = open_page("change")
+    assert [at.text_input(key=key).value for key in ("a_rounds", "b_rounds")] == ["0", "1"]
+    assert column(at, "figures", "figure")[0] == "Outcome"
+    assert column(at, "figures", "figure")[-1] == "score brief"
+    assert len(column(at, "changed", "task_id")) == 8
+    target = links(at, "changed")[0]
+    assert target is not None
+    assert re.fullmatch(r"/compare\?episode=\w{13}&episode=\w{13}", target)
+    assert links(at, "rounds_of_a_run")[1] == f"/episodes?run={RUN}&round=1"
+
+
+def test_two_runs_are_compared(shown: Lake) -> None:
+    at = open_page("change", a_run=RUN, b_run="other")
+    assert "A: 48 episodes of 8 tasks; B: 2 episodes of 2 tasks" in words(at)
+    at = open_page("change", a_run="other", b_run="other")
+    assert [info.value for info in at.info] == [
+        "A and B are the same: choose another run, other rounds, another version."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"a_rounds": "first"}, "are no rounds: write 3, or 2-5."),
+        ({"a_version": "x"}, "is no policy version: write a whole number."),
+        ({"a_credit": "nobody"}, "names no credit"),
+        ({"a_run": RUN, "a_rounds": "7-9"}, "No episode is in A."),
+    ],
+)
+def test_wrong_choices_are_answered_in_words(shown: Lake, given: dict[str, str], said: str) -> None:
+    at = open_page("change", **given)
+    assert any(said in warning.value for warning in at.warning)
+
+
+def test_two_credits_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = build_lake(tmp_path)
+    run_credit(lk, GRPO())
+    job = add_credit(lk)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    at = open_page("change", a_credit="grpo", b_credit=ids.to_text(job))
+    assert "advantages of opposite signs" in words(at)
+    assert "Mean |A|" in column(at, "figures", "figure")

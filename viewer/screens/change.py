@@ -1,0 +1,267 @@
+"""What changed from A to B, each a run, some of its rounds, a version of the policy, or a credit job: why it fell."""
+
+import re
+from collections.abc import Callable
+
+import polars as pl
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from lake.judgements.credit import Credit
+from viewer import choices, figures, tables
+from viewer import components as ui
+from viewer.links import Page, given
+from viewer.navigation import href
+from viewer.pinned import read
+from viewer.plain import chip, number, one_line, percent
+from viewer.queries import Row, Window, compare, runs, training
+from viewer.queries.compare import Side
+
+# Tasks of a page.
+_TASKS = 20
+# Curves over rounds.
+_MOST_CURVES = 9
+_ROUNDS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+_FIGURES = {
+    "outcome": ("Outcome", False),
+    "num_steps": ("Steps", False),
+    "truncated": ("Truncated episodes", True),
+    "invalid": ("Invalid actions", True),
+    "tool_errors": ("States that are error texts", True),
+    "completion_tokens": ("Completion tokens", False),
+    "disagree": ("A_E and A_S of opposite signs", True),
+    "size": ("Mean |A|", False),
+}
+
+
+def show() -> None:
+    """The page."""
+    ui.header("What changed")
+    if not read(runs.total):
+        ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+        return
+    usual = _usual()
+    places = st.columns([5, 5, 2], vertical_alignment="center")
+    with places[0]:
+        one = _side("a", usual[0])
+    with places[1]:
+        other = _side("b", usual[1])
+    with places[2]:
+        score = choices.outcome(None)
+    if one == other:
+        st.info("A and B are the same: choose another run, other rounds, another version.", icon=":material/info:")
+        return
+    current = read(training.credit_named)
+    sides = tuple(read(compare.by_task, side, current, score) for side in (one, other))
+    frames = (sides[0], sides[1])
+    empty = [name for name, frame in zip("AB", frames, strict=True) if frame.is_empty()]
+    if empty:
+        ui.missing(f"No episode is in {' nor in '.join(empty)}.")
+        return
+    _summary(frames, (one, other))
+    _flips(one, other)
+    _tasks(frames, score)
+    _length(one, other, score)
+    for name, run in _runs(one, other):
+        _rounds(name, run, score)
+
+
+def _usual() -> tuple[Row, Row]:
+    """What is compared if the address says nothing: the first and last round of a run, or two runs."""
+    if any(given(f"{side}_{part}") for side in "ab" for part in ("run", "rounds", "version", "credit")):
+        return {}, {}
+    names = read(runs.page, 1.0, Window(25))
+    several = names.filter(pl.col("rounds") > 1)["run_id"].to_list()
+    run = several[0] if several else names["run_id"][0]
+    rounds = read(compare.rounds, run)
+    if rounds is not None and rounds[0] < rounds[1]:
+        return {"run": run, "rounds": str(rounds[0])}, {"run": run, "rounds": str(rounds[1])}
+    rest = [other for other in names["run_id"] if other != run]
+    return {"run": run}, {"run": rest[0] if rest else run}
+
+
+def _side(name: str, usual: Row) -> Side:
+    """The choice of a side, which stands in the address as `a_run`, `a_rounds`, ..."""
+    names = read(runs.names, choices.MOST_RUNS)
+    for part, value in usual.items():
+        st.session_state.setdefault(f"{name}_{part}", value)
+    label = name.upper()
+    with st.container(border=True, horizontal=True):
+        run = st.selectbox(f"{label}: run", names, index=None, key=f"{name}_run", placeholder="all runs", **ui.FILTER)
+        rounds = st.text_input("Rounds", key=f"{name}_rounds", placeholder="all, 3 or 2-5", width=110, **ui.FILTER)
+        version = st.text_input("Policy version", key=f"{name}_version", placeholder="all", width=110, **ui.FILTER)
+        credit = st.text_input("Credit", key=f"{name}_credit", placeholder="current", width=130, **ui.FILTER)
+    span = _span(rounds)
+    if rounds and span is None:
+        ui.missing(f"{chip(rounds)} are no rounds: write 3, or 2-5.")
+    if version and not version.isdigit():
+        ui.missing(f"{chip(version)} is no policy version: write a whole number.")
+    return Side(run, span, int(version) if version and version.isdigit() else None, _credit(credit))
+
+
+def _span(text: str | None) -> tuple[int, int] | None:
+    """The first and last round of a text such as `3` or `2-5`; None if it is none."""
+    found = _ROUNDS.fullmatch(text or "")
+    return None if found is None else (int(found[1]), int(found[2] or found[1]))
+
+
+def _credit(text: str | None) -> Credit | None:
+    """The credit that a text names."""
+    found = read(training.credit_named, text) if text else None
+    if text and found is None:
+        ui.missing(f"{chip(text)} names no credit: write an estimator's name, or the id of a series or job.")
+    return found
+
+
+def _runs(one: Side, other: Side) -> list[tuple[str, str]]:
+    """The runs whose rounds are drawn."""
+    if one.run == other.run:
+        return [("A and B", one.run)] if one.run else []
+    return [(name, side.run) for name, side in (("A", one), ("B", other)) if side.run]
+
+
+def _summary(frames: compare.Frames, sides: tuple[Side, Side]) -> None:
+    """Every figure on both sides, by task."""
+    said = (read(compare.scores, sides[0]), read(compare.scores, sides[1]))
+    frame = compare.figures(frames, said)
+    shown = frame.with_columns(
+        figure=pl.Series([_FIGURES.get(name, (name, False))[0] for name in frame["figure"]], dtype=pl.String)
+    )
+    columns = {
+        "figure": tables.text("Figure"),
+        "a": tables.value("A"),
+        "b": tables.value("B"),
+        "difference": tables.Column("B \N{MINUS SIGN} A", tables.Kind.SIGNED, "Mean difference over tasks."),
+        "low": tables.Column("from", tables.Kind.SIGNED, "95 % interval over tasks; a dash: it cannot be told."),
+        "high": tables.Column("to", tables.Kind.SIGNED, "95 % interval over tasks; a dash: it cannot be told."),
+        "tasks": tables.value("Tasks of both", "Two or more: these are compared, task by task."),
+        "only_a": tables.value("only in A"),
+        "only_b": tables.value("only in B"),
+    }
+    counts = [f"{name}: {number(int(frame['episodes'].sum()))} episodes of {number(frame.height)} tasks"
+              for name, frame in zip("AB", frames, strict=True)]  # fmt: skip
+    how = (
+        "Figures are paired by task: those that both sides know count, each once."
+        if frame["is_paired"].any()
+        else "They have no two tasks in common: each side's tasks count once, and intervals are wide, as tasks differ."
+    )
+    st.caption(f"{'; '.join(counts)}. {how}")
+    tables.table(shown, columns, label="Figures")
+
+
+def _flips(one: Side, other: Side) -> None:
+    """How far two credits disagree."""
+    if one.credit is None or other.credit is None or one.credit == other.credit:
+        return
+    found = read(compare.flips, one.credit, other.credit)
+    if not found["steps"]:
+        st.caption("The two credits have no step in common.")
+        return
+    ui.fact("advantages of opposite signs", f"**{number(found['flipped'])} of {number(found['steps'])}** steps with "
+            f"one in both ({percent(found['flipped'] / found['steps'])})")  # fmt: skip
+
+
+def _tasks(frames: compare.Frames, score: str | None) -> None:
+    st.subheader("Tasks", anchor=False)
+    order = tables.ordered_by()
+    total = pl.concat([frame.select("task_id") for frame in frames])["task_id"].n_unique()
+    frame = compare.tasks(frames, ui.pager(total, "tasks", rows=_TASKS), order)
+    columns = {
+        "task_id": tables.text("Task"),
+        "a": tables.value("A", "Mean outcome."),
+        "b": tables.value("B", "Mean outcome."),
+        "difference": tables.Column("B \N{MINUS SIGN} A", tables.Kind.SIGNED),
+        "low": tables.Column("from", tables.Kind.SIGNED, "95 % interval (Welch); a dash: too few to tell."),
+        "high": tables.Column("to", tables.Kind.SIGNED, "95 % interval (Welch); a dash: too few to tell."),
+        "a_episodes": tables.value("Episodes A"),
+        "b_episodes": tables.value("Episodes B"),
+        "a_steps": tables.value("Steps A", digits=1),
+        "b_steps": tables.value("Steps B", digits=1),
+    }
+    tables.table(
+        frame.select(*columns, "a_episode", "b_episode"),
+        columns,
+        label="Tasks",
+        href=_pair(score),
+        key="task_id",
+        sortable=compare.TASK_ORDERS,
+    )
+    st.caption("A row opens the two episodes that show the difference most, side by side.")
+
+
+def _pair(score: str | None) -> Callable[[Row], str]:
+    """The address of a task's row: two episodes side by side, or the episodes where only one side has any scored."""
+
+    def address(row: Row) -> str:
+        pair = [row[f"{name}_episode"] for name in "ab" if row[f"{name}_episode"] is not None]
+        if len(set(pair)) == 2:
+            return href(Page.COMPARE, episode=[ids.to_text(one) for one in pair], score=score)
+        return href(Page.EPISODES, task=row["task_id"], score=score)
+
+    return address
+
+
+def _length(one: Side, other: Side, score: str | None) -> None:
+    """Outcome against length, on both sides."""
+    frame = read(compare.by_length, one, other, score)
+    if frame["steps"].n_unique() < 2:
+        return
+    st.subheader("Outcome against length", anchor=False)
+    chart, table = st.columns([3, 2])
+    chart.altair_chart(figures.by_length(frame), key="length")
+    columns = {
+        "steps": tables.value("Steps from"),
+        "a_episodes": tables.value("Episodes A"),
+        "a": tables.value("A", "Mean outcome."),
+        "b_episodes": tables.value("Episodes B"),
+        "b": tables.value("B", "Mean outcome."),
+    }
+    with table:
+        tables.table(frame, columns, label="Lengths")
+
+
+def _rounds(name: str, run: str, score: str | None) -> None:
+    """A run over its rounds: curves, and a row for each round that opens its episodes."""
+    frame = read(compare.over_rounds, run, score)
+    if frame.height < 2:
+        return
+    said = read(compare.scores_over_rounds, run)
+    st.subheader(f"Run of {name} over rounds: {chip(run)}", anchor=False)
+    _curves(name, frame, said)
+    columns = {
+        "x": tables.value("Round"),
+        "episodes": tables.value("Episodes"),
+        "outcome": tables.value("Mean outcome"),
+        "num_steps": tables.value("Mean steps", digits=1),
+        "truncated": tables.share("Truncated"),
+        "invalid": tables.share("Invalid actions"),
+        "tool_errors": tables.share("Error texts"),
+    }
+    st.caption("A row opens the episodes of its round.")
+    window = ui.pager(frame.height, "rounds", name=f"rounds_{name[0].lower()}")
+    tables.table(
+        frame.slice(window.offset, window.limit),
+        columns,
+        label=f"Rounds of {name}",
+        href=lambda row: href(Page.EPISODES, run=run, round=row["x"], score=score),
+    )
+
+
+def _curves(name: str, frame: pl.DataFrame, said: pl.DataFrame) -> None:
+    """Every figure that is known, then every scorer's mean."""
+    curves = [
+        (label, frame.select("x", "episodes", pl.col(column).cast(pl.Float64).alias("value")), is_share)
+        for column, (label, is_share) in _FIGURES.items()
+        if column in frame.columns and frame[column].count()
+    ]
+    by_scorer = said.partition_by("scorer", as_dict=True)
+    curves += [(f"Score {one_line(str(scorer))}", part, False) for (scorer,), part in by_scorer.items()]
+    grid = st.columns(3)
+    for position, (label, values, is_share) in enumerate(curves[:_MOST_CURVES]):
+        chart = figures.curve(
+            values.head(figures.MOST_ROWS), "value", title=label, x_title="Collection round", share=is_share
+        )
+        grid[position % 3].altair_chart(chart, key=f"rounds-{name}-{position}")
+
+
+show()
