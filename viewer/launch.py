@@ -1,7 +1,7 @@
 """Command `view`: start the viewer's server on this machine.
 
 The server listens on 127.0.0.1 only, answers its own pages only (`viewer.same_origin`), sends no usage statistics, and
-writes nothing. It runs in this process: ending the command ends it.
+writes annotations, if anything (`viewer.annotations`). It runs in this process: ending the command ends it.
 """
 
 import os
@@ -25,6 +25,8 @@ from lake.errors import UsageError
 
 ENVIRONMENT = "TRAJLAKE_LAKE"
 """Environment variable through which the server learns which lake to show."""
+READ_ONLY = "TRAJLAKE_VIEW_READ_ONLY"
+"""Environment variable, `1` for a server that writes no annotations."""
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
 """Port tried first when none is given."""
@@ -39,10 +41,11 @@ _PATIENCE = 60.0
     "--port", type=click.IntRange(1, 65535), help=f"Port.  [default: the first free one from {FIRST_PORT} on]"
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
-def view(lake_uri: str, port: int | None, no_browser: bool) -> None:
+@click.option("--read-only", is_flag=True, help="Offer no annotating: the lake is only read.")
+def view(lake_uri: str, port: int | None, no_browser: bool, read_only: bool) -> None:
     """Open the viewer on a lake: runs, episodes, groups, training, each with its advantages.
 
-    Prints the address once the server answers. Ctrl-C ends it. The lake is only read.
+    Prints the address once the server answers. Ctrl-C ends it. It writes nothing but annotations.
     """
     import lake
 
@@ -50,6 +53,7 @@ def view(lake_uri: str, port: int | None, no_browser: bool) -> None:
     chosen = free_port(port)
     address = f"http://{HOST}:{chosen}"
     threading.Thread(target=_announce, args=(address, folder, not no_browser), daemon=True).start()
+    os.environ[READ_ONLY] = "1" if read_only else "0"
     serve(folder, chosen)
 
 

@@ -89,6 +89,7 @@ class Page(StrEnum):
     JOBS = "screens/jobs.py"
     JOB = "screens/job.py"
     REJECTS = "screens/rejects.py"
+    ANNOTATIONS = "screens/annotations.py"
 
 
 def given(name: str) -> str | None:

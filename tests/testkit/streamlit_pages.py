@@ -84,6 +84,7 @@ _TELLING_COLUMNS = {
     "figures": {"figure", "difference"},
     "changed": {"task_id", "difference"},
     "rounds_of_a_run": {"x", "tool_errors"},
+    "annotations": {"author", "text"},
     "things": {"episode_id", "value"},
 }
 

@@ -8,7 +8,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Credit, covering
-from viewer import choices, links, plain, tables
+from viewer import annotations, choices, links, plain, tables
 from viewer import components as ui
 from viewer.links import Page, given_int
 from viewer.navigation import anchor, changed, href
@@ -37,6 +37,7 @@ def show() -> None:
     _figures(facts, rows)
     _scores(episode_id)
     _ground_truth(episode_id)
+    annotations.show(episode_id, given_int("step"))
     window, selected = _steps_window(facts)
     formula = None if chosen is None else chosen.formula
     told = component.Told(facts, window, rows, None if chosen is None else chosen.text, formula)

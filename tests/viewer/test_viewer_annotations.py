@@ -1,0 +1,106 @@
+"""Annotations in the viewer: the form writes what the command writes, and two authors are compared."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lake import Lake, ids
+from lake.write.annotations import Annotation, annotate
+from testkit.copies import empty_lake
+from testkit.lakes import build_lake, rollout
+from testkit.streamlit_pages import assert_sound, column, links, open_page, words
+from viewer.launch import ENVIRONMENT, READ_ONLY
+from viewer.queries import Window, annotations
+
+
+@pytest.fixture
+def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    made = build_lake(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT, made.uri)
+    return made
+
+
+def first(lk: Lake) -> int:
+    return int(lk.sql("SELECT min(episode_id) FROM episodes").item())
+
+
+def test_what_is_said_in_the_form_is_written_and_shown(lk: Lake) -> None:
+    episode = ids.to_text(first(lk))
+    at = open_page("episode", episode=episode, step=1)
+    at.number_input(key="annotation-value").set_value(0.5)
+    at.text_input(key="annotation-text").set_value("<b>loops</b>")
+    at.text_input(key="annotation-author").set_value("ann")
+    next(button for button in at.button if button.label == "Add").click()
+    assert_sound(at.run())
+    row = lk.sql("SELECT episode_id, step_index, label, value, text, author FROM latest_annotations").row(0)
+    assert row == (first(lk), 1, "rating", 0.5, "<b>loops</b>", "ann")
+    assert lk.sql("SELECT scorer, value FROM current_scores WHERE step_index = 1").rows() == [("human", 0.5)]
+    assert column(at, "annotations", "text") == ["<b>loops</b>"]
+    assert at.text_input(key="annotation-author").value == "ann", "who writes once writes again"
+
+    at = open_page("annotations")
+    assert links(at, "annotations") == [f"/episode?episode={episode}&step=1"]
+
+    at = open_page("episode", episode=episode, step=1)
+    at.text_input(key="annotation-author").set_value("ann")
+    next(button for button in at.button if button.label == "Take back").click()
+    assert_sound(at.run())
+    assert lk.sql("SELECT count(*) FROM latest_annotations").item() == 0
+
+
+def test_what_cannot_be_said_is_told_and_not_written(lk: Lake) -> None:
+    at = open_page("episode", episode=ids.to_text(first(lk)))
+    next(button for button in at.button if button.label == "Add").click()
+    assert_sound(at.run())
+    assert "say a number, words, or both" in at.error[0].value
+    at.number_input(key="annotation-value").set_value(1.0)
+    at.text_input(key="annotation-author").set_value(" ")
+    next(button for button in at.button if button.label == "Add").click()
+    assert_sound(at.run())
+    assert "is no name of an author" in at.error[0].value
+    assert lk.sql("SELECT count(*) FROM annotations").item() == 0
+
+
+def test_a_read_only_viewer_has_no_form(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(READ_ONLY, "1")
+    assert not [
+        button for button in open_page("episode", episode=ids.to_text(first(lk))).button if button.label == "Add"
+    ]
+
+
+def test_a_lake_without_annotations_says_how_they_are_made(lk: Lake) -> None:
+    assert "trajlake annotate" in open_page("annotations").code[0].value
+    assert words(open_page("annotations"))
+
+
+@pytest.fixture(scope="module")
+def plain_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    lk = empty_lake(tmp_path_factory.mktemp("agreement") / "lake")
+    lk.append([rollout("t", n, 1.0) for n in range(6)], run_id="a")
+    return lk
+
+
+@settings(max_examples=4, deadline=None)
+@given(answers=st.lists(st.tuples(*[st.sampled_from([0.0, 1.0, 2.0, None])] * 2), min_size=1, max_size=6))
+def test_agreement_is_cohens(answers: list[tuple[float | None, float | None]], plain_lake: Lake) -> None:
+    episodes = plain_lake.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
+    for author, place in (("ann", 0), ("bob", 1)):
+        said = [Annotation(episode_id=one, value=answer[place]) for one, answer in zip(episodes, answers, strict=False)]
+        said += [Annotation(episode_id=one) for one in episodes[len(answers) :]]
+        annotate(plain_lake, said, author)
+    both = [pair for pair in answers if None not in pair]
+    found = annotations.agreement(plain_lake.snapshot()).to_dicts()
+    assert annotations.total(plain_lake.snapshot()) == annotations.page(plain_lake.snapshot(), Window(100)).height
+    if not both:
+        assert found == []
+        return
+    same = sum(one == other for one, other in both) / len(both)
+    ones, others = (Counter(pair[place] for pair in both) for place in (0, 1))
+    chance = sum(ones[answer] * others[answer] for answer in ones) / len(both) ** 2
+    (row,) = found
+    assert (row["first"], row["second"], row["places"]) == ("ann", "bob", len(both))
+    assert row["same"] == pytest.approx(same)
+    assert row["kappa"] == (None if chance == 1 else pytest.approx((same - chance) / (1 - chance)))
