@@ -8,12 +8,17 @@ from typing import Any, NoReturn
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake.errors import TrajlakeError
+from lake.read.text_table import counted
 from viewer import pinned
 from viewer.links import Page, given, given_id, given_int
 from viewer.navigation import Value, anchor, href
 from viewer.plain import chip, slug, visible
 from viewer.queries import PAGE_ROWS, Window
 from viewer.theme import STATUS_COLOURS, STYLE
+
+_LOOK_SECONDS = 20.0
+"""Between two looks for newer data."""
+_NO_SUCH_STATE = "no-such-state"
 
 
 @contextmanager
@@ -44,14 +49,39 @@ def bar(content: str) -> None:
 
 
 def _age() -> None:
-    st.caption(f"Data of {pinned.pinned_at():%H:%M:%S} UTC", width="content")
-    st.button(
-        "Refresh",
-        icon=":material/refresh:",
-        key="refresh",
-        help="Read the newest state of the lake.",
-        on_click=pinned.refresh,
-    )
+    """Of when the data is; what came since; and the way to an older state."""
+    older = pinned.when()
+    label = f"As of {older}" if older else f"Data of {pinned.pinned_at():%H:%M:%S} UTC"
+    with st.popover(visible(label), width="content", help="Newer data, or an older state."):
+        st.button("Read the newest state", icon=":material/refresh:", key="refresh", on_click=pinned.refresh)
+        st.selectbox(
+            "As of",
+            pinned.snapshots(),
+            index=None,
+            accept_new_options=True,
+            placeholder="snapshot, time (UTC) or version",
+            key="as-of",
+            on_change=_go_back,
+            help="`trajlake snapshot NAME` names the state of a lake; any time works as long as nothing was vacuumed.",
+        )
+    if (fault := st.session_state.pop(_NO_SUCH_STATE, None)) is not None:
+        missing(chip(fault, 400))
+    if older is None:
+        _news()
+
+
+def _go_back() -> None:
+    try:
+        pinned.show(st.session_state["as-of"])
+    except TrajlakeError as error:
+        st.session_state[_NO_SUCH_STATE] = str(error)
+
+
+@st.fragment(run_every=_LOOK_SECONDS)
+def _news() -> None:
+    """Say that there are newer episodes, and leave the page as it is until the reader wants them."""
+    if new := pinned.news():
+        st.button(f"{counted(new, 'new episode')}", icon=":material/refresh:", key="news", on_click=pinned.refresh)
 
 
 def empty(sentence: str, advice: str) -> None:

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
+from viewer import pinned
 from viewer.links import Page
 
 Value = str | int | float | Sequence[str] | None
@@ -32,8 +33,13 @@ def href(page: Page, /, **values: Value) -> str:
 
 
 def query(**values: Value) -> str:
-    """The query parameters that are set as the end of an address."""
+    """The query parameters that are set as the end of an address.
+
+    Where the reader looks at an older state, so does the page that the link leads to, also in a tab of its own.
+    """
     given = {name: value for name, value in values.items() if value not in (None, "", ())}
+    if (older := pinned.when()) is not None:
+        given[pinned.AS_OF] = older
     return f"?{urlencode(given, doseq=True)}" if given else ""
 
 

@@ -1,4 +1,4 @@
-"""The lake that a browser session looks at: pinned to table versions until the reader asks for newer ones.
+"""The lake that a browser session looks at: pinned to table versions until the reader asks for others.
 
 All pages of a session read the same versions, so numbers on two pages agree while jobs are writing. Answers are cached
 by (lake, versions, query, arguments): another version is another answer, and nothing ever expires wrongly.
@@ -15,7 +15,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 import lake
 from lake import ids
-from lake.errors import UsageError
+from lake.errors import TrajlakeError, UsageError
 from lake.read.query import Session
 from lake.read.snapshot import Snapshot
 from lake.search.find import holding
@@ -25,6 +25,9 @@ from viewer.queries import Reads
 
 _VERSIONS = "pinned_versions"
 _AT = "pinned_at"
+_WHEN = "pinned_when"
+AS_OF = "as_of"
+"""Parameter of an address: an older state, as `--as-of` takes it."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -83,12 +86,58 @@ def uri() -> str:
 
 
 def versions() -> tuple[tuple[str, int], ...]:
-    """Table versions that this session is pinned to; the newest ones the first time."""
-    if _VERSIONS not in st.session_state:
-        newest = lake.open(uri()).snapshot().versions
-        st.session_state[_VERSIONS] = tuple(sorted(newest.items()))
-        st.session_state[_AT] = datetime.now(UTC)
+    """Table versions that this session is pinned to: at first the newest ones, or those that the address asks for.
+
+    Raises:
+        UsageError: the address names no snapshot, time or version; the session is then pinned to the newest.
+    """
+    asked = st.query_params.get(AS_OF)
+    if _VERSIONS not in st.session_state or (asked is not None and asked != when()):
+        show(asked)
     return cast("tuple[tuple[str, int], ...]", st.session_state[_VERSIONS])
+
+
+def show(older: str | None) -> None:
+    """Pin this session to an older state (a snapshot's name, a time, a version of `episodes`), or the newest for None.
+
+    Raises:
+        UsageError: there is no such state; the session is then pinned to the newest.
+    """
+    found = lake.open(uri())
+    st.query_params.pop(AS_OF, None)
+    try:
+        then = None if not older else found.at(int(older) if older.isdecimal() else older)
+    except TrajlakeError:
+        _pin(found.snapshot(), None)
+        raise
+    _pin(then or found.snapshot(), older or None)
+    if older:
+        st.query_params[AS_OF] = older
+
+
+def _pin(snapshot: Snapshot, older: str | None) -> None:
+    st.session_state[_VERSIONS] = tuple(sorted(snapshot.versions.items()))
+    st.session_state[_AT] = datetime.now(UTC)
+    st.session_state[_WHEN] = older
+
+
+def when() -> str | None:
+    """The older state that this session is pinned to, as the reader named it; None: the newest at some time."""
+    return cast("str | None", st.session_state.get(_WHEN))
+
+
+def snapshots() -> list[str]:
+    """Names of the lake's snapshots, the newest first."""
+    return [pin.name for pin in reversed(lake.open(uri()).snapshots())]
+
+
+def news() -> int:
+    """Episodes that readers see in the newest state beyond those here; 0 too where there are fewer, or none newer."""
+    newest = lake.open(uri()).snapshot()
+    if tuple(sorted(newest.versions.items())) == versions():
+        return 0
+    query = "SELECT count(*) FROM episodes"
+    return max(0, int(newest.sql(query).item()) - int(_reader(uri(), versions()).sql(query).item()))
 
 
 def pinned_at() -> datetime:
@@ -120,6 +169,7 @@ def is_outdated() -> bool:
 def refresh() -> None:
     """Let the next read pin this session to the newest versions."""
     st.session_state.pop(_VERSIONS, None)
+    st.query_params.pop(AS_OF, None)
 
 
 def search(text: str, report: Report) -> None:

@@ -492,6 +492,36 @@ def test_a_session_stays_on_its_snapshot_until_refreshed(tmp_path: Path, monkeyp
     assert open_page("runs").metric[0].value == "25", "a new session starts at the newest"
 
 
+def test_an_older_state_is_chosen_by_name_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    lk.name_snapshot("before")
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([rollout("new", 0, 1.0)])
+    at = open_page("runs", as_of="before")
+    assert at.metric[0].value == "24"
+    assert "as_of=before" in words(at), "its links stay there"
+    at.button(key="refresh").click()
+    assert_sound(at.run())
+    assert at.metric[0].value == "25"
+    at = open_page("runs", as_of="nowhere")
+    assert "nowhere" in at.code[0].value
+    assert_sound(at.run())
+    assert at.metric[0].value == "25"
+
+
+def test_newer_episodes_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    at = open_page("runs")
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([rollout("new", 0, 1.0)])
+    assert_sound(at.run())
+    assert at.button(key="news").label == "1 new episode"
+    assert at.metric[0].value == "24", "the page stays as it is"
+    at.button(key="news").click()
+    assert_sound(at.run())
+    assert at.metric[0].value == "25"
+
+
 # ---------------------------------------------------------------- hostile text
 
 HOSTILE = (

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import polars as pl
 import pytest
@@ -15,6 +16,8 @@ from lake.errors import QueryError, UsageError
 from testkit.lakes import RUN, build_lake, rollout
 from viewer import pinned
 from viewer.launch import ENVIRONMENT
+from viewer.links import Page
+from viewer.navigation import href
 from viewer.queries import Reads, runs
 
 
@@ -84,6 +87,30 @@ def test_the_versions_are_those_of_a_snapshot(lk: Lake) -> None:
     before = pinned.pinned_at()
     pinned.refresh()
     assert pinned.pinned_at() > before
+
+
+def test_an_older_state_is_shown_until_the_newest_is_asked_for(lk: Lake) -> None:
+    lk.name_snapshot("before")
+    add(lk, "b")
+    pinned.refresh()
+    assert pinned.snapshots() == ["before"]
+    pinned.show("before")
+    assert (pinned.read(tasks), pinned.when()) == (["a"], "before")
+    assert parse_qs(urlsplit(href(Page.JOBS)).query) == {"as_of": ["before"]}, "links lead to the same state"
+    with pytest.raises(UsageError, match="nowhere"):
+        pinned.show("nowhere")
+    assert (pinned.read(tasks), pinned.when()) == (["a", "b"], None), "what is not there is not shown as something else"
+    assert href(Page.JOBS) == "/jobs"
+
+
+def test_newer_episodes_are_counted_and_not_shown_before_they_are_asked_for(lk: Lake) -> None:
+    assert pinned.read(tasks) == ["a"]
+    assert pinned.news() == 0
+    add(lk, "b")
+    add(lk, "c")
+    assert (pinned.news(), pinned.read(tasks)) == (2, ["a"])
+    pinned.refresh()
+    assert (pinned.news(), pinned.read(tasks)) == (0, ["a", "b", "c"])
 
 
 def test_two_lakes_in_one_process_do_not_mix(lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
