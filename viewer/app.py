@@ -17,6 +17,7 @@ page = st.navigation(
         st.Page(Page.CHANGE, title="What changed", icon=":material/compare_arrows:"),
         st.Page(Page.JOBS, title="Jobs", icon=":material/account_tree:"),
         st.Page(Page.ANNOTATIONS, title="Annotations", icon=":material/edit_note:"),
+        st.Page(Page.SQL, title="SQL", icon=":material/database:"),
         st.Page(Page.REJECTS, title="Rejects", icon=":material/block:"),
         st.Page(Page.EPISODE, title="Episode", visibility="hidden"),
         st.Page(Page.GROUP, title="Group", visibility="hidden"),

@@ -90,6 +90,7 @@ class Page(StrEnum):
     JOB = "screens/job.py"
     REJECTS = "screens/rejects.py"
     ANNOTATIONS = "screens/annotations.py"
+    SQL = "screens/sql.py"
 
 
 def given(name: str) -> str | None:

@@ -85,6 +85,7 @@ _TELLING_COLUMNS = {
     "changed": {"task_id", "difference"},
     "rounds_of_a_run": {"x", "tool_errors"},
     "annotations": {"author", "text"},
+    "answer": {"things"},
     "things": {"episode_id", "value"},
 }
 
