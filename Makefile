@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo test test-long test-all test-slow coverage check docs golden bench
+.PHONY: help setup engine demo test test-long test-all test-slow coverage check docs screenshots golden bench
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1	/p' Makefile | expand -t 20
@@ -71,6 +71,9 @@ check: $(INSTALLED) ## Lint, format, types, import rules, generated docs in step
 
 docs: $(INSTALLED) ## Write the generated pages of docs/reference again
 	@$(BIN)/python docs/generate
+
+screenshots: $(INSTALLED) ## Take the pictures of docs/images again, on the demo's lake in a real browser
+	@$(BIN)/python docs/generate/screenshots.py
 
 golden: $(INSTALLED) ## Write the golden files again; read the diff before you commit it
 	@for script in tests/golden/regenerate_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
