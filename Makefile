@@ -73,7 +73,7 @@ docs: $(INSTALLED) ## Write the generated pages of docs/reference again
 	@$(BIN)/python docs/generate
 
 screenshots: $(INSTALLED) ## Take the pictures of docs/images again, on the demo's lake in a real browser
-	@$(BIN)/python docs/generate/screenshots.py
+	@$(BIN)/python docs/screenshots.py
 
 golden: $(INSTALLED) ## Write the golden files again; read the diff before you commit it
 	@for script in tests/golden/regenerate_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

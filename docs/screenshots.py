@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import lake
 from lake import ids
@@ -15,7 +15,7 @@ from lake.lake import Lake
 from testkit.browsers import chromium
 from testkit.viewer_process import viewer
 
-IMAGES = Path(__file__).parents[1] / "images"
+IMAGES = Path(__file__).parent / "images"
 SIZE = {"width": 1280, "height": 800}
 READY = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
 # A live group of a late round, whose best and worst rollout are neither of the shortest.
@@ -59,7 +59,7 @@ def main() -> None:
             page.set_default_timeout(120_000)
             for name, address in pages(lake.open(place)).items():
                 take(page, f"{shown.address}{address}", IMAGES / f"{name}.png")
-                print(f"docs/images/{name}.png")
+                sys.stdout.write(f"docs/images/{name}.png\n")
 
 
 if __name__ == "__main__":
