@@ -13,6 +13,7 @@ page = st.navigation(
         st.Page(Page.RUNS, title="Runs", icon=":material/monitoring:", default=True),
         st.Page(Page.EPISODES, title="Episodes", icon=":material/format_list_bulleted:"),
         st.Page(Page.GROUPS, title="Groups", icon=":material/workspaces:"),
+        st.Page(Page.ANCHORS, title="Anchors", icon=":material/anchor:"),
         st.Page(Page.TRAINING, title="Training", icon=":material/model_training:"),
         st.Page(Page.CHANGE, title="What changed", icon=":material/compare_arrows:"),
         st.Page(Page.JOBS, title="Jobs", icon=":material/account_tree:"),

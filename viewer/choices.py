@@ -189,6 +189,16 @@ def credit(found: list[Covering], subject: str) -> Credit | None:
     return None if chosen is None else options[chosen]
 
 
+def named_credit(key: str) -> Credit | None:
+    """The credit that the reader names; None for the current one."""
+    meaning = "An estimator's name, or the id of a series or of a credit job."
+    text = st.text_input("Credit", key=key, placeholder="current", help=meaning, width=160, **FILTER)
+    found = read(training.credit_named, text) if text else None
+    if text and found is None:
+        missing(f"{chip(text)} names no credit: write an estimator's name, or the id of a series or job.")
+    return found
+
+
 def explain(chosen: Credit | None, **of: int) -> None:
     """Say whose advantages are shown, and what of an episode or group (`outdated`) changed since."""
     if chosen is not None:

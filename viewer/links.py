@@ -84,6 +84,7 @@ class Page(StrEnum):
     GROUPS = "screens/groups.py"
     GROUP = "screens/group.py"
     COMPARE = "screens/compare.py"
+    ANCHORS = "screens/anchors.py"
     CHANGE = "screens/change.py"
     TRAINING = "screens/training.py"
     JOBS = "screens/jobs.py"

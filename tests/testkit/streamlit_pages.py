@@ -86,6 +86,8 @@ _TELLING_COLUMNS = {
     "rounds_of_a_run": {"x", "tool_errors"},
     "annotations": {"author", "text"},
     "answer": {"things"},
+    "states": {"anchor_key", "share", "groups"},
+    "groups_of_a_state": {"group_id", "weight"},
     "things": {"episode_id", "value"},
 }
 

@@ -581,6 +581,8 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "group", {"group": row["group_id"], "anchor": HOSTILE}
     yield "compare", {"episode": row["episode_id"]}
     yield "compare", {"episode": HOSTILE}
+    yield "anchors", {"anchor": anchor}
+    yield "anchors", {"anchor": HOSTILE, "credit": HOSTILE}
     yield "change", {"a_run": HOSTILE, "b_rounds": HOSTILE, "b_version": HOSTILE, "b_credit": HOSTILE}
     yield "training", {"update": 0}
     yield "training", {"job": HOSTILE}
@@ -591,7 +593,9 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "rejects", {"reject": HOSTILE}
 
 
-PAGE_ADDRESS = re.compile(r"(/(episodes?|groups?|compare|change|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$")
+PAGE_ADDRESS = re.compile(
+    r"(/(episodes?|groups?|anchors|compare|change|download|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$"
+)
 """What links lead to: pages of the viewer, with everything foreign encoded."""
 
 

@@ -274,9 +274,11 @@ def shown(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     return lk
 
 
-def test_the_first_and_last_round_are_compared_first(shown: Lake) -> None:
-    at = open_page("change")
-    assert [at.text_input(key=key).value for key in ("a_rounds", "b_rounds")] == ["0", "1"]
+def test_the_first_and_last_round_of_a_run_are_suggested(shown: Lake) -> None:
+    text = words(open_page("change"))
+    assert f"(/change?a_run={RUN}&a_rounds=0&b_run={RUN}&b_rounds=1)" in text
+    assert f"(/change?a_run={RUN}&b_run=other)" in text
+    at = open_page("change", a_run=RUN, a_rounds=0, b_run=RUN, b_rounds=1)
     assert column(at, "figures", "figure")[0] == "Outcome"
     assert column(at, "figures", "figure")[-1] == "score brief"
     assert len(column(at, "changed", "task_id")) == 8

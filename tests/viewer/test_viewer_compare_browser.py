@@ -138,9 +138,12 @@ def test_eight_rollouts_of_a_thousand_steps(page: Any, lk: Lake) -> None:
 
 def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
     go(page, "/change", "What changed")
+    page.get_by_role("link", name=f"{RUN}: round 0 and round 1").click()
+    page.get_by_role("region", name="Figures").wait_for()
     assert page.get_by_label("A: run").input_value() == RUN
     page.get_by_role("link", name="Steps A").click()
     page.wait_for_url("**sort=-a_steps*")
+    settled(page, "What changed")
     there = page.url
     page.get_by_role("region", name="Tasks").locator("tbody tr").filter(has_text="mixed").click()
     settled(page, "Side by side")
@@ -153,3 +156,17 @@ def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
     page.get_by_role("option", name="long").click()
     page.wait_for_url("**a_run=long*")
     page.get_by_text("No episode is in").or_(page.get_by_text("8 episodes of 1 tasks")).first.wait_for()
+
+
+def test_from_an_anchor_to_its_groups_to_their_steps_and_back(page: Any) -> None:
+    go(page, "/anchors", "Anchors")
+    page.get_by_role("region", name="States").locator("tbody tr").filter(has_text="You are at the gate.").click()
+    page.get_by_role("heading", name="Groups that share this state").wait_for()
+    there = page.url
+    page.get_by_role("region", name="Groups of the state").locator("tbody tr").first.click()
+    settled(page, "Group")
+    page.get_by_role("heading", name="Steps taken from this state").wait_for()
+    page.go_back()
+    settled(page, "Anchors")
+    page.get_by_role("heading", name="Groups that share this state").wait_for()
+    assert page.url.startswith(there)

@@ -97,6 +97,100 @@ def visits(
     return lake.sql(query, params | {"group": group_id, "anchor": anchor_key} | window.params())
 
 
+EXPLORED_ORDERS = themselves("groups", "size", "episodes", "spread", "share")
+"""Columns that may order the states of a whole credit."""
+SAMPLE = 400
+"""Steps of a state, drawn fairly, whose texts are read for a row of `explored`."""
+_STATES = """
+    SELECT anchor_key, count(*) AS groups, sum(size)::BIGINT AS size, sum(episodes)::BIGINT AS episodes,
+           avg(spread) AS spread, sum(weight) / nullif(sum(sum(weight)) OVER (), 0) AS share
+    FROM (
+        SELECT anchor_key, group_id, count(*) AS size, count(DISTINCT episode_id) AS episodes,
+               max(return_to_go) - min(return_to_go) AS spread, sum(abs(a_step)) AS weight
+        FROM {rows} WHERE anchor_key IS NOT NULL AND anchor_episodes > 1 GROUP BY anchor_key, group_id
+    ) GROUP BY anchor_key
+    """
+
+
+def explored(lake: Reads, credit: Credit, window: Window, sort: Sort | None = None) -> pl.DataFrame:
+    """The states that siblings share, over all groups of a credit, those that make most of the step advantages first.
+
+    anchor_key; groups in which siblings share it, its size in steps and its episodes there, spread (the mean over
+    groups of largest minus smallest return-to-go), share (of the sum of |A_S|). Of at most `SAMPLE` of its steps:
+    state, states (distinct texts), actions (distinct ones taken there), ways_in (distinct ones that led there), doubt
+    (why it may stand for several situations: an error, or empty).
+    """
+    order = order_by(sort, EXPLORED_ORDERS, "share DESC NULLS LAST, size DESC, anchor_key")
+    listed = lake.sql(
+        f"SELECT * FROM ({_STATES.format(rows=credit.rows)}) ORDER BY {order} LIMIT $limit OFFSET $offset",
+        window.params(),
+    )
+    return listed.join(_seen(lake, credit, listed["anchor_key"].to_list()), on="anchor_key", how="left")
+
+
+def explored_total(lake: Reads, credit: Credit) -> Row:
+    """Figures of a credit: anchors (rows of `explored`), steps, shared (taken from one of them)."""
+    query = f"""
+        SELECT count(DISTINCT anchor_key) FILTER (anchor_episodes > 1) AS anchors, count(*) AS steps,
+               count(*) FILTER (anchor_key IS NOT NULL AND anchor_episodes > 1) AS shared
+        FROM {credit.rows}
+        """
+    return lake.sql(query).row(0, named=True)
+
+
+GROUP_ORDERS = themselves("run_id", "collection_round", "size", "episodes", "spread", "weight") | {
+    "task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")
+}
+"""Columns that may order the groups of a state."""
+
+
+def groups_of(lake: Reads, credit: Credit, anchor_key: int, window: Window, sort: Sort | None = None) -> pl.DataFrame:
+    """The groups whose siblings share a state, those with the largest sum of |A_S| (weight) first.
+
+    group_id, run_id, task_id, collection_round, size, episodes, spread; of a grouping those of any of its episodes.
+    """
+    query = f"""
+        SELECT * FROM (SELECT a.group_id, any_value(e.run_id) AS run_id, any_value(e.task_id) AS task_id,
+               any_value(e.collection_round) AS collection_round, count(*) AS size,
+               count(DISTINCT a.episode_id) AS episodes, max(a.return_to_go) - min(a.return_to_go) AS spread,
+               sum(abs(a.a_step)) AS weight
+        FROM {credit.rows} AS a JOIN episodes AS e ON e.episode_id = a.episode_id
+        WHERE a.anchor_key = $anchor AND a.anchor_episodes > 1
+        GROUP BY a.group_id) ORDER BY {order_by(sort, GROUP_ORDERS, "weight DESC NULLS LAST, size DESC, group_id")}
+        LIMIT $limit OFFSET $offset
+        """
+    return lake.sql(query, {"anchor": anchor_key} | window.params())
+
+
+def _seen(lake: Reads, credit: Credit, anchor_keys: list[int]) -> pl.DataFrame:
+    """What the texts of states tell, of a sample of their steps; the episodes are named one by one, as in `_steps`."""
+    drawn = lake.sql(
+        f"""
+        SELECT anchor_key, episode_id, step_index FROM {credit.rows}
+        WHERE anchor_key IN ({", ".join(map(str, anchor_keys)) or "NULL"}) AND anchor_episodes > 1
+        QUALIFY row_number() OVER (PARTITION BY anchor_key ORDER BY hash(episode_id, step_index)) <= {SAMPLE}
+        """
+    )
+    query = f"""
+        WITH drawn AS (SELECT unnest($anchors::BIGINT[]) AS anchor_key, unnest($episodes::BIGINT[]) AS episode_id,
+                              unnest($steps::INTEGER[]) AS step_index),
+        there AS (
+            SELECT * FROM steps
+            WHERE episode_id IN ({", ".join(map(str, drawn["episode_id"].unique().sort())) or "NULL"})
+        )
+        SELECT d.anchor_key, left(arg_min(s.state, (d.episode_id, d.step_index)), {EXCERPT}) AS state,
+               count(DISTINCT s.state_hash) AS states, count(DISTINCT {taken("s")}) AS actions,
+               count(DISTINCT {taken("b")}) FILTER (b.step_index IS NOT NULL) AS ways_in,
+               CASE WHEN bool_or(s.state_is_error) THEN 'error text'
+                    WHEN bool_and({is_empty("s.state")}) THEN 'empty' END AS doubt
+        FROM drawn AS d JOIN there AS s ON s.episode_id = d.episode_id AND s.step_index = d.step_index
+        LEFT JOIN there AS b ON b.episode_id = d.episode_id AND b.step_index = d.step_index - 1
+        GROUP BY d.anchor_key
+        """
+    named = {"anchors": "anchor_key", "episodes": "episode_id", "steps": "step_index"}
+    return lake.sql(query, {name: drawn[column].to_list() for name, column in named.items()})
+
+
 def _steps(lake: Reads, group_id: int) -> str:
     """SQL of a group's steps, each with the action before it as `led_here`.
 

@@ -7,10 +7,9 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from lake.judgements.credit import Credit
 from viewer import choices, figures, tables
 from viewer import components as ui
-from viewer.links import Page, given
+from viewer.links import Page
 from viewer.navigation import href
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, percent
@@ -19,6 +18,8 @@ from viewer.queries.compare import Side
 
 # Tasks of a page.
 _TASKS = 20
+# Runs of which comparisons are suggested.
+_SUGGESTED = 8
 # Curves over rounds.
 _MOST_CURVES = 9
 _ROUNDS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
@@ -40,14 +41,16 @@ def show() -> None:
     if not read(runs.total):
         ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
-    usual = _usual()
     places = st.columns([5, 5, 2], vertical_alignment="center")
     with places[0]:
-        one = _side("a", usual[0])
+        one = _side("a")
     with places[1]:
-        other = _side("b", usual[1])
+        other = _side("b")
     with places[2]:
         score = choices.outcome(None)
+    if one == other == Side():
+        _suggestions()
+        return
     if one == other:
         st.info("A and B are the same: choose another run, other rounds, another version.", icon=":material/info:")
         return
@@ -66,51 +69,41 @@ def show() -> None:
         _rounds(name, run, score)
 
 
-def _usual() -> tuple[Row, Row]:
-    """What is compared if the address says nothing: the first and last round of a run, or two runs."""
-    if any(given(f"{side}_{part}") for side in "ab" for part in ("run", "rounds", "version", "credit")):
-        return {}, {}
-    names = read(runs.page, 1.0, Window(25))
-    several = names.filter(pl.col("rounds") > 1)["run_id"].to_list()
-    run = several[0] if several else names["run_id"][0]
-    rounds = read(compare.rounds, run)
-    if rounds is not None and rounds[0] < rounds[1]:
-        return {"run": run, "rounds": str(rounds[0])}, {"run": run, "rounds": str(rounds[1])}
-    rest = [other for other in names["run_id"] if other != run]
-    return {"run": run}, {"run": rest[0] if rest else run}
+def _suggestions() -> None:
+    """What could be compared: the first and last round of runs, and the newest two runs."""
+    st.info("Choose what to compare, or begin with one of these.", icon=":material/compare_arrows:")
+    newest = read(runs.page, 1.0, Window(_SUGGESTED))["run_id"].to_list()
+    for run in newest:
+        span = read(compare.rounds, run)
+        if span is not None and span[0] < span[1]:
+            label = f"{chip(run)}: round {span[0]} and round {span[1]}"
+            ui.link(Page.CHANGE, label, "compare_arrows", a_run=run, a_rounds=span[0], b_run=run, b_rounds=span[1])
+    if len(newest) > 1:
+        label = f"{chip(newest[1])} and {chip(newest[0])}"
+        ui.link(Page.CHANGE, label, "compare_arrows", a_run=newest[1], b_run=newest[0])
 
 
-def _side(name: str, usual: Row) -> Side:
+def _side(name: str) -> Side:
     """The choice of a side, which stands in the address as `a_run`, `a_rounds`, ..."""
     names = read(runs.names, choices.MOST_RUNS)
-    for part, value in usual.items():
-        st.session_state.setdefault(f"{name}_{part}", value)
     label = name.upper()
     with st.container(border=True, horizontal=True):
         run = st.selectbox(f"{label}: run", names, index=None, key=f"{name}_run", placeholder="all runs", **ui.FILTER)
         rounds = st.text_input("Rounds", key=f"{name}_rounds", placeholder="all, 3 or 2-5", width=110, **ui.FILTER)
         version = st.text_input("Policy version", key=f"{name}_version", placeholder="all", width=110, **ui.FILTER)
-        credit = st.text_input("Credit", key=f"{name}_credit", placeholder="current", width=130, **ui.FILTER)
+        credit = choices.named_credit(f"{name}_credit")
     span = _span(rounds)
     if rounds and span is None:
         ui.missing(f"{chip(rounds)} are no rounds: write 3, or 2-5.")
     if version and not version.isdigit():
         ui.missing(f"{chip(version)} is no policy version: write a whole number.")
-    return Side(run, span, int(version) if version and version.isdigit() else None, _credit(credit))
+    return Side(run, span, int(version) if version and version.isdigit() else None, credit)
 
 
 def _span(text: str | None) -> tuple[int, int] | None:
     """The first and last round of a text such as `3` or `2-5`; None if it is none."""
     found = _ROUNDS.fullmatch(text or "")
     return None if found is None else (int(found[1]), int(found[2] or found[1]))
-
-
-def _credit(text: str | None) -> Credit | None:
-    """The credit that a text names."""
-    found = read(training.credit_named, text) if text else None
-    if text and found is None:
-        ui.missing(f"{chip(text)} names no credit: write an estimator's name, or the id of a series or job.")
-    return found
 
 
 def _runs(one: Side, other: Side) -> list[tuple[str, str]]:

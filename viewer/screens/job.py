@@ -38,6 +38,8 @@ def _facts(job: Row) -> None:
         ui.link(Page.JOBS, "All jobs", "arrow_back")
         ui.status_badge(job["status"])
         ui.fact("id", chip(ids.to_text(job["job_id"])))
+        if job["kind"] == "credit" and job["status"] == "succeeded":
+            ui.link(Page.ANCHORS, "Its anchors", "anchor", credit=ids.to_text(job["job_id"]))
         if job["run_id"] is not None:
             ui.fact("run", chip(job["run_id"]))
             ui.link(Page.RUNS, "Its run", "monitoring", run=job["run_id"])

@@ -1,0 +1,173 @@
+"""Anchors over a whole credit: every figure against plain loops over the rows, and the page without a browser."""
+
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lake import Lake, ids
+from lake.judgements.credit import find_credit
+from testkit.lakes import RUN, add_credit, build_lake, rollout
+from testkit.streamlit_pages import column, links, open_page, words
+from viewer.launch import ENVIRONMENT
+from viewer.pinned import Reader
+from viewer.queries import Sort, Window, anchors
+
+ALL = Window(1000)
+TEXTS = ["[]", "Error: no such room", "room 0", "room 1", "room 2"]
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Three groups of four rollouts that wander through the same few states."""
+    draw = random.Random(3)
+    records = []
+    for task in range(3):
+        for index in range(4):
+            one = rollout(f"t{task}", index, float(draw.randint(0, 2)), num_steps=6)
+            for step in one.steps:
+                step.state = draw.choice(TEXTS)
+                step.state_is_error = step.state.startswith("Error")
+                step.action = draw.choice(["left", "right", "wait"])
+            records.append(one)
+    lk = build_lake(tmp_path_factory.mktemp("anchors"), records)
+    add_credit(lk)
+    return lk
+
+
+@pytest.fixture(scope="module")
+def snap(lk: Lake) -> Reader:
+    return Reader(lk.snapshot())
+
+
+@pytest.fixture(scope="module")
+def visits(lk: Lake) -> dict[int, list[dict[str, Any]]]:
+    """By anchor, the steps taken from it in groups whose siblings share it, with the text and the action before."""
+    steps = {(row["episode_id"], row["step_index"]): row for row in lk.snapshot().scan("steps").collect().to_dicts()}
+    by_group = defaultdict(list)
+    for row in lk.snapshot().scan("advantages").collect().to_dicts():
+        place = (row["episode_id"], row["step_index"])
+        before = steps.get((place[0], place[1] - 1))
+        seen = {"state": steps[place]["state"], "action": steps[place]["action"]}
+        led = {"led_here": None if before is None else before["action"]}
+        by_group[row["anchor_key"], row["group_id"]].append(row | seen | led)
+    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for (anchor, _), rows in by_group.items():
+        if len({row["episode_id"] for row in rows}) > 1:
+            found[anchor] += rows
+    return found
+
+
+def by_group(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for row in rows:
+        found[row["group_id"]].append(row)
+    return list(found.values())
+
+
+def spread(rows: list[dict[str, Any]]) -> float:
+    returns = [row["return_to_go"] for row in rows]
+    return float(max(returns) - min(returns))
+
+
+def weight(rows: list[dict[str, Any]]) -> float:
+    return float(sum(abs(row["a_step"]) for row in rows))
+
+
+def test_every_figure_of_a_state(snap: Reader, visits: dict[int, list[dict[str, Any]]]) -> None:
+    found = anchors.explored(snap, find_credit(snap), ALL)
+    assert found["share"].to_list() == sorted(found["share"], reverse=True)
+    assert sorted(found["anchor_key"]) == sorted(visits)
+    whole = sum(map(weight, visits.values()))
+    for row in found.to_dicts():
+        mine = visits[row["anchor_key"]]
+        groups = by_group(mine)
+        assert row["state"] == mine[0]["state"]
+        assert (row["groups"], row["size"], row["episodes"]) == (
+            len(groups),
+            len(mine),
+            len({visit["episode_id"] for visit in mine}),
+        )
+        assert row["spread"] == pytest.approx(sum(map(spread, groups)) / len(groups))
+        assert row["share"] == pytest.approx(weight(mine) / whole)
+        assert row["actions"] == len({visit["action"] for visit in mine})
+        assert row["ways_in"] == len({visit["led_here"] for visit in mine} - {None})
+        assert row["states"] == 1
+        assert row["doubt"] == {"[]": "empty", "Error: no such room": "error text"}.get(row["state"])
+
+
+def test_how_much_is_shared(lk: Lake, snap: Reader, visits: dict[int, list[dict[str, Any]]]) -> None:
+    assert anchors.explored_total(snap, find_credit(snap)) == {
+        "anchors": len(visits),
+        "steps": lk.snapshot().scan("advantages").collect().height,
+        "shared": sum(map(len, visits.values())),
+    }
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("name", anchors.EXPLORED_ORDERS)
+def test_states_are_ordered_and_paged_on_the_server(snap: Reader, name: str, descending: bool) -> None:
+    credit, sort = find_credit(snap), Sort(name, descending)
+    values = anchors.explored(snap, credit, ALL, sort)[name]
+    assert values.to_list() == values.sort(descending=descending, nulls_last=True).to_list()
+    assert anchors.explored(snap, credit, Window(2, 1), sort)[name].to_list() == values.to_list()[1:3]
+
+
+def test_the_groups_of_a_state(snap: Reader, visits: dict[int, list[dict[str, Any]]]) -> None:
+    credit = find_credit(snap)
+    for anchor, mine in visits.items():
+        expected = {rows[0]["group_id"]: rows for rows in by_group(mine)}
+        found = anchors.groups_of(snap, credit, anchor, ALL).to_dicts()
+        assert {row["group_id"] for row in found} == expected.keys()
+        assert [row["weight"] for row in found] == sorted((row["weight"] for row in found), reverse=True)
+        for row in found:
+            rows = expected[row["group_id"]]
+            assert (row["run_id"], row["size"]) == (RUN, len(rows))
+            assert row["weight"] == pytest.approx(weight(rows))
+            assert row["spread"] == pytest.approx(spread(rows))
+    for name in anchors.GROUP_ORDERS:
+        values = anchors.groups_of(snap, credit, next(iter(visits)), ALL, Sort(name))[name]
+        assert values.to_list() == values.sort(nulls_last=True).to_list()
+
+
+def test_a_frequent_state_is_judged_by_a_sample(
+    snap: Reader, visits: dict[int, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(anchors, "SAMPLE", 1)
+    for row in anchors.explored(snap, find_credit(snap), ALL).to_dicts():
+        assert (row["actions"], row["states"]) == (1, 1)
+        assert row["size"] == len(visits[row["anchor_key"]]), "what needs no text is of all steps"
+
+
+def test_from_a_state_to_the_steps_of_a_group(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    at = open_page("anchors")
+    first = column(at, "states", "anchor_key")[0]
+    assert links(at, "states")[0] == f"?anchor={first}"
+    assert f"trajlake anchors --lake {lk.uri}" in [code.value for code in at.code]
+    at = open_page("anchors", anchor=first)
+    groups = column(at, "groups_of_a_state", "group_id")
+    series = ids.to_text(find_credit(lk.snapshot()).series_id)
+    assert links(at, "groups_of_a_state")[0] == f"/group?group={groups[0]}&anchor={first}&credit={series}"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"anchor": "x"}, "is not the id of an anchor."),
+        ({"anchor": "0000000000000"}, "No siblings share a state"),
+        ({"credit": "nobody"}, "names no credit"),
+    ],
+)
+def test_wrong_addresses_are_answered_in_words(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], said: str
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    assert any(said in warning.value for warning in open_page("anchors", **given).warning)
+
+
+def test_a_lake_without_credit_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, build_lake(tmp_path).uri)
+    assert "This lake holds no advantages yet." in words(open_page("anchors"))

@@ -1,0 +1,117 @@
+"""Anchor states over a whole credit: which make the step advantages, and which of them may be false."""
+
+import shlex
+
+import streamlit as st  # noqa: TID253 - this is a Streamlit page
+
+from lake import ids
+from lake.judgements.credit import Credit
+from viewer import choices, tables
+from viewer import components as ui
+from viewer.links import Page, given
+from viewer.navigation import changed, href
+from viewer.pinned import read, uri
+from viewer.plain import chip, number, percent
+from viewer.queries import Window, anchors, training
+
+# Groups of a state on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
+_GROUPS = 25
+
+
+def show() -> None:
+    """The page."""
+    ui.header("Anchors")
+    chosen = choices.named_credit("credit") or read(training.credit_named)
+    if chosen is None:
+        ui.empty("This lake holds no advantages yet.", "trajlake credit gigpo --lake LAKE")
+        return
+    choices.explain(chosen)
+    total = read(anchors.explored_total, chosen)
+    if not total["anchors"]:
+        st.info("No state was passed by two siblings or more.", icon=":material/info:")
+    else:
+        _states(chosen, total["anchors"], total["shared"], total["steps"])
+        _groups(chosen)
+    _definitions()
+
+
+def _states(chosen: Credit, found: int, shared: int, steps: int) -> None:
+    st.caption(
+        f"{number(shared)} of {number(steps)} steps ({percent(shared / steps)}) were taken from one of {number(found)} "
+        "states that siblings of a group share; A_S compares them there. It is false where the steps stand for several "
+        "situations: look for error texts, empty states and many ways in, and for what they make of the sum of |A_S|."
+    )
+    columns = {
+        "state": tables.wide("State"),
+        "share": tables.Column("Share of |A_S|", tables.Kind.SHARE, "Of the sum over all steps.", 3),
+        "size": tables.value("Steps"),
+        "episodes": tables.value("Episodes"),
+        "groups": tables.value("Groups", "In which siblings share the state."),
+        "spread": tables.value("Return spread", "Largest minus smallest return-to-go of a group, mean over groups."),
+        "actions": tables.value("Actions", f"Distinct actions taken there, of at most {anchors.SAMPLE} steps."),
+        "ways_in": tables.value("Ways in", f"Distinct actions that led there, of at most {anchors.SAMPLE} steps."),
+        "states": tables.value("Texts", "Distinct texts: several where the definition leaves something out."),
+        "doubt": tables.text("Doubt", "Error texts and empty states make false anchors: anything may lead to them."),
+        "anchor_key": tables.ident("Anchor"),
+    }
+    tables.table(
+        read(anchors.explored, chosen, ui.pager(found, "states"), tables.ordered_by()),
+        columns,
+        label="States",
+        href=lambda row: changed(anchor=row["anchor_key"], groups=None),
+        key="anchor_key",
+        chosen=given("anchor"),
+        sortable=anchors.EXPLORED_ORDERS,
+    )
+
+
+def _groups(chosen: Credit) -> None:
+    """The groups of the state that the address names."""
+    text = given("anchor")
+    if text is None:
+        st.caption("Choose a state to see the groups whose siblings share it.")
+        return
+    if not ids.is_text(text):
+        ui.missing(f"{chip(text)} is not the id of an anchor.")
+        return
+    frame = read(anchors.groups_of, chosen, ids.from_text(text), Window(_GROUPS), tables.ordered_by("by"))
+    if frame.is_empty():
+        ui.missing(f"No siblings share a state with anchor {chip(text)}.")
+        return
+    st.subheader("Groups that share this state", anchor=False)
+    columns = {
+        "run_id": tables.text("Run"),
+        "task_id": tables.text("Task"),
+        "collection_round": tables.value("Round"),
+        "size": tables.value("Steps"),
+        "episodes": tables.value("Siblings"),
+        "spread": tables.value("Return spread"),
+        "weight": tables.value("Sum of |A_S|"),
+        "group_id": tables.ident("Group"),
+    }
+    tables.table(
+        frame,
+        columns,
+        label="Groups of the state",
+        href=lambda row: href(Page.GROUP, group=row["group_id"], anchor=text, credit=chosen.text),
+        key="group_id",
+        sortable=anchors.GROUP_ORDERS,
+        parameter="by",
+    )
+    if frame.height == _GROUPS:
+        st.caption(f"The first {_GROUPS} groups. A row opens the steps that its siblings took from the state.")
+    else:
+        st.caption("A row opens the steps that its siblings took from the state.")
+
+
+def _definitions() -> None:
+    """The command that measures other definitions of the same state."""
+    st.subheader("Under another definition", anchor=False)
+    st.caption(
+        "What other definitions of the same state would give (without counters, without error texts, the last states "
+        "together), measured on a sample of groups. Nothing is written; it suggests a definition where it finds one."
+    )
+    st.code(f"trajlake anchors --lake {shlex.quote(uri())}", language=None)
+
+
+show()
