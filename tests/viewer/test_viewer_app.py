@@ -606,7 +606,7 @@ class Harmless(HTMLParser):
         ["div", "span", "h1", "table", "thead", "tbody", "tr", "th", "td", "a", "br", "mark", "style", "script"]
     )
     attributes = frozenset(
-        ["class", "title", "role", "scope", "href", "style", "data-column", "data-opened", "data-key"]
+        ["class", "title", "role", "scope", "href", "download", "style", "data-column", "data-opened", "data-key"]
     )
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

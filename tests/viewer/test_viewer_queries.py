@@ -610,9 +610,9 @@ def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
 @pytest.mark.parametrize(
     ("wanted", "number"),
     [
-        (GroupFilter(), 10),
+        (GroupFilter(), 11),
         (GroupFilter(signal=Signal.DEAD), 2),
-        (GroupFilter(signal=Signal.UNJUDGED), 4),
+        (GroupFilter(signal=Signal.UNJUDGED), 5),
         (GroupFilter(run=RUN, signal=Signal.LIVE, collection_round=1), 2),
         (GroupFilter(task="m*"), 2),
         (GroupFilter(task="50%_off"), 1),
