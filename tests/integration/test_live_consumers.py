@@ -14,7 +14,7 @@ import pytest
 
 import lake
 from testkit import engine_server as engines
-from testkit.consumers import said_by, with_packages
+from testkit.consumers import massgen_python, said_by, with_packages
 from testkit.copies import empty_lake
 from testkit.engine_server import engine_server
 from testkit.round_trips import assert_same, records, there_and_back
@@ -23,8 +23,6 @@ from testkit.shared import CHECKOUT
 pytestmark = pytest.mark.slow
 
 EVAL_PROTOCOL = ("eval-protocol==0.3.33",)
-MASSGEN = ("loguru==0.7.3", "mcp==1.30.0", "fastmcp==2.14.7", "gitpython==3.2.1", "openai==3.54.0", "lmstudio==1.5.0")
-MASSGEN += ("anthropic==2.12.0", "claude-agent-sdk==0.2.187")
 PAGES = Path(CHECKOUT, "docs", "guides", "record")
 
 
@@ -83,7 +81,7 @@ def _works_in_a_team(body: dict[str, Any], number: int) -> tuple[str, list[dict[
 
 
 def test_a_massgen_team_is_recorded_as_its_traces_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = with_packages("massgen", MASSGEN, alone=("massgen==0.1.97",))
+    python = massgen_python()
     monkeypatch.setattr(engines, "_answer", _works_in_a_team)
     recorded = empty_lake(tmp_path / "lake")
     with engine_server() as engine:

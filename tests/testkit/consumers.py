@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 
 _SCRIPTS = Path(__file__).with_name("consumers")
+_MASSGEN = ("loguru==0.7.3", "mcp==1.30.0", "fastmcp==2.14.7", "gitpython==3.2.1", "openai==3.54.0", "lmstudio==1.5.0")
+_MASSGEN += ("anthropic==2.12.0", "claude-agent-sdk==0.2.187")
 _OUT_OF_REACH = ("Could not find a version", "Connection", "Temporary failure", "Max retries", "timed out")
 
 
@@ -40,6 +42,11 @@ def consumed(name: str, requirements: Sequence[str], *arguments: object, alone: 
 def with_packages(name: str, requirements: Sequence[str], *, alone: Sequence[str] = ()) -> Path:
     """The Python of an environment in which packages are installed beside those of the tests; see `consumed`."""
     return environment(name, _install(requirements), *([_install(["--no-deps", *alone])] if alone else []))
+
+
+def massgen_python() -> Path:
+    """The Python of an environment that has MassGen."""
+    return with_packages("massgen", _MASSGEN, alone=("massgen==0.1.97",))
 
 
 def said_by(python: Path, script: str, *arguments: object) -> Any:
