@@ -14,6 +14,8 @@ from viewer.queries.episodes import JSON, TEXT, whole
 
 HEAD = 240
 """Characters of an action in the line of its step."""
+ENCODINGS, CHECKPOINTS = 4, 8
+"""Encodings of a step, and checkpoints that were asked about it, at most."""
 SCORES = 10_000
 """Scores of steps at most."""
 UPDATES = 20
@@ -120,3 +122,28 @@ def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
         ORDER BY step_index, scorer LIMIT $most
         """
     return lake.sql(query, {"episode": episode_id, "text": HEAD, "most": SCORES})
+
+
+def tokens(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
+    """The tokens of a step's action, an encoding a row, the engine's own first: ids, log-probabilities, masks."""
+    query = """
+        SELECT encoding_id, any_value(COLUMNS(* EXCLUDE (encoding_id))) FROM (
+            SELECT encoding_id, provenance, n_action, n_trained, policy_version, temperature, logprobs_mode, engine,
+                   version_spans, action_ids, action_logprobs, action_mask, constrained
+            FROM tokens WHERE episode_id = $episode AND step_index = $step
+        ) GROUP BY encoding_id ORDER BY 2, encoding_id LIMIT $most
+        """
+    found = lake.sql(query, {"episode": episode_id, "step": step_index, "most": ENCODINGS})
+    return found.rename({name: name.removeprefix("any_value(").removesuffix(")") for name in found.columns})
+
+
+def rescored(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
+    """What checkpoints think of the same tokens: encoding_id, checkpoint, log_ratio, logprobs; of each the newest."""
+    query = """
+        SELECT r.encoding_id, r.checkpoint, r.log_ratio, r.logprobs
+        FROM ratios AS r JOIN job_runs AS j USING (job_id)
+        WHERE r.episode_id = $episode AND r.step_index = $step
+        QUALIFY row_number() OVER (PARTITION BY r.encoding_id, r.checkpoint ORDER BY j.sequence DESC) = 1
+        ORDER BY r.encoding_id, r.checkpoint LIMIT $most
+        """
+    return lake.sql(query, {"episode": episode_id, "step": step_index, "most": CHECKPOINTS})

@@ -19,6 +19,7 @@ function fillBody(view, index, body) {
   }
   const texts = el("div", "texts", ...paired(content.blocks.map((block) => blockOf(view, index, block))));
   if (!content.blocks.length) texts.append(el("div", "waiting", "(empty)"));
+  if (content.strips) texts.append(...content.strips.map(stripOf));
   body.replaceChildren(texts, ...(content.ledger ? [asideOf(view, content)] : []));
   body.classList.toggle("alone", !content.ledger);
   view.heights.set(index, body.offsetHeight);
@@ -115,16 +116,16 @@ function asideOf(view, content) {
   }
   aside.append(ledger);
   if (content.marks.length) aside.append(el("div", "chips", ...content.marks.map(chip)));
-  if (content.shared) {
-    const link = el("a", "", content.shared.text);
-    link.href = content.shared.href;
+  for (const { text, href } of [content.shared, ...content.branches].filter(Boolean)) {
+    const link = el("a", "", text);
+    link.href = href;
     aside.append(link);
   }
   for (const { scorer, value, why } of content.scores) {
     aside.append(el("div", "judged", el("b", "", scorer), ` ${value} `, el("span", "why", why)));
   }
   for (const [name, value] of content.facts) aside.append(el("div", "fact", el("span", "label", name), ` ${value}`));
-  aside.append(linkOf(view, content.index));
+  aside.append(el("div", "chips", linkOf(view, content.index), tokensButton(view, content.index)));
   return aside;
 }
 

@@ -13,12 +13,13 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
-from viewer import plain
-from viewer.navigation import changed
+from viewer import links, plain
+from viewer.links import Page
+from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.queries import Row, Window, episodes, transcripts
 from viewer.queries.episodes import TEXT
-from viewer.transcript import blocks, ledger, outline
+from viewer.transcript import blocks, ledger, outline, tokens
 from viewer.transcript.blocks import Block
 
 ALL = 500_000
@@ -31,7 +32,7 @@ BEFORE = -1
 """What stands for the messages before the first step; the number of steps, for those after the last."""
 
 _FOLDER = Path(__file__).parent
-_SCRIPTS = ("transcript.js", "line.js", "body.js", "text.js", "find.js", "overview.js")
+_SCRIPTS = ("transcript.js", "line.js", "body.js", "text.js", "find.js", "overview.js", "tokens.js")
 _TRANSCRIPT = st.components.v2.component(
     "trajlake_transcript",
     js="\n".join((_FOLDER / name).read_text() for name in _SCRIPTS),
@@ -69,7 +70,7 @@ def show(told: Told, selected: int | None, hidden: Sequence[str]) -> None:
     scale = _scale(told)
     data = {
         "name": name,
-        "lines": outline.lines(rows, _by_step(told.credit), _scores(told), scale),
+        "lines": outline.lines(rows, _by_step(told.credit), _scores(told), scale, _branches(told)),
         "repeats": outline.repeats(rows),
         "ends": _ends(told),
         "rewarded": scale.rewarded,
@@ -96,8 +97,8 @@ def answer(told: Told, asked: Mapping[Any, Any]) -> dict[str, Any]:
     """The answer to a question; what makes no sense in it is left out.
 
     Args:
-        asked: its `number`; and of `steps` (indices to open), `whole` (a step and the name of a block of it) and `find`
-            (a text) those that are wanted.
+        asked: its `number`; and of `steps` (indices to open), `whole` (a step and the name of a block of it),
+            `tokens` (a step) and `find` (a text) those that are wanted.
     """
     found: dict[str, Any] = {"number": asked.get("number")}
     wanted = asked.get("steps")
@@ -106,6 +107,9 @@ def answer(told: Told, asked: Mapping[Any, Any]) -> dict[str, Any]:
     match asked.get("whole"):
         case [int() as index, str() as name] if _is_step(told, index):
             found["whole"] = [index, name, _whole(told, index, name)]
+    match asked.get("tokens"):
+        case int() as index if _is_step(told, index):
+            found["tokens"] = _tokens(told, index)
     if isinstance(text := asked.get("find"), str):
         found["find"] = {"text": text, "steps": read(transcripts.find, told.episode_id, text[:TEXT]) if text else []}
     return found
@@ -115,6 +119,7 @@ def steps(told: Told, indices: list[int]) -> list[dict[str, Any]]:
     """What opened steps show."""
     credit, scores, scale = _by_step(told.credit), _scores(told), _scale(told)
     rows = {row["step_index"]: row for row in _read(told, indices).iter_rows(named=True)} if indices else {}
+    branches = _branches(told)
     trained = {row["step_index"]: row for row in read(transcripts.trained, told.episode_id).iter_rows(named=True)}
     found = []
     for index in indices:
@@ -128,6 +133,7 @@ def steps(told: Told, indices: list[int]) -> list[dict[str, Any]]:
                 "shared": ledger.shared(given, told.chosen),
                 "facts": _facts(row, trained.get(index)),
                 "scores": [_score(one) for one in scores.get(index, ())],
+                "branches": branches.get(index, []),
             }
         found.append(opened)
     return found
@@ -158,6 +164,12 @@ def _whole(told: Told, index: int, name: str) -> str | None:
     rows = {row["step_index"]: row for row in _read(told, [index], ALL).iter_rows(named=True)}
     found = next((one for one in _blocks(told, index, rows) if one.name == name), None)
     return None if found is None else str(found.sent(ALL)["text"])
+
+
+def _tokens(told: Told, index: int) -> list[dict[str, Any]]:
+    """The token strips of a step."""
+    asked = [read(query, told.episode_id, index).to_dicts() for query in (transcripts.tokens, transcripts.rescored)]
+    return tokens.strips(*asked)
 
 
 def _ends(told: Told) -> list[dict[str, Any]]:
@@ -209,6 +221,17 @@ def _score(row: Row) -> dict[str, Any]:
         "value": value,
         "why": plain.visible((row["reason"] or row["error"] or "")[:TEXT]),
     }
+
+
+def _branches(told: Told) -> dict[int, list[dict[str, str]]]:
+    """Links to the episodes that came out of a step (sub-agents, forks, continuations), by step."""
+    found: dict[int, list[dict[str, str]]] = {}
+    for row in read(episodes.related, told.episode_id).drop_nulls("parent_step_index").iter_rows(named=True):
+        if not row["is_parent"]:
+            text = f"{row['relation'] or 'child'}: {row['agent_id'] or links.episode(row)}"
+            link = {"text": plain.one_line(text), "href": href(Page.EPISODE, episode=ids.to_text(row["episode_id"]))}
+            found.setdefault(row["parent_step_index"], []).append(link)
+    return found
 
 
 def _scores(told: Told) -> dict[int, list[Row]]:

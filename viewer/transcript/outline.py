@@ -20,13 +20,18 @@ CHIPS = 3
 
 
 def lines(
-    outline: pl.DataFrame, credit: Mapping[int, Row], scores: Mapping[int, Sequence[Row]], scale: Scale
+    outline: pl.DataFrame,
+    credit: Mapping[int, Row],
+    scores: Mapping[int, Sequence[Row]],
+    scale: Scale,
+    branches: Mapping[int, Sequence[Any]],
 ) -> list[dict[str, Any]]:
     """A line for each row of `transcripts.outline`.
 
     Args:
         credit: rows of `advantages` by step.
-        scores: rows of `episodes.scores` by step.
+        scores: rows of `transcripts.scores` by step.
+        branches: the episodes that came out of a step.
     """
     spans = waterfall(outline)
     usual = _of_all(credit)
@@ -34,7 +39,11 @@ def lines(
     for row, span in zip(outline.iter_rows(named=True), spans, strict=True):
         index = row["step_index"]
         given = credit.get(index)
-        chips = [*facts(row), *(mark for mark in ledger.marks(given) if mark[1] != "gray" and mark not in usual)]
+        chips = [
+            *_branched(branches.get(index, ())),
+            *facts(row),
+            *(mark for mark in ledger.marks(given) if mark[1] != "gray" and mark not in usual),
+        ]
         found.append(
             {
                 "index": index,
@@ -122,6 +131,11 @@ def waterfall(outline: pl.DataFrame) -> list[tuple[float, float] | None]:
         else (round(100 * (start - first) / whole, 2), round(100 * length / whole, 2))
         for start, length in zip(began, took, strict=True)
     ]
+
+
+def _branched(branches: Sequence[Any]) -> list[Mark]:
+    count = len(branches)
+    return [(f"{count} branch{'' if count == 1 else 'es'}", "violet", "Episodes that came out of it.")] if count else []
 
 
 def _of_all(credit: Mapping[int, Row]) -> list[Mark]:

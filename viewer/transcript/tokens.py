@@ -1,0 +1,94 @@
+"""The token strip of a step: what the lake holds of each token of its action, and what it does not hold, in words.
+
+Log-probabilities are of the policy that sampled (the engine's) and of every checkpoint that `trajlake rescore` read the
+step with; their differences only where both are of one distribution. What is not known is None, which is not 0.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from viewer import plain
+from viewer.queries import Row
+
+MOST = 20_000
+"""Tokens of an encoding that a strip shows at most."""
+NOT_STORED = "The lake stores no entropy, no weight in the loss and no clip flag of a token."
+FARTHEST = 1e6
+_DIGITS = 4
+
+
+def strips(encodings: Sequence[Row], rescored: Sequence[Row]) -> list[dict[str, Any]]:
+    """A strip for each encoding of a step.
+
+    Args:
+        encodings: rows of `transcripts.tokens`.
+        rescored: rows of `transcripts.rescored`.
+    """
+    return [
+        {
+            "title": _title(row),
+            "tokens": row["n_action"],
+            "ids": row["action_ids"][:MOST],
+            "sampled": row["action_mask"][:MOST],
+            "constrained": row["constrained"] and row["constrained"][:MOST],
+            "tracks": _tracks(row, [one for one in rescored if one["encoding_id"] == row["encoding_id"]]),
+            "notes": _notes(row, [one for one in rescored if one["encoding_id"] == row["encoding_id"]]),
+        }
+        for row in encodings
+    ]
+
+
+def _tracks(row: Row, rescored: Sequence[Row]) -> list[dict[str, Any]]:
+    """What is drawn for each token: log-probabilities, and their differences from the policy that sampled."""
+    behaviour = row["action_logprobs"]
+    found = [_track("behaviour log-probability", "logprob", behaviour)] if behaviour is not None else []
+    for one in rescored:
+        name = plain.one_line(one["checkpoint"])
+        found.append(_track(f"{name}: log-probability", "logprob", one["logprobs"]))
+        if behaviour is not None and one["log_ratio"] is not None:
+            differences = [_minus(new, old) for new, old in zip(one["logprobs"], behaviour, strict=False)]
+            found.append(_track(f"{name}: log ratio to behaviour", "ratio", differences))
+    return found
+
+
+def _track(label: str, kind: str, values: Sequence[float | None]) -> dict[str, Any]:
+    return {"label": label, "kind": kind, "values": [_finite(value) for value in values[:MOST]]}
+
+
+def _minus(new: float | None, old: float | None) -> float | None:
+    return None if new is None or old is None else new - old
+
+
+def _finite(value: float | None) -> float | None:
+    """A number that JSON can hold: infinity, as of an impossible token, is the farthest that there is."""
+    return None if value is None or math.isnan(value) else max(-FARTHEST, min(round(value, _DIGITS), FARTHEST))
+
+
+def _title(row: Row) -> str:
+    values = {
+        "policy version": row["policy_version"],
+        "temperature": row["temperature"],
+        "log-probabilities": row["logprobs_mode"],
+        "engine": row["engine"] and plain.one_line(row["engine"]),
+    }
+    said = [f"{name} {plain.number(v) if isinstance(v, float) else v}" for name, v in values.items() if v is not None]
+    origin = "exact tokens of the engine" if row["provenance"] == "engine" else "tokens rendered from the text"
+    return ", ".join([f"{row['n_action']:,} {origin}, {row['n_trained']:,} sampled", *said])
+
+
+def _notes(row: Row, rescored: Sequence[Row]) -> list[str]:
+    """What a reader might look for and not find."""
+    found = [f"Only the first {MOST:,} tokens are drawn."] if row["n_action"] > MOST else []
+    if row["action_logprobs"] is None:
+        found.append("No log-probabilities of the policy that sampled are stored, so no ratios are known.")
+    if not rescored:
+        found.append("No checkpoint was asked about this step: trajlake rescore stores what a policy thinks of it.")
+    found += [
+        f"No ratio to {plain.one_line(one['checkpoint'])}: its log-probabilities are of another distribution."
+        for one in rescored
+        if row["action_logprobs"] is not None and one["log_ratio"] is None
+    ]
+    if row["version_spans"]:
+        found.append(f"The weights changed inside the action: {plain.one_line(row['version_spans'], 200)}")
+    return [*found, NOT_STORED]
