@@ -10,6 +10,7 @@ from lake import Lake, ids
 from testkit.lakes import add_credit, build_lake, full_lake, judged_lake, rollout
 from testkit.streamlit_pages import assert_sound, elements, open_page, transcript, words
 from viewer.launch import ENVIRONMENT
+from viewer.queries import Window, episodes
 from viewer.transcript import component
 
 
@@ -112,6 +113,35 @@ def test_a_step_says_how_often_it_was_trained_on(lk: Lake) -> None:
     add = {"episode": episode_id(lk, "dead", 0), "step": 1}
     facts = dict(opened(open_page("episode", **add))["facts"])
     assert facts["trained on"] == "1 times (demo: updates 0)"
+
+
+def test_what_came_out_of_a_step_branches_off_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0)]), monkeypatch)
+    parent = episode_id(lk, "t", 0)
+    born: dict[str, Any] = {"parent_episode_id": ids.to_text(parent), "parent_step_index": 1, "relation": "subagent"}
+    with lk.job(kind="collect", run_id="demo") as job:
+        job.record([rollout("part", 0, None, agent_id="`helper`", **born)])
+    at = open_page("episode", episode=parent, step=1)
+    child = ids.to_text(episode_id(lk, "part", 0))
+    assert opened(at)["branches"] == [{"text": "subagent: `helper`", "href": f"/episode?episode={child}"}]
+    assert [[label for label, _, _ in line["marks"]] for line in transcript(at)["lines"]] == [[], ["1 branch"], []]
+
+
+def test_what_a_page_asks_is_bounded_and_nonsense_is_left_out(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(component, "read", lambda query, *args: query(lk.snapshot(), *args))
+    facts = episodes.episode(lk.snapshot(), episode_id(lk, "mixed", 0))
+    assert facts is not None
+    told = component.Told(facts, Window(100), pl.DataFrame(), None, None)
+    found = component.answer(told, {"number": 5, "steps": [0, "1", 99, -7, 2, -1, 3]})
+    assert (found["number"], [step["index"] for step in found["steps"]]) == (5, [0, 2, -1, 3])
+    assert [block["kind"] for block in found["steps"][2]["blocks"]] == ["message"], "the user's words are the state"
+    assert len(component.answer(told, {"steps": [0] * 1000})["steps"]) == component.OPENED
+    for nonsense in ({"steps": 3}, {"whole": [0]}, {"whole": ["0", "action"]}, {"tokens": "0"}, {"find": 1}, {}):
+        assert component.answer(told, nonsense) == {"number": None}
+    assert component.answer(told, {"whole": [0, "action"]})["whole"] == [0, "action", "go right"]
+    assert component.answer(told, {"whole": [0, "none"]})["whole"] == [0, "none", None]
+    assert component.answer(told, {"find": "HALL"})["find"] == {"text": "HALL", "steps": [1]}
+    assert component.answer(told, {"tokens": 0})["tokens"] == []
 
 
 def test_flags_are_explained_in_the_step_and_what_all_steps_are_stays_out_of_the_lines(lk: Lake) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from lake import Lake, ids
-from lake.records import EpisodeRecord, StepRecord
+from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.browsers import chromium
 from testkit.lakes import add_credit, build_lake, rollout
 from testkit.viewer_process import Viewer, viewer
@@ -43,6 +43,9 @@ def chat() -> EpisodeRecord:
     """Three steps: everything hostile; two calls with their results and an image; a text of two megabytes."""
     record = rollout("chat", 0, 1.0)
     hostile, calls, long = record.steps
+    many = 20_000
+    known = {"action_ids": [7] * many, "action_logprobs": [-1.0] * many}
+    calls.tokens = TokensRecord(context_ids=[1], prefix_step_index=None, **known)
     hostile.state = hostile.action = hostile.reasoning = HOSTILE
     hostile.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}]
     hostile.context = [{"role": HOSTILE, "content": f"more {HOSTILE}"}]
@@ -311,6 +314,21 @@ def test_a_text_is_copied_whole(page: Any, lk: Lake) -> None:
     aside.get_by_role("button", name="copy link").click()
     aside.get_by_text("copied", exact=True).wait_for()
     assert page.evaluate("navigator.clipboard.readText()").endswith("step=700")
+
+
+def test_tokens_are_drawn_on_a_canvas_and_told_by_the_keyboard(page: Any, lk: Lake) -> None:
+    go(page, lk, "chat", step=1)
+    opened(page, 1)
+    line(page, 1).get_by_role("button", name="Tokens").click()
+    strip = line(page, 1).locator(".strip")
+    strip.get_by_text("20,000 exact tokens of the engine, 20,000 sampled").wait_for()
+    strip.locator("canvas").focus()
+    page.keyboard.press("ArrowRight")
+    strip.get_by_text("token 0: id 7, behaviour log-probability -1.000, sampled").wait_for()
+    painted = "node => new Set(node.getContext('2d').getImageData(0, 0, node.width, 40).data).size > 4"
+    assert strip.locator("canvas").evaluate(painted)
+    strip.get_by_text("The lake stores no entropy").wait_for()
+    assert nodes(page) < NODES
 
 
 def test_hiding_reasoning_keeps_the_step_open(page: Any, lk: Lake) -> None:

@@ -4,7 +4,6 @@ Log-probabilities are of the policy that sampled (the engine's) and of every che
 step with; their differences only where both are of one distribution. What is not known is None, which is not 0.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from viewer.queries import Row
 MOST = 20_000
 """Tokens of an encoding that a strip shows at most."""
 NOT_STORED = "The lake stores no entropy, no weight in the loss and no clip flag of a token."
-FARTHEST = 1e6
 _DIGITS = 4
 
 
@@ -53,16 +51,15 @@ def _tracks(row: Row, rescored: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _track(label: str, kind: str, values: Sequence[float | None]) -> dict[str, Any]:
-    return {"label": label, "kind": kind, "values": [_finite(value) for value in values[:MOST]]}
+    return {
+        "label": label,
+        "kind": kind,
+        "values": [value if value is None else round(value, _DIGITS) for value in values[:MOST]],
+    }
 
 
 def _minus(new: float | None, old: float | None) -> float | None:
     return None if new is None or old is None else new - old
-
-
-def _finite(value: float | None) -> float | None:
-    """A number that JSON can hold: infinity, as of an impossible token, is the farthest that there is."""
-    return None if value is None or math.isnan(value) else max(-FARTHEST, min(round(value, _DIGITS), FARTHEST))
 
 
 def _title(row: Row) -> str:

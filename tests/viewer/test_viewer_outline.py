@@ -1,0 +1,172 @@
+"""The lines of a transcript, and what its page may ask: against small lakes with everything in them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lake import Lake
+from lake.records import TokensRecord
+from lake.write.rows import LIMIT
+from testkit.lakes import add_training, build_lake, rollout
+from viewer.queries import Window, transcripts
+from viewer.transcript import outline, tokens
+
+ALL = Window(10_000)
+
+
+def only_episode(lk: Lake) -> int:
+    return int(lk.sql("SELECT episode_id FROM episodes").item())
+
+
+def times(began: list[float | None], took: list[float | None]) -> pl.DataFrame:
+    return pl.DataFrame({"began": began, "latency": took}, schema={"began": pl.Float64, "latency": pl.Float64})
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        (None, None, "go left"),
+        ("f", '{"command": "ls\\n-la", "n": 2}', "command: ls -la, n: 2"),
+        ("f", '{"cut', '{"cut'),
+        ("f", "[1, 2]", "[1, 2]"),
+        ("f", None, ""),
+    ],
+)
+def test_what_a_step_did(tool: str | None, arguments: str | None, said: str) -> None:
+    assert outline.said({"tool": tool, "arguments": arguments, "action": "go\nleft"}) == said
+
+
+def test_calls_with_known_starts_are_where_they_were() -> None:
+    found = outline.waterfall(times([0.0, 5.0, None], [2.0, 5.0, 1.0]))
+    assert found == [(0.0, 20.0), (50.0, 50.0), None]
+
+
+def test_without_starts_calls_are_laid_end_to_end() -> None:
+    assert outline.waterfall(times([None, None, None], [1.0, None, 3.0])) == [(0.0, 25.0), None, (25.0, 75.0)]
+    assert outline.waterfall(times([None], [None])) == [None], "unknown is no bar"
+
+
+@given(st.lists(st.tuples(st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e4)), min_size=1))
+def test_every_bar_stays_in_its_track(calls: list[tuple[float | None, float | None]]) -> None:
+    found = outline.waterfall(times([start for start, _ in calls], [length for _, length in calls]))
+    for bar, (_, length) in zip(found, calls, strict=True):
+        assert length is not None or bar is None
+        assert bar is None or (bar[0] >= 0 and bar[1] >= 0 and sum(bar) <= 100.02)
+
+
+def test_a_repeat_ends_where_the_reward_or_the_state_differs(tmp_path: Path) -> None:
+    record = rollout("t", 0, 0.0, num_steps=8)
+    for step in record.steps:
+        step.action = "look"
+    record.steps[6].reward = 1.0
+    lk = build_lake(tmp_path, [record])
+    found = transcripts.outline(lk.snapshot(), only_episode(lk), ALL)
+    assert outline.repeats(found) == [{"first": 0, "last": 5, "period": 1, "times": 6}]
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """An episode whose texts hide in every column, in escapes, and in a blob; with tokens of its first step."""
+    record = rollout("t", 0, 1.0, num_steps=7)
+    record.steps[0].tokens = TokensRecord(
+        context_ids=[1], action_ids=[5, 6, 7], action_logprobs=[-0.5, -1.0, 0.0], action_mask=[True, True, False]
+    )
+    record.steps[1].action = 'Say "HELLO"\nnow'
+    record.steps[2].reasoning = "hello there"
+    record.steps[3].tool_calls = [{"function": {"name": "f", "arguments": json.dumps({"q": 'say "hello"\nnow'})}}]
+    record.steps[4].context = [{"role": "user", "content": "x" * LIMIT + " hello from a blob"}]
+    record.steps[5].context = [{"role": "user", "content": "Grüße"}]
+    return build_lake(tmp_path_factory.mktemp("outline"), [record])
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("hello", [1, 2, 3, 4]),
+        ("HELLO FROM", [4]),
+        ('say "hello"\nnow', [1, 3]),
+        ("grüße", [5]),
+        ("%", []),
+        ("nowhere", []),
+    ],
+)
+def test_a_text_is_found_wherever_a_person_would_read_it(lk: Lake, text: str, steps: list[int]) -> None:
+    assert transcripts.find(lk.snapshot(), only_episode(lk), text) == steps
+
+
+def test_a_line_names_the_tool_and_its_arguments(lk: Lake) -> None:
+    row = transcripts.outline(lk.snapshot(), only_episode(lk), ALL).row(3, named=True)
+    assert (row["tool"], row["calls"], outline.said(row)) == ("f", 1, 'q: say "hello" now')
+
+
+def test_how_often_a_step_was_trained_on(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, [rollout("t", 0, 1.0)])
+    assert transcripts.trained(lk.snapshot(), only_episode(lk)).is_empty()
+    add_training(lk, updates=1)
+    assert transcripts.trained(lk.snapshot(), only_episode(lk)).to_dicts()[2] == {
+        "step_index": 2,
+        "times": 1,
+        "runs": [{"run": "demo", "updates": [0]}],
+    }
+
+
+def rescore(lk: Lake, checkpoint: str, logprobs: list[float], log_ratio: float | None) -> None:
+    keys = lk.sql("SELECT episode_id, step_index, encoding_id, group_id, run_id FROM tokens").row(0, named=True)
+    row = {"checkpoint": checkpoint, "temperature": 1.0, "n_action": 3, "log_ratio": log_ratio, "logprobs": logprobs}
+    with lk.job(kind="rescore") as job:
+        job.write("ratios", pl.DataFrame([keys | row], schema_overrides={"log_ratio": pl.Float64}))
+
+
+def strips(lk: Lake, step: int) -> list[dict[str, Any]]:
+    snapshot, episode = lk.snapshot(), only_episode(lk)
+    asked = (transcripts.tokens, transcripts.rescored)
+    return tokens.strips(*(query(snapshot, episode, step).to_dicts() for query in asked))
+
+
+def test_a_token_strip_has_what_is_stored_and_says_what_is_not(lk: Lake) -> None:
+    (strip,) = strips(lk, 0)
+    assert (strip["ids"], strip["sampled"]) == ([5, 6, 7], [True, True, False])
+    assert [(track["label"], track["values"]) for track in strip["tracks"]] == [
+        ("behaviour log-probability", [-0.5, -1.0, 0.0])
+    ]
+    assert "No checkpoint was asked about this step" in strip["notes"][0]
+    assert strip["notes"][-1] == tokens.NOT_STORED
+    assert strips(lk, 1) == [], "no tokens are not a strip of zeros"
+
+
+def test_checkpoints_stand_beside_the_policy_that_sampled(tmp_path: Path) -> None:
+    record = rollout("t", 0, 1.0, num_steps=1)
+    record.steps[0].tokens = TokensRecord(context_ids=[1], action_ids=[5, 6, 7], action_logprobs=[-0.5, -1.0, 0.0])
+    lk = build_lake(tmp_path, [record])
+    rescore(lk, "now", [-9.0, -9.0, -9.0], -25.5)
+    rescore(lk, "now", [-0.25, -1.5, 0.0], -0.25)
+    rescore(lk, "other", [-1.0, -2.0, -3.0], None)
+    (strip,) = strips(lk, 0)
+    assert [(track["label"], track["values"]) for track in strip["tracks"][1:]] == [
+        ("now: log-probability", [-0.25, -1.5, 0.0]),
+        ("now: log ratio to behaviour", [0.25, -0.5, 0.0]),
+        ("other: log-probability", [-1.0, -2.0, -3.0]),
+    ]
+    assert "No ratio to other: its log-probabilities are of another distribution." in strip["notes"]
+
+
+def test_without_the_policys_own_there_is_no_ratio() -> None:
+    encoding = {"encoding_id": 1, "provenance": "rendered", "n_action": 1, "n_trained": 1, "action_ids": [4]}
+    unknown = ("policy_version", "temperature", "logprobs_mode", "engine", "version_spans", "constrained")
+    row = encoding | {"action_mask": [True], "action_logprobs": None} | dict.fromkeys(unknown)
+    seen = {"encoding_id": 1, "checkpoint": "now", "log_ratio": None, "logprobs": [-1.0]}
+    (strip,) = tokens.strips([row], [seen, seen | {"encoding_id": 2}])
+    assert [track["label"] for track in strip["tracks"]] == ["now: log-probability"]
+    assert strip["notes"][0].startswith("No log-probabilities of the policy that sampled are stored")
+
+
+def test_long_actions_are_cut(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "MOST", 2)
+    (strip,) = strips(lk, 0)
+    assert [len(strip["ids"]), len(strip["sampled"]), len(strip["tracks"][0]["values"])] == [2, 2, 2]
+    assert strip["notes"][0] == "Only the first 2 tokens are drawn."
