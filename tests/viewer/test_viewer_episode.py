@@ -41,6 +41,11 @@ def opened(at: Any) -> dict[str, Any]:
     return dict(step)
 
 
+def credit_box(at: Any) -> Any:
+    (box,) = [box for box in at.selectbox if box.label == "Credit"]
+    return box
+
+
 def texts(step: dict[str, Any]) -> dict[str, str]:
     return {block["name"]: block["text"] for block in step["blocks"]}
 
@@ -236,7 +241,7 @@ def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pyte
 
     def chosen(**address: Any) -> tuple[str, dict[str, str]]:
         at = open_page("episode", **here, **address)
-        return at.selectbox[0].value, ledger(opened(at))
+        return credit_box(at).value, ledger(opened(at))
 
     newest, by_job, by_series = chosen(), chosen(credit=old), chosen(credit=series)
     assert newest[0] == ids.to_text(current)
@@ -246,8 +251,8 @@ def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pyte
     assert newest[1] != by_job[1]
     wrong = open_page("episode", credit="zzz", **here)
     assert "Credit `zzz` does not cover this" in wrong.warning[0].value
-    assert wrong.selectbox[0].value == ids.to_text(current)
-    wrong.selectbox[0].set_value(ids.to_text(series))
+    assert credit_box(wrong).value == ids.to_text(current)
+    credit_box(wrong).set_value(ids.to_text(series))
     assert_sound(wrong.run())
     assert ledger(opened(wrong)) == by_job[1]
 
@@ -255,8 +260,8 @@ def test_the_credit_is_chosen_by_job_or_series(tmp_path: Path, monkeypatch: pyte
 def test_an_episode_without_credit_is_shown_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0)]), monkeypatch)
     at = open_page("episode", episode=episode_id(lk, "t", 0))
-    assert at.selectbox[0].disabled
-    assert "trajlake credit" in at.selectbox[0].options[0]
+    assert credit_box(at).disabled
+    assert "trajlake credit" in credit_box(at).options[0]
     found = transcript(at)
     assert found["credited"] is False
     assert [line["text"] for line in found["lines"]] == ["go right", "go left", "go right"]
