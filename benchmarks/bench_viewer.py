@@ -1,15 +1,19 @@
 """Pages and searches of the viewer over a million episodes and six million steps, uncompacted: CPU and wall seconds.
 
-    python benchmarks/bench_viewer.py LAKE [--episodes 1000000]
+    python benchmarks/bench_viewer.py [--lake LAKE] [--episodes 1000000]
 
-Makes the lake if it is not there: 8 siblings, 6 steps, 12 states a group, states of 300 characters with an id of their
-own, tool calls, a context that repeats the state, a scorer, four runs. Every question is asked of a new reader, as
-after Refresh (cold), and again of the same one (warm); answers that Streamlit remembers are not counted.
+Makes the lake, unless an earlier call did: 8 siblings, 6 steps, 12 states a group, states of 300 characters with an id
+of their own, tool calls, a context that repeats the state, a scorer, four runs. Every question is asked of a new
+reader, as after Refresh (cold), and again of the same one (warm); answers that Streamlit remembers are not counted.
 """
 
 import argparse
+import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +23,14 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import lake  # noqa: E402
 from lake import ids  # noqa: E402
+from lake.search import place  # noqa: E402
 from lake.storage.objects import Objects  # noqa: E402
 from lake.storage.store import Store  # noqa: E402
 from lake.tables import TABLES  # noqa: E402
 from lake.tables.contracts import conform  # noqa: E402
+from viewer.pinned import Reader  # noqa: E402
+from viewer.queries import Sort, Window, episodes, facets  # noqa: E402
+from viewer.queries.episodes import FACETS, EpisodeFilter  # noqa: E402
 
 SIBLINGS, STEPS, STATES, CHUNK = 8, 6, 12, 5_000
 TOOLS = [f"{verb}_{what}" for verb in ("get", "find", "book", "cancel") for what in ("order", "flight", "user", "bag")]
@@ -116,21 +124,78 @@ def _scores(lk: lake.Lake) -> None:
         job.write("scores", lk.sql(query).with_columns(**names))
 
 
-def timed(what: str, work: object) -> None:
-    """Print CPU and wall seconds of a call."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    work()  # type: ignore[operator]
-    print(f"| {what} | {time.process_time() - cpu:.2f} | {time.perf_counter() - wall:.2f} |", flush=True)
+def timed(what: str, cold: Callable[[], object], warm: Callable[[], object] | None = None) -> None:
+    """Print CPU and wall seconds of a call, and of a second one."""
+    figures = []
+    for work in (cold, warm or cold):
+        cpu, wall = time.process_time(), time.perf_counter()
+        work()
+        figures += [time.process_time() - cpu, time.perf_counter() - wall]
+    print(f"| {what} | {' | '.join(f'{figure:.2f}' for figure in figures)} |", flush=True)
+
+
+def page(reader: Reader, wanted: EpisodeFilter, order: Sort | None, number: int) -> None:
+    """What a page of the list asks."""
+    episodes.totals(reader, wanted, order)
+    rows = episodes.page(reader, wanted, order, Window.page(number))
+    episodes.scores_of(reader, tuple(rows["episode_id"]))
+
+
+def lists(lk: lake.Lake) -> None:
+    """A page of the list, by filter and order, and the one after it."""
+    steep = Sort("outcome", descending=True)
+    cases: list[tuple[str, EpisodeFilter, Sort | None, int]] = [
+        ("list", EpisodeFilter(), None, 1),
+        ("list, deep page", EpisodeFilter(), None, 20_000),
+        ("list by outcome", EpisodeFilter(), steep, 1),
+        ("one run, outcome from 0.5", EpisodeFilter(run="run 1", low=0.5), None, 1),
+        ("by a scorer", EpisodeFilter(score="judge", low=0.5), steep, 1),
+        ("one tool", EpisodeFilter(tool=TOOLS[0]), None, 1),
+    ]
+    for what, wanted, order, number in cases:
+        reader = Reader(lk.snapshot())
+
+        timed(what, partial(page, reader, wanted, order, number), partial(page, reader, wanted, order, number + 1))
+
+
+def searches(lk: lake.Lake) -> None:
+    """The index, then what is found with it."""
+    reader = Reader(lk.snapshot())
+    timed("index", lambda: reader.holding("nothing like it"))
+    for text in ("R7919X", "lamp199 shelf3", TOOLS[0], "door", '"look up R7919X"'):
+        cold = Reader(lk.snapshot())
+        number = cold.holding(text).height
+        timed(f"`{text}`: {number:,} episodes", partial(find, lk, text))
+
+
+def find(lk: lake.Lake, text: str) -> None:
+    """A search that nobody made before."""
+    Reader(lk.snapshot()).holding(text)
+
+
+def facet_counts(lk: lake.Lake) -> None:
+    """Counts of each facet."""
+    for facet in FACETS:
+        reader = Reader(lk.snapshot())
+        timed(f"facet {facet}", partial(facets.values, reader, facet, EpisodeFilter()))
 
 
 def main() -> None:
     """Make the lake, ask."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("lake", type=Path)
+    parser.add_argument("--lake", type=Path, help="a lake that an earlier call made, or where to make it")
     parser.add_argument("--episodes", type=int, default=1_000_000)
     given = parser.parse_args()
-    if not given.lake.exists():
-        timed("the lake", lambda: make(given.lake, given.episodes))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[place.ENVIRONMENT] = folder
+        path = given.lake or Path(folder, "lake")
+        if not path.exists():
+            make(path, given.episodes)
+        lk = lake.open(path)
+        print("| question | cold, CPU s | wall s | warm, CPU s | wall s |\n| --- | --- | --- | --- | --- |")
+        Reader(lk.snapshot()).sql("SELECT count(*) FROM episodes")
+        for part in (lists, searches, facet_counts):
+            part(lk)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import Sort, outcomes, runs, training
-from viewer.queries.episodes import ORDERS, EpisodeFilter
+from viewer.queries.episodes import FACETS, ORDERS, EpisodeFilter
 
 LIST = "list"
 """The query parameter that carries a filter."""
@@ -40,6 +40,7 @@ def parameters(wanted: EpisodeFilter, order: Sort | None = None) -> Parameters:
         "text": wanted.text,
         "round": wanted.collection_round,
         "version": wanted.policy_version,
+        **{facet: getattr(wanted, facet) for facet in FACETS},
         "job": None if job is None else ids.to_text(job),
         "update": update,
         "sort": order,
@@ -79,6 +80,7 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Sort | None]:
         collection_round=whole(one.get("round")),
         policy_version=whole(one.get("version")),
         update=None if job is None or update is None else (job, update),
+        **{facet: one.get(facet) for facet in FACETS},
     )
     return wanted, order
 

@@ -9,6 +9,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from viewer import pinned
 from viewer.links import Page
+from viewer.plain import one_line
 
 Value = str | int | float | Sequence[str] | None
 
@@ -50,11 +51,15 @@ def changed(**values: Value) -> str:
     return f"?{urlencode(given, doseq=True)}"
 
 
-def anchor(text: str, target: str, *, key: str | None = None, saved: bool = False) -> str:
-    """HTML of a link with a plain text; `key` follows it; `saved`: to a file that the browser saves."""
-    saves = " download" if saved else ""
+def anchor(text: str, target: str, *, key: str | None = None) -> str:
+    """HTML of a link with a plain text; `key` follows it."""
     follows = f' data-key="{escape(key)}" title="key {escape(key)}"' if key else ""
-    return f'<a href="{escape(target)}"{saves}{follows}>{escape(text)}</a>'
+    return f'<a href="{escape(target)}"{follows}>{escape(text)}</a>'
+
+
+def chip_link(text: str, target: str, *, chosen: bool = False) -> str:
+    """HTML of a link that looks like a chip, with a plain text in one line."""
+    return f'<a href="{escape(target)}"{" class=chosen" if chosen else ""}>{escape(one_line(text, 90))}</a>'
 
 
 def _path(page: Page) -> str:

@@ -18,8 +18,7 @@ def offered(wanted: EpisodeFilter, order: Sort | None, total: int) -> None:
     with st.popover("Download", icon=":material/download:"):
         of, packed = pinned.name(), choices.packed(wanted, order)
         links = [
-            anchor(ending, download.PATH + query(format=ending, of=of, list=packed), saved=True)
-            for ending in download.FORMATS
+            anchor(ending, download.PATH + query(format=ending, of=of, list=packed)) for ending in download.FORMATS
         ]
         said = f"The list, all {number(total)} rows, as {', '.join(links)}"
         st.html(f'<span class="trajlake-turn">{said}</span>', width="content")

@@ -73,7 +73,7 @@ _TELLING_COLUMNS = {
     "runs": {"run_id", "dead_share"},
     "trained runs": {"run_id", "updates"},
     "tasks": {"task_id", "scored"},
-    "episodes": {"episode_id", "stop_reason"},
+    "episodes": {"episode_id", "group_id", "status"},
     "groups": {"group_id", "signal"},
     "siblings": {"episode_id", "num_steps", "mean_advantage"},
     "anchors": {"anchor_key", "spread"},

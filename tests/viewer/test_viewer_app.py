@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -246,9 +247,43 @@ def test_the_batch_of_an_update_is_a_list(lk: Lake) -> None:
     at = open_page("episodes", job=job_id(lk, "train"), update=0)
     assert len(links(at, "episodes")) == 6
     assert "Batch of update 0" in words(at)
-    next(button for button in at.button if button.label == "Show all episodes").click()
-    assert_sound(at.run())
-    assert len(links(at, "episodes")) == 24
+    assert chips(at)["update: 0"] == "?"
+
+
+def chips(at: Any) -> dict[str, str]:
+    """Chips of the page: label (without the cross) -> address."""
+    found = re.findall(r'<a href="([^"]*)"(?: class=chosen)?>([^<]*)</a>', "".join(html_of(at, "trajlake-chips")))
+    return {unescape(label).removesuffix(" \N{MULTIPLICATION SIGN}"): unescape(address) for address, label in found}
+
+
+def html_of(at: Any, mark: str) -> list[str]:
+    return [el.proto.body for el in elements(at) if el.type == "html" and f'class="{mark}"' in el.proto.body]
+
+
+def test_every_filter_is_a_chip_that_takes_it_off(lk: Lake) -> None:
+    at = open_page("episodes", run=RUN, status=["completed", "failed"], round=1, error="rollout", page=2)
+    assert chips(at) == {
+        f"run: {RUN}": "?status=completed&status=failed&round=1&error=rollout",
+        "status: completed": f"?run={RUN}&status=failed&round=1&error=rollout",
+        "status: failed": f"?run={RUN}&status=completed&round=1&error=rollout",
+        "round: 1": f"?run={RUN}&status=completed&status=failed&error=rollout",
+        "error: failed rollout": f"?run={RUN}&status=completed&status=failed&round=1",
+        "clear all": "?",
+    }
+
+
+def test_facets_are_shown_with_counts_when_they_are_asked_for(lk: Lake) -> None:
+    assert html_of(open_page("episodes"), "trajlake-chips") == []
+    shown = chips(open_page("episodes", facets="true"))
+    assert shown["failed rollout 2"] == "?facets=true&error=rollout"
+
+
+def test_scores_are_columns_and_what_is_never_known_is_none(lk: Lake) -> None:
+    (table,) = html_of(open_page("episodes"), "trajlake-table")
+    names = re.findall(r'data-column="([^"]*)"', table)
+    assert names[-2:] == ["episode_id", "group_id"]
+    assert "stop_reason" not in names
+    assert "collection_round" in names
 
 
 # ---------------------------------------------------------------- an outcome that a scorer says

@@ -10,7 +10,7 @@ from viewer.choices import packed, parameters, unpacked
 from viewer.links import Page, finite, whole
 from viewer.navigation import href
 from viewer.queries import Sort
-from viewer.queries.episodes import ORDERS, EpisodeFilter
+from viewer.queries.episodes import FACETS, ORDERS, EpisodeFilter
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 an_id = st.integers(0, 2**63 - 1)
@@ -30,6 +30,7 @@ filters = st.builds(
     collection_round=st.none() | a_count,
     policy_version=st.none() | a_count,
     update=st.none() | st.tuples(an_id, a_count),
+    **{facet: st.none() | text for facet in FACETS},
 )
 
 

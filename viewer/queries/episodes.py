@@ -109,6 +109,21 @@ ORDERS = themselves("run_id", "rollout_index", "status", "outcome", "num_steps",
 }
 """Columns that may order the list; a round's episodes are ordered by version too."""
 
+_NAMES = "list_concat(json_extract_string({0}, '$[*].name'), json_extract_string({0}, '$[*].function.name'))"
+FACETS = {
+    "tool": f"SELECT episode_id, unnest({_NAMES.format('tool_calls')}) AS value FROM steps WHERE tool_calls <> '[]'",
+    "error": """
+        SELECT episode_id, 'rollout' AS value FROM episodes WHERE error IS NOT NULL
+        UNION ALL SELECT episode_id, 'state' FROM steps WHERE state_is_error
+        UNION ALL SELECT episode_id, 'action' FROM steps WHERE NOT is_action_valid
+    """,
+    "scorer": "SELECT episode_id, scorer AS value FROM current_scores",
+    "flag": "SELECT episode_id, unnest(string_split(flags, ',')) AS value FROM current_advantages WHERE flags <> ''",
+    "tag": "SELECT episode_id, label AS value FROM latest_annotations",
+}
+"""Pairs of an episode and a value, by facet: tools it calls, where it has an error (its end, a state that is an error
+text, a malformed action), who scores it, flags of the current credit, labels that people gave."""
+
 _CLAUSES = {
     "run": "e.run_id = $run",
     "task": r"e.task_id LIKE $task ESCAPE '\'",
@@ -121,6 +136,8 @@ _CLAUSES = {
     "update": """e.episode_id IN (
         SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update
     )""",
+} | {
+    name: f"e.episode_id IN (SELECT episode_id FROM ({pairs}) WHERE value = ${name})" for name, pairs in FACETS.items()
 }
 
 
@@ -148,6 +165,12 @@ class EpisodeFilter:
     policy_version: int | None = None
     update: tuple[int, int] | None = None
     """(training job, optimizer step): the episodes that the update consumed."""
+    tool: str | None = None
+    """The value of this facet, as of those that follow (`FACETS`)."""
+    error: str | None = None
+    scorer: str | None = None
+    flag: str | None = None
+    tag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +207,33 @@ def page(lake: Reads, wanted: EpisodeFilter, order: Sort | None, window: Window)
         found = lake.holding(wanted.text).rename({"step_index": "found_step", "steps": "found_steps"})
         facts = facts.join(found, on="episode_id", how="left")
     return shown.join(facts, on="episode_id", how="left", maintain_order="left")
+
+
+@lru_cache(maxsize=16)
+def known(lake: Reads) -> frozenset[str]:
+    """Columns of the list of which any episode has a value."""
+    always = ("run_id", "task_id", "rollout_index", "status", "outcome", "num_steps")
+    maybe = ("collection_round", "policy_version", "stop_reason")
+    found = lake.sql(f"SELECT {', '.join(f'count({name}) > 0 AS {name}' for name in maybe)} FROM episodes")
+    return frozenset(always) | {name for name, has in found.row(0, named=True).items() if has}
+
+
+def scores_of(lake: Reads, episode_ids: tuple[int, ...]) -> pl.DataFrame:
+    """What each scorer says of whole episodes now: episode_id, scorer, value."""
+    params: Params = {f"id{number}": value for number, value in enumerate(episode_ids)}
+    of_page = f"episode_id IN ({', '.join(f'${name}' for name in params) or 'NULL'})"
+    query = f"SELECT episode_id, scorer, scorer_version, job_id, step_index, value FROM scores WHERE {of_page}"
+    found = lake.sql(query, params or None).join(_current_versions(lake), on=["scorer", "scorer_version"], how="semi")
+    if (found.group_by("episode_id", "scorer").agg(pl.col("job_id").n_unique())["job_id"] > 1).any():
+        # Which of several jobs counts is for the view to say; it goes through all scores of the lake.
+        query = f"SELECT episode_id, scorer, step_index, value FROM current_scores WHERE {of_page}"
+        found = lake.sql(query, params)
+    return found.filter(pl.col("step_index").is_null()).select("episode_id", "scorer", "value")
+
+
+@lru_cache(maxsize=16)
+def _current_versions(lake: Reads) -> pl.DataFrame:
+    return lake.sql("SELECT scorer, scorer_version FROM scorer_versions WHERE is_current")
 
 
 def totals(lake: Reads, wanted: EpisodeFilter, order: Sort | None = None) -> Row:

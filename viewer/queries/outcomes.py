@@ -61,5 +61,8 @@ def own(lake: Reads) -> dict[str, str]:
 
 def names(lake: Reads) -> list[str]:
     """What can be chosen: `env_return`, then the scorers of episodes in alphabetical order."""
-    found = lake.sql(f"SELECT DISTINCT scorer {_OF_EPISODES} AND scorer <> $recorded", {"recorded": ENV_RETURN})
-    return [ENV_RETURN, *found["scorer"].sort()]
+    query = """
+        SELECT DISTINCT scorer FROM (SELECT DISTINCT scorer, scorer_version FROM scores WHERE step_index IS NULL)
+        SEMI JOIN (FROM scorer_versions WHERE is_current) USING (scorer, scorer_version) WHERE scorer <> $recorded
+        """
+    return [ENV_RETURN, *lake.sql(query, {"recorded": ENV_RETURN})["scorer"].sort()]

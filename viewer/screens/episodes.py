@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
+import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
+from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from lake import ids
 from lake.errors import UsageError
@@ -11,13 +14,14 @@ from lake.tables import STATUSES
 from viewer import choices, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
-from viewer.navigation import href
+from viewer.navigation import changed, chip_link, href
 from viewer.pinned import read
 from viewer.pinned import search as search_for
-from viewer.plain import chip, number, percent, visible
-from viewer.queries import episodes, search
-from viewer.queries.episodes import ORDERS, EpisodeFilter
+from viewer.plain import chip, number, one_line, percent, visible
+from viewer.queries import episodes, facets, runs, search
+from viewer.queries.episodes import FACETS, ORDERS, EpisodeFilter
 
+SCORERS = 6
 _WHO = {
     "run_id": tables.text("Run"),
     "task_id": tables.text("Task"),
@@ -30,32 +34,36 @@ _COLUMNS = _WHO | {
     "outcome": tables.value("Outcome", "A dash means not scored, which is not 0."),
     "num_steps": tables.value("Steps"),
     "stop_reason": tables.text("Stopped by"),
-    "episode_id": tables.ident("Episode"),
-    "group_id": tables.ident("Group"),
 }
+_IDS = {"episode_id": tables.ident("Episode"), "group_id": tables.ident("Group")}
 
 
 def show() -> None:
     """The page."""
     ui.header("Episodes")
-    if not read(episodes.totals, EpisodeFilter())["episodes"]:
+    if not read(runs.total):
         ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
-    wanted, order = _filter(), tables.ordered_by()
+    (wanted, aside), order = _filter(), tables.ordered_by()
     if wanted.text is not None:
         _search(wanted.text)
+    if given("facets"):
+        _facets(wanted)
     totals = read(episodes.totals, wanted, order)
     if not totals["episodes"]:
         st.info("No episode matches these filters.", icon=":material/filter_alt_off:")
         return
-    taking.offered(wanted, order, totals["episodes"])
+    with aside:
+        taking.offered(wanted, order, totals["episodes"])
     window = ui.pager(
         totals["episodes"],
         f"episodes in {number(totals['groups'])} groups, mean outcome {number(totals['mean_return'])} "
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)
-    columns = _COLUMNS
+    frame, scored = _with_scores(frame, wanted)
+    known = read(episodes.known)
+    columns = {name: column for name, column in _COLUMNS.items() if name in known} | scored | _IDS
     if wanted.text is not None:
         found = read(search.excerpts, wanted.text, frame.select("episode_id", "found_step"))
         frame = frame.join(found, on="episode_id", how="left", maintain_order="left")
@@ -69,6 +77,19 @@ def show() -> None:
         key="episode_id",
         sortable=ORDERS,
     )
+
+
+def _with_scores(frame: pl.DataFrame, wanted: EpisodeFilter) -> tuple[pl.DataFrame, dict[str, tables.Column]]:
+    """The page with a column for each scorer but the one that the outcome is of."""
+    scores = read(episodes.scores_of, tuple(frame["episode_id"]))
+    names = [name for name in scores["scorer"].unique().sort() if name != wanted.score][:SCORERS]
+    columns = {}
+    for number_, name in enumerate(names):
+        column = f"score-{number_}"
+        values = scores.filter(pl.col("scorer") == name).select("episode_id", pl.col("value").alias(column))
+        frame = frame.join(values, on="episode_id", how="left", maintain_order="left")
+        columns[column] = tables.value(one_line(name, 24), f"What the scorer {name} says.")
+    return frame, columns
 
 
 def _search(text: str) -> None:
@@ -98,35 +119,44 @@ def _found(hits: re.Pattern[str]) -> dict[str, tables.Column]:
     }
 
 
-def _filter() -> EpisodeFilter:
-    """The filter widgets, bound to the address."""
-    with st.container(border=True):
-        first = st.columns([2, 2, 2.2, 3])
-        with first[0]:
-            run = choices.run()
-        with first[1]:
-            task = choices.task()
-        with first[2]:
-            status = st.multiselect("Status", STATUSES, key="status", placeholder="any", **ui.FILTER)
-        with first[3]:
-            text = st.text_input(
-                "Text",
-                key="text",
-                placeholder='words, or "a text as it stands"',
-                icon=":material/search:",
-                help="In actions, tool calls, reasoning, states and messages, whatever the case: words and parts of "
-                'words that one step holds, in any order; "in quotes" as it stands.',
-                **ui.FILTER,
-            )
-        second = st.columns([1.6, 1.1, 1.1, 1, 1.1, 1.6, 1.4], vertical_alignment="bottom")
-        with second[0]:
-            score = choices.outcome(run)
-        low = _number(second[1].number_input, "Outcome from", "min")
-        high = _number(second[2].number_input, "Outcome to", "max")
-        round_ = _number(second[3].number_input, "Round", "round", step=1)
-        version = _number(second[4].number_input, "Policy version", "version", step=1)
-        group = _group(second[5].text_input)
-        unscored = second[6].toggle("Unscored only", key="unscored", **ui.FILTER)
+def _filter() -> tuple[EpisodeFilter, DeltaGenerator]:
+    """The search line and the other filters, all bound to the address; what is set stands below as chips.
+
+    Returns:
+        The filter, and room beside it.
+    """
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        text = st.text_input(
+            "Text",
+            key="text",
+            placeholder='words, or "a text as it stands"',
+            icon=":material/search:",
+            help="In actions, tool calls, reasoning, states and messages, whatever the case: words and parts of "
+            'words that one step holds, in any order; "in quotes" as it stands.',
+            width="stretch",
+            **ui.FILTER,
+        )
+        with st.popover("Filters", icon=":material/filter_list:", width="content"):
+            wanted = _others()
+        st.toggle("Facets", key="facets", help="Tools, errors, scorers, flags and tags, with counts.", **ui.FILTER)
+        aside = st.container(width="content")
+    wanted = replace(wanted, text=(text or "").strip() or None, update=_update())
+    _chips(wanted)
+    return wanted, aside
+
+
+def _others() -> EpisodeFilter:
+    """What is set less often."""
+    run, task = choices.run(), choices.task()
+    status = st.multiselect("Status", STATUSES, key="status", placeholder="any", **ui.FILTER)
+    score = choices.outcome(run)
+    left, right = st.columns(2, vertical_alignment="bottom")
+    low = _number(left.number_input, "Outcome from", "min")
+    high = _number(right.number_input, "Outcome to", "max")
+    round_ = _number(left.number_input, "Round", "round", step=1)
+    version = _number(right.number_input, "Policy version", "version", step=1)
+    group = _group(left.text_input)
+    unscored = right.toggle("Unscored only", key="unscored", **ui.FILTER)
     return EpisodeFilter(
         run=run,
         task=task,
@@ -136,11 +166,52 @@ def _filter() -> EpisodeFilter:
         low=low,
         high=high,
         unscored=unscored,
-        text=(text or "").strip() or None,
         collection_round=None if round_ is None else int(round_),
         policy_version=None if version is None else int(version),
-        update=_update(),
+        tool=given("tool"),
+        error=given("error"),
+        scorer=given("scorer"),
+        flag=given("flag"),
+        tag=given("tag"),
     )
+
+
+_CALLED = {"min": "outcome from", "max": "outcome to", "score": "outcome", "version": "policy version"}
+_ERRORS = {"rollout": "failed rollout", "state": "error text as state", "action": "malformed action"}
+
+
+def _chips(wanted: EpisodeFilter) -> None:
+    """A link for each filter that takes it off."""
+    links = []
+    for name, values in choices.parameters(wanted).items():
+        if name == "job":  # goes with the update
+            continue
+        for value in values if isinstance(values, list) else [values]:
+            left = [one for one in values if one != value] if isinstance(values, list) else None
+            off = {name: left or None, "page": None} | ({"job": None} if name == "update" else {})
+            called = _ERRORS.get(value, value) if name == "error" else value
+            links.append(chip_link(f"{_CALLED.get(name, name)}: {called} \N{MULTIPLICATION SIGN}", changed(**off)))
+    if len(links) > 1:
+        every = dict.fromkeys((*choices.parameters(wanted), "page"))
+        links.append(chip_link("clear all", changed(**every)))
+    if links:
+        st.html(f'<div class="trajlake-chips">{"".join(links)}</div>')
+
+
+def _facets(wanted: EpisodeFilter) -> None:
+    """Values of each facet with their counts; a click narrows the list to one, another one takes it off."""
+    for facet in FACETS:
+        found = read(facets.values, facet, wanted)
+        if not found.total:
+            continue
+        links = []
+        for value, episodes_ in found.frame.iter_rows():
+            is_chosen = getattr(wanted, facet) == value
+            called = _ERRORS.get(value, value) if facet == "error" else value
+            target = changed(**{facet: None if is_chosen else value, "page": None})
+            links.append(chip_link(f"{called} {episodes_:,}", target, chosen=is_chosen))
+        more = f" and {found.total - len(links):,} more" if found.total > len(links) else ""
+        st.html(f'<div class="trajlake-chips"><span>{facet}</span>{"".join(links)}{more}</div>')
 
 
 def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:
@@ -163,13 +234,8 @@ def _update() -> tuple[int, int] | None:
         return None
     if update is None:
         return None
-    with st.container(horizontal=True, vertical_alignment="center"):
-        job = ids.to_text(update[0])
-        ui.link(Page.TRAINING, f"Batch of update {update[1]}", "model_training", job=job, update=update[1])
-        if st.button("Show all episodes", icon=":material/close:", type="tertiary"):
-            for name in ("job", "update"):
-                st.query_params.pop(name, None)
-            st.rerun()
+    job = ids.to_text(update[0])
+    ui.link(Page.TRAINING, f"Batch of update {update[1]}", "model_training", job=job, update=update[1])
     return update
 
 

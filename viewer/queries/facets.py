@@ -1,0 +1,40 @@
+"""Facets: what steps and judgements say of a list's episodes, by value, with counts; a value narrows the list."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from viewer.queries import Params, Reads, outcomes
+from viewer.queries.episodes import FACETS, EpisodeFilter, conditions, listed
+
+MOST = 12
+"""Values of a facet that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Values of a facet among the episodes of a list, the most frequent first."""
+
+    frame: pl.DataFrame
+    """value, episodes: at most `MOST` rows."""
+    total: int
+    """How many values there are."""
+
+
+def values(lake: Reads, facet: str, wanted: EpisodeFilter) -> Values:
+    """How many episodes of a filter have each value of a facet; one with several values counts for each of them."""
+    if wanted.text is None:
+        judged, params = outcomes.judged(lake, wanted.score, wanted.run)
+        clauses, more = conditions(wanted)
+        among = f"SELECT e.episode_id FROM {judged} AS e WHERE {' AND '.join(clauses)}" if clauses else None
+        params = params | more if among else Params()
+    else:
+        among = "SELECT unnest($ids::BIGINT[])"
+        params = {"ids": listed(lake, wanted, None).episodes["episode_id"].to_list()}
+    query = f"""
+        SELECT value, count(DISTINCT episode_id) AS episodes, count(*) OVER () AS total
+        FROM ({FACETS[facet]}) WHERE value <> '' {f"AND episode_id IN ({among})" if among else ""}
+        GROUP BY value ORDER BY episodes DESC, value LIMIT {MOST}
+        """
+    found = lake.sql(query, params or None)
+    return Values(found.drop("total"), int(found["total"][0]) if found.height else 0)
