@@ -1,17 +1,19 @@
 """Searching a snapshot: the index of its lake is brought up to it first, once for all who wait."""
 
+import sqlite3
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
 
+from lake.errors import LakeAccessError
 from lake.read.snapshot import Snapshot
 from lake.search import place
 from lake.search.index import Index, Report
-from lake.search.words import terms
+from lake.search.words import Term, terms
 
 _WAIT_S = 0.2
 _building: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
@@ -35,11 +37,27 @@ def holding(snapshot: Snapshot, text: str, report: Report = lambda _done, _of: N
     """
     wanted = terms(text)
     path = place.path(snapshot.root)
+    try:
+        found = _found(path, snapshot, wanted, report)
+    except sqlite3.OperationalError as error:
+        msg = f"the search index {path} cannot be used: {error}. Make room for it, or set {place.ENVIRONMENT}"
+        raise LakeAccessError(msg) from error
+    except sqlite3.DatabaseError:
+        # Damaged, and nothing but a cache.
+        place.delete(snapshot.root)
+        found = _found(path, snapshot, wanted, report)
+    return found.filter(~pl.col("episode_id").is_in(snapshot.retracted.implode()))
+
+
+def _found(path: Path, snapshot: Snapshot, wanted: Sequence[Term], report: Report) -> pl.DataFrame:
+    """What is found once nothing is missing: another process may take apart what was put together here."""
     index = Index(path)
-    with _alone(_building[path], report):
-        index.update(snapshot, report)
-    hidden = snapshot.retracted.implode()
-    return index.find(snapshot, wanted, report).filter(~pl.col("episode_id").is_in(hidden))
+    while True:
+        with _alone(_building[path], report):
+            index.update(snapshot, report)
+        found = index.find(snapshot, wanted, report)
+        if found is not None:
+            return found
 
 
 @contextmanager

@@ -53,18 +53,14 @@ class Index:
     """The segments of a lake.
 
     Args:
-        path: the SQLite file; it is made if it is not there, and made anew if it is no such file.
+        path: the SQLite file; it is made if it is not there.
+
+    Raises:
+        sqlite3.DatabaseError: the file is damaged, as for all methods; an OperationalError: it cannot be used now.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._prepare()
-        except sqlite3.DatabaseError:
-            path.unlink(missing_ok=True)
-            self._prepare()
-
-    def _prepare(self) -> None:
         self._path.touch(mode=0o600)
         with self._connected() as connection:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -139,14 +135,12 @@ class Index:
 
     def find(
         self, snapshot: Snapshot, terms: Sequence[words.Term], report: Report = lambda _done, _of: None
-    ) -> pl.DataFrame:
+    ) -> pl.DataFrame | None:
         """The episodes with a step, or messages of their own, that hold all terms.
 
-        What the index does not have yet is not found: `update` it first.
-
         Returns:
-            episode_id (int64), step_index (int32: the first such step; NULL: messages of the episode), steps (int64:
-            how many), by episode_id; retracted episodes among them.
+            None if something is missing: `update` first. Else episode_id (int64), step_index (int32: the first such
+            step; NULL: messages of the episode), steps (int64: how many), by episode_id; retracted ones among them.
 
         Raises:
             LakeAccessError: terms in quotes are looked up in the lake's files, and one is gone or damaged.
@@ -155,7 +149,11 @@ class Index:
         exact = [term for term in terms if not term.is_word]
         parts = []
         with self._connected() as connection:
+            # One state of the file, whatever other processes do to it meanwhile.
+            connection.execute("BEGIN")
             usable = _usable(connection, list(by_key.values()))
+            if sum(len(keys) for _, keys in usable) < len(by_key):
+                return None
             for number, (segment, keys) in enumerate(usable):
                 report(number, len(usable))
                 stored = _Stored(connection, segment)

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake import Lake
+from lake.errors import LakeAccessError
 from lake.records import EpisodeRecord, StepRecord
 from lake.search import pieces, place, words
 from lake.search.find import holding
@@ -199,10 +201,35 @@ def test_several_build_it_at_once(lk: Lake) -> None:
         index = Index(path)
         gate.wait()
         index.update(lk.snapshot())
-        return index.find(lk.snapshot(), words.terms("door"))["steps"].sum()
+        found = index.find(lk.snapshot(), words.terms("door"))
+        assert found is not None
+        return int(found["steps"].sum())
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(build, range(6))) == [7] * 6
+
+
+def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tasks(lk, "door") == ["one", "two"]
+    update, left = Index.update, [2]
+
+    def and_lost(self: Index, *args: Any) -> None:
+        update(self, *args)
+        if left[0]:
+            left[0] -= 1
+            with closing(sqlite3.connect(place.path(lk.uri))) as connection, connection:
+                connection.execute("DELETE FROM pieces")
+
+    monkeypatch.setattr(Index, "update", and_lost)
+    assert tasks(lk, "door") == ["one", "two"]
+    assert left == [0]
+
+
+def test_an_index_that_cannot_be_used_is_told(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place.path(lk.uri)
+    path.mkdir()
+    with pytest.raises(LakeAccessError, match="TRAJLAKE_CACHE"):
+        tasks(lk, "door")
 
 
 def test_a_damaged_index_is_made_anew(lk: Lake) -> None:
