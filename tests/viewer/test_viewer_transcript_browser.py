@@ -18,7 +18,7 @@ from testkit.viewer_process import Viewer, viewer
 
 pytestmark = pytest.mark.browser
 
-PATIENCE = 120_000
+PATIENCE = 20_000
 """Milliseconds that anything may take on a busy machine."""
 MARK = "window.hostile = (window.hostile || 0) + 1"
 HOSTILE = f"<script>{MARK}</script><img src=x onerror='{MARK}'> [click](javascript:{MARK}) \u202e"
@@ -75,6 +75,7 @@ def walk() -> EpisodeRecord:
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     lk = build_lake(tmp_path_factory.mktemp("transcript"), [chat(), rollout("chat", 1, 0.0), walk(), short()])
+    add_credit(lk, episode_norm="mean_norm")
     add_credit(lk)
     return lk
 
@@ -338,6 +339,18 @@ def test_hiding_reasoning_keeps_the_step_open(page: Any, lk: Lake) -> None:
     page.get_by_text("Reasoning", exact=True).click()
     page.wait_for_function("() => document.querySelector('.without-reasoning [data-step=\"4\"] .texts')")
     assert not line(page, 4).locator(".reasoning").is_visible()
+
+
+def test_another_credit_keeps_the_reader_s_place(page: Any, lk: Lake) -> None:
+    go(page, lk, "chat", step=0)
+    assert "+0.707" in line(page, 0).locator(".head").inner_text()
+    line(page, 1).locator(".head").click()
+    opened(page, 1)
+    page.get_by_role("combobox", name="Credit").click()
+    page.get_by_role("option").filter(has_not_text="current").first.click()
+    page.wait_for_function("() => document.querySelector('[data-step=\"0\"] .head')?.innerText.includes('+0.500')")
+    opened(page, 1).get_by_text("It ran.").wait_for()
+    line(page, 1).locator(".aside").get_by_text("+0.500").first.wait_for()
 
 
 def test_an_episode_of_one_step_without_credit(page: Any, lk: Lake) -> None:

@@ -65,7 +65,7 @@ class Told:
 
 def show(told: Told, selected: int | None, hidden: Sequence[str]) -> None:
     """Draw the transcript, with a step opened if one is selected, without the hidden kinds of text."""
-    name = f"{ids.to_text(told.episode_id)}-{told.window.offset}-{told.chosen}"
+    name = f"{ids.to_text(told.episode_id)}-{told.window.offset}"
     rows = read(transcripts.outline, told.episode_id, told.window)
     scale = _scale(told)
     data = {

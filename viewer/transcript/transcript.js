@@ -48,7 +48,7 @@ class Transcript {
   start() {
     if (!this.isNew) return;
     if (this.data.selected === null) {
-      if (!history.state?.scrolled) this.scroller?.scrollTo(0, 0);
+      this.scroller?.scrollTo(0, 0);
       return;
     }
     this.select(this.data.selected);
