@@ -18,7 +18,7 @@ from testkit.viewer_process import Viewer, viewer
 
 pytestmark = pytest.mark.browser
 
-PATIENCE = 20_000
+PATIENCE = 120_000
 """Milliseconds that anything may take on a busy machine."""
 MARK = "window.hostile = (window.hostile || 0) + 1"
 HOSTILE = f"<script>{MARK}</script><img src=x onerror='{MARK}'> [click](javascript:{MARK}) \u202e"
