@@ -89,8 +89,9 @@ class Lake:
             return Snapshot(self._store, when)
         versions = self._versions(when)
         if missing := self._pins.missing(versions):
-            msg = f"{self.uri} at {when}: {missing}. A vacuum removed them; name snapshots to keep them"
-            raise LakeAccessError(msg)
+            raise LakeAccessError(
+                f"{self.uri} at {when}: {missing}. A vacuum removed them; name snapshots to keep them"
+            )
         return Snapshot(self._store, consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:

@@ -13,7 +13,7 @@ import lake
 from lake.errors import TrajlakeError
 from lake.write.annotations import RATING, Annotation, annotate
 from viewer import pinned, tables
-from viewer.launch import READ_ONLY
+from viewer.environment import READ_ONLY
 from viewer.navigation import changed
 from viewer.plain import chip
 from viewer.queries import annotations

@@ -22,11 +22,8 @@ import click
 
 from lake.cli.options import lake_option
 from lake.errors import UsageError
+from viewer.environment import ENVIRONMENT, READ_ONLY
 
-ENVIRONMENT = "TRAJLAKE_LAKE"
-"""Environment variable through which the server learns which lake to show."""
-READ_ONLY = "TRAJLAKE_VIEW_READ_ONLY"
-"""Environment variable, `1` for a server that writes no annotations."""
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
 """Port tried first when none is given."""

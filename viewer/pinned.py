@@ -20,7 +20,7 @@ from lake.read.query import Session
 from lake.read.snapshot import Snapshot
 from lake.search.find import holding
 from lake.search.index import Report
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.queries import Reads
 
 _VERSIONS = "pinned_versions"

@@ -11,7 +11,7 @@ from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
 from viewer.queries import Sort, Window, anchors
 

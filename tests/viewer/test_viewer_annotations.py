@@ -12,7 +12,7 @@ from lake.write.annotations import Annotation, annotate
 from testkit.copies import empty_lake
 from testkit.lakes import build_lake, rollout
 from testkit.streamlit_pages import assert_sound, column, links, open_page, words
-from viewer.launch import ENVIRONMENT, READ_ONLY
+from viewer.environment import ENVIRONMENT, READ_ONLY
 from viewer.queries import Window, annotations
 
 

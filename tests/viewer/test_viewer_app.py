@@ -28,7 +28,7 @@ from testkit.streamlit_pages import (
     transcript,
     words,
 )
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.transcript import blocks
 
 UNKNOWN_ID = "0000000000000"

@@ -18,7 +18,7 @@ from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
 from viewer.queries import Sort, Window, compare
 from viewer.queries.compare import Side

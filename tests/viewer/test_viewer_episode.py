@@ -9,7 +9,7 @@ import pytest
 from lake import Lake, ids
 from testkit.lakes import add_credit, build_lake, full_lake, judged_lake, rollout
 from testkit.streamlit_pages import assert_sound, elements, open_page, transcript, words
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.queries import Window, episodes
 from viewer.transcript import component
 

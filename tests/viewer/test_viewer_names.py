@@ -11,7 +11,7 @@ from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake
 from testkit.streamlit_pages import column, columns, open_page, words
 from viewer import links
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from trainer.online import learner
 from trainer.online.run import LoopResult, noted
 from trainer.online.settings import read_config
 from viewer import online
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.queries import Window, loops, training
 from viewer.queries.loops import Doing, Loop
 

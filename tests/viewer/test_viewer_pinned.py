@@ -15,7 +15,7 @@ from lake import Lake
 from lake.errors import QueryError, UsageError
 from testkit.lakes import RUN, build_lake, rollout
 from viewer import pinned
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.links import Page
 from viewer.navigation import href
 from viewer.queries import Reads, runs

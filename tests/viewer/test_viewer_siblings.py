@@ -10,7 +10,7 @@ from lake import Lake
 from lake.judgements.credit import find_credit
 from testkit.lakes import add_credit, build_lake, rollout, siblings
 from testkit.streamlit_pages import column, open_page, words
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.queries import Sort, Window, anchors, groups
 from viewer.queries.groups import GroupFilter
 from viewer.siblings import MARKS, strip

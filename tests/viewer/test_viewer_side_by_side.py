@@ -13,7 +13,7 @@ from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, build_lake, full_lake, rollout, siblings
 from testkit.streamlit_pages import open_page, words
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
 from viewer.queries import side_by_side
 from viewer.side_by_side import done, marked

@@ -8,7 +8,7 @@ from lake import Lake, ids
 from lake.locked import isolation
 from testkit.lakes import build_lake
 from testkit.streamlit_pages import assert_sound, column, links, open_page, words
-from viewer.launch import ENVIRONMENT
+from viewer.environment import ENVIRONMENT
 
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 
