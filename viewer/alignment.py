@@ -107,32 +107,30 @@ def longest_common(one: Sequence[Key], other: Sequence[Key]) -> list[tuple[int, 
     """Positions (in one, in the other) of a longest common subsequence, in order; equal beginnings are in it.
 
     By bits (Hyyro 2004): bit i of row j is 0 where the i-th key of `other` makes the subsequence with the first j keys
-    of `one` longer. Rows are Python integers, so that a row costs len(other) / 64 machine words.
+    of `one` longer. Rows are Python integers, so that a row costs len(other) / 64 machine words. Where an equal key
+    would do as well, the earliest is taken, which is why equal beginnings are matched.
     """
-    least = min(len(one), len(other))
-    head = next((i for i in range(least) if one[i] is None or one[i] != other[i]), least)
     where: dict[Key, int] = {}
-    for bit, key in enumerate(other[head:]):
+    for bit, key in enumerate(other):
         if key is not None:
             where[key] = where.get(key, 0) | 1 << bit
-    width = len(other) - head
-    full = (1 << width) - 1
+    full = (1 << len(other)) - 1
     rows = [full]
-    for key in one[head:]:
+    for key in one:
         row = rows[-1]
         met = row & where.get(key, 0)
         rows.append(((row + met) | (row - met)) & full)
     pairs: list[tuple[int, int]] = []
-    line, bit = len(rows) - 1, width - 1
+    line, bit = len(one), len(other) - 1
     while line > 0 and bit >= 0:
         if rows[line] >> bit & 1:
             bit -= 1
         elif rows[line - 1] >> bit & 1:
-            pairs.append((head + line - 1, head + bit))
+            pairs.append((line - 1, bit))
             line, bit = line - 1, bit - 1
         else:
             line -= 1
-    return [(i, i) for i in range(head)] + pairs[::-1]
+    return pairs[::-1]
 
 
 def _joined(

@@ -30,7 +30,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
             for step in one.steps:
                 step.state = draw.choice(TEXTS)
                 step.state_is_error = step.state.startswith("Error")
-                step.action = draw.choice(["left", "right", "wait"])
+                step.action = f"go {draw.randint(0, 30)}"
             records.append(one)
     lk = build_lake(tmp_path_factory.mktemp("anchors"), records)
     add_credit(lk)

@@ -48,7 +48,8 @@ def played(seed: int) -> list[EpisodeRecord]:
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     lk = build_lake(tmp_path_factory.mktemp("change"), played(1))
     with lk.job(kind="collect", run_id="other") as job:
-        job.record([rollout("t0", 0, 1.0), rollout("elsewhere", 0, 0.5, num_steps=9, policy_version=3)])
+        long = rollout("elsewhere", 0, 0.5, num_steps=9, policy_version=3)
+        job.record([rollout("t0", 0, 1.0), long, rollout("never scored", 0, None, num_steps=1)])
     rows = lk.sql("SELECT episode_id, group_id, run_id, num_steps FROM episodes")
     with lk.job(kind="score") as job:
         said = rows.with_columns(value=pl.when(pl.col("num_steps") > 1).then(pl.col("num_steps") / 10))
@@ -290,7 +291,7 @@ def test_the_first_and_last_round_of_a_run_are_suggested(shown: Lake) -> None:
 
 def test_two_runs_are_compared(shown: Lake) -> None:
     at = open_page("change", a_run=RUN, b_run="other")
-    assert "A: 48 episodes of 8 tasks; B: 2 episodes of 2 tasks" in words(at)
+    assert "A: 48 episodes of 8 tasks; B: 3 episodes of 3 tasks" in words(at)
     at = open_page("change", a_run="other", b_run="other")
     assert [info.value for info in at.info] == [
         "A and B are the same: choose another run, other rounds, another version."
