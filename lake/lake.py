@@ -89,9 +89,7 @@ class Lake:
             return Snapshot(self._store, when)
         versions = self._versions(when)
         if missing := self._pins.missing(versions):
-            raise LakeAccessError(
-                f"{self.uri} at {when}: {missing}. A vacuum removed them; name snapshots to keep them"
-            )
+            raise LakeAccessError(f"{self.uri} at {when}: {missing}. A vacuum removed them; name what is to be kept")
         return Snapshot(self._store, consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
