@@ -16,7 +16,6 @@ from lake.care.pins import LEASE, Lease, Pin, Pins
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.read.snapshot import Snapshot, consistent, versions_at_episodes, versions_at_time
 from lake.records import EpisodeRecord
-from lake.search import place
 from lake.storage.store import Store
 from lake.tables import TABLES
 
@@ -275,7 +274,6 @@ class Lake:
             erasure.tombstones(job, self.snapshot(), episode_ids, reason)
         with self.job(kind="forget", parameters={"reason": reason}) as job:
             done = erasure.erase(self._store, episode_ids, job_id=job.job_id)
-            place.delete(self.uri)
             job.counts |= {"rows_dropped": sum(done.rows.values()), "deleted_files": done.deleted_files}
         return done
 

@@ -14,7 +14,6 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lake.errors import TrajlakeError
-from viewer import choices, pinned
 from viewer.queries import whole
 
 PATH = "/download"
@@ -76,6 +75,9 @@ FORMATS: dict[str, tuple[str, Callable[[Iterable[pl.DataFrame]], Iterator[bytes]
 
 def episodes(request: Request) -> Response:
     """A filtered list of episodes as a file."""
+    # Streamlit's caches, which these declare, need the server that this is a route of.
+    from viewer import choices, pinned
+
     ending = request.query_params.get("format", "")
     if ending not in FORMATS:
         return PlainTextResponse(f"There is no format {ending!r}; valid: {', '.join(FORMATS)}\n", 400, _HEADERS)

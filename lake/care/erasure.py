@@ -26,6 +26,7 @@ from lake.care.vacuum import unfinished_jobs
 from lake.errors import LakeAccessError
 from lake.read.parquet import collected, scan
 from lake.read.snapshot import Snapshot
+from lake.search import place
 from lake.storage.commits import revoke, until_committed
 from lake.storage.data_files import FileEntry, Replacement, Written
 from lake.storage.objects import Found
@@ -126,6 +127,7 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
         removals["responses"] = _of_requests(asked, reveals=removals["responses"].rows)
     for one in [*removals.values(), unused]:
         _replace_files(store, one, done, replaced)
+    place.delete(store.root)
     return done
 
 
