@@ -320,3 +320,9 @@ def test_two_credits_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     at = open_page("change", a_credit="grpo", b_credit=ids.to_text(job))
     assert "advantages of opposite signs" in words(at)
     assert "Mean |A|" in column(at, "figures", "figure")
+
+
+def test_a_run_leads_to_what_changed(shown: Lake) -> None:
+    target = f"(/change?a_run={RUN}&a_rounds=0&b_run={RUN}&b_rounds=1)"
+    assert target in words(open_page("runs", run=RUN))
+    assert target not in words(open_page("runs", run="other"))

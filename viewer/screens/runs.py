@@ -12,7 +12,7 @@ from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, word
-from viewer.queries import Window, outcomes, runs, training
+from viewer.queries import Window, compare, outcomes, runs, training
 
 _AXES: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
 _MOST_METRICS = 6
@@ -129,6 +129,7 @@ def _run(run: str, score: str | None, success_at: float) -> None:
         ui.fact("outcome", chip(read(outcomes.of_run, run, score)))
         ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)
         ui.link(Page.GROUPS, "Groups", "workspaces", run=run, score=score)
+        _change(run)
     axes = read(runs.axes, run)
     if axes:
         _curves(run, axes, score, success_at)
@@ -136,6 +137,14 @@ def _run(run: str, score: str | None, success_at: float) -> None:
         st.caption("All episodes belong to one collection round and one policy version: there is no curve to draw.")
     _tasks(run, score, success_at)
     _metrics(run)
+
+
+def _change(run: str) -> None:
+    """The way to what changed from the first to the last round."""
+    rounds = read(compare.rounds, run)
+    if rounds is not None and rounds[0] < rounds[1]:
+        first, last = rounds
+        ui.link(Page.CHANGE, "What changed", "compare_arrows", a_run=run, a_rounds=first, b_run=run, b_rounds=last)
 
 
 def _curves(run: str, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
