@@ -47,19 +47,11 @@ def parquet(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
 
 
 class _Sink(BytesIO):
-    """Hands over what was written and forgets it; positions go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._before = 0
-
-    def tell(self) -> int:
-        return self._before + super().tell()
+    """Hands over what was written and forgets it; the writer counts positions itself."""
 
     def taken(self) -> bytes:
         """What was written since the last call."""
         data = self.getvalue()
-        self._before += len(data)
         self.seek(0)
         self.truncate()
         return data
