@@ -6,8 +6,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from lake import Lake
+from lake import Lake, ids
 from lake.judgements.credit import find_credit
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
+from pipelines.groupings import Grouping, Subsample, run_grouping
 from testkit.lakes import add_credit, build_lake, rollout, siblings
 from testkit.streamlit_pages import column, open_page, words
 from viewer.environment import ENVIRONMENT
@@ -128,3 +131,21 @@ def test_only_the_newest_job_of_the_current_credit_counts(tmp_path: Path) -> Non
         add_credit(lk)
         add_credit(lk, omega=0.5)
     assert groups.page(lk.snapshot(), GroupFilter(), Window()).height == 6
+
+
+def test_a_group_of_a_grouping_has_a_page_of_its_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A credit with a grouping names groups that no episode was collected in."""
+    lk = build_lake(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    run_grouping(lk, Grouping(name="pairs", steps=(Subsample(size=2, draws=1),)))
+    report = run_credit(lk, GiGPO(step_source="terminal_score"), grouping="pairs")
+    row = lk.sql(
+        "SELECT group_id, list(DISTINCT episode_id) AS members FROM advantages "
+        "WHERE job_id = ? AND anchor_episodes > 1 "
+        "GROUP BY group_id ORDER BY group_id LIMIT 1",
+        [report.job_id],
+    ).row(0, named=True)
+    assert lk.sql("SELECT count(*) FROM episodes WHERE group_id = ?", [row["group_id"]]).item() == 0
+    at = open_page("group", group=ids.to_text(row["group_id"]), credit=ids.to_text(report.job_id))
+    assert set(column(at, "siblings", "episode_id")) == {ids.to_text(one) for one in row["members"]}
+    assert column(at, "anchors", "size"), "and its shared states"

@@ -8,6 +8,7 @@ of the step advantages an anchor makes.
 import polars as pl
 
 from lake.judgements.credit import Credit
+from lake.judgements.scores import ENV_RETURN
 from viewer.queries import EXCERPT, Reads, Row, Sort, Window, count, is_empty, order_by, outcomes, themselves
 from viewer.queries.side_by_side import taken
 
@@ -196,7 +197,8 @@ def _steps(lake: Reads, group_id: int) -> str:
 
     Its episodes are named one by one: their files are found, and no other is read.
     """
-    found = lake.sql("SELECT episode_id FROM episodes WHERE group_id = ?", [group_id])["episode_id"]
+    members, _ = outcomes.of_group(lake, group_id, ENV_RETURN)
+    found = lake.sql(f"SELECT episode_id FROM {members} WHERE group_id = ?", [group_id])["episode_id"]
     return f"""(
         SELECT *, lag({taken("steps")}) OVER (PARTITION BY episode_id ORDER BY step_index) AS led_here
         FROM steps WHERE episode_id IN ({", ".join(map(str, found)) or "NULL"})

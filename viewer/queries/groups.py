@@ -102,7 +102,7 @@ def total(lake: Reads, wanted: GroupFilter) -> int:
 
 def group(lake: Reads, group_id: int, score: str | None = None) -> Row | None:
     """A group's row of `page`; None if there is no such group."""
-    judged, params = outcomes.judged(lake, score)
+    judged, params = outcomes.of_group(lake, group_id, score)
     query = f"{_GROUPS.format(episodes=judged)} WHERE group_id = $group GROUP BY group_id"
     return only_row(lake.sql(query, params | {"group": group_id}))
 
@@ -122,7 +122,7 @@ def siblings(
     sort: Sort | None = None,
 ) -> pl.DataFrame:
     """The siblings of a group by rollout; a_episode (of the first step), mean_advantage: NULL without credit."""
-    judged, params = outcomes.judged(lake, score)
+    judged, params = outcomes.of_group(lake, group_id, score)
     chosen = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         SELECT e.episode_id, e.rollout_index, e.attempt, e.status, e.outcome, e.num_steps, e.policy_version,
@@ -137,7 +137,7 @@ def siblings(
 
 def strip(lake: Reads, group_id: int, score: str | None = None) -> pl.DataFrame:
     """Outcomes of all siblings, the lowest first, the unscored last: episode_id, rollout_index, attempt, outcome."""
-    judged, params = outcomes.judged(lake, score)
+    judged, params = outcomes.of_group(lake, group_id, score)
     query = f"""
         SELECT episode_id, rollout_index, attempt, outcome FROM {judged} WHERE group_id = $group
         ORDER BY outcome NULLS LAST, rollout_index, attempt, episode_id

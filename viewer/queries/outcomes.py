@@ -34,6 +34,21 @@ def judged(lake: Reads, score: str | None, run: str | None = None) -> tuple[str,
     return _joined(f"coalesce(e.{ENV_RETURN}, s.value)", chosen), params
 
 
+def of_group(lake: Reads, group_id: int, score: str | None) -> tuple[str, Params]:
+    """`judged` with the members of a group among its rows, as collected or as a grouping (`trajlake group`) has them.
+
+    A credit with a grouping names groups that no episode was collected in.
+    """
+    relation, params = judged(lake, score)
+    if lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE group_id = ?)", [group_id]).item():
+        return relation, params
+    members = f"SELECT DISTINCT episode_id, group_id FROM groupings WHERE group_id = {group_id:d}"
+    return (
+        f"(SELECT e.* REPLACE (g.group_id AS group_id) FROM {relation} AS e JOIN ({members}) AS g USING (episode_id))",
+        params,
+    )
+
+
 def _joined(outcome: str, condition: str) -> str:
     scores = f"SELECT episode_id, value {_OF_EPISODES} AND {condition}"
     return f"(SELECT e.*, {outcome} AS outcome FROM episodes AS e LEFT JOIN ({scores}) AS s USING (episode_id))"

@@ -24,7 +24,7 @@ def contrast(lake: Reads, group_id: int, score: str | None, beside: int | None =
     Args:
         beside: a sibling that comes first in any case.
     """
-    judged, params = outcomes.judged(lake, score)
+    judged, params = outcomes.of_group(lake, group_id, score)
     query = f"""
         SELECT episode_id FROM (
             SELECT episode_id, outcome, rollout_index,
