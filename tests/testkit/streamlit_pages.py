@@ -157,3 +157,8 @@ def opened(at: AppTest, name: str) -> list[int]:
 def charts(at: AppTest) -> int:
     """Number of charts on the page."""
     return len(at.get("vega_lite_chart"))
+
+
+def job_choice(at: AppTest) -> Any:
+    """The box of the training page in which the job is chosen."""
+    return next(box for box in at.selectbox if box.label == "Job")

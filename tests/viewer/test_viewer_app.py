@@ -22,6 +22,7 @@ from testkit.streamlit_pages import (
     charts,
     column,
     elements,
+    job_choice,
     links,
     open_page,
     opened,
@@ -426,10 +427,10 @@ def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monk
     old, new = add_training(lk), add_training(lk, updates=2)
     with pytest.raises(ZeroDivisionError), lk.job(kind="train", run_id=RUN):
         raise ZeroDivisionError
-    assert open_page("training").selectbox[0].value == ids.to_text(new)
+    assert job_choice(open_page("training")).value == ids.to_text(new)
     at = open_page("training", job=old, update=3)
-    assert at.selectbox[0].value == ids.to_text(old)
-    at.selectbox[0].set_value(ids.to_text(new))
+    assert job_choice(at).value == ids.to_text(old)
+    job_choice(at).set_value(ids.to_text(new))
     assert_sound(at.run())
     assert [heading.value for heading in at.subheader] == ["What the updates consumed"], (
         "the update belonged to the other"
@@ -444,7 +445,7 @@ def test_a_job_that_has_not_ended_is_not_said_to_have_started(tmp_path: Path, mo
     job.write("metrics", pl.DataFrame([{"step": 0, "name": "loss", "value": 1.0, "at": at_time}]))
     assert (
         "not ended, last metrics 01 Jan 12:30:00"
-        in open_page("training", job=ids.to_text(job.job_id)).selectbox[0].options[0]
+        in job_choice(open_page("training", job=ids.to_text(job.job_id))).options[0]
     )
     at = open_page("jobs", state="not ended")
     assert set(column(at, "jobs", "status")) == {"not ended"}

@@ -9,7 +9,7 @@ import pytest
 from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake
-from testkit.streamlit_pages import column, columns, open_page, words
+from testkit.streamlit_pages import column, columns, job_choice, open_page, words
 from viewer import links
 from viewer.environment import ENVIRONMENT
 
@@ -92,7 +92,7 @@ def test_headings_are_names(lk: Lake) -> None:
     assert group.header[0].value == f"Group `{RUN} / mixed, round {round_}, seed 7`"
     job = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'credit' LIMIT 1").item()
     assert open_page("job", job=job).header[0].value == "Job `credit gigpo`"
-    assert " ppo " in open_page("training").selectbox[0].options[0]
+    assert " ppo " in job_choice(open_page("training")).options[0]
 
 
 def test_pages_with_advantages_say_whose_they_are(lk: Lake) -> None:

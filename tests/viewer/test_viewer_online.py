@@ -12,7 +12,7 @@ from lake import Lake, ids
 from lake.read.online_runs import LOOP
 from pipelines.collect.manager import run as manager
 from testkit.loops import looped, write_config
-from testkit.streamlit_pages import assert_sound, charts, column, columns, open_page, opened, words
+from testkit.streamlit_pages import assert_sound, charts, column, columns, job_choice, open_page, opened, words
 from testkit.word_game import save_model
 from trainer.evaluation.success import read_attempts, success_rows
 from trainer.online import learner
@@ -159,7 +159,7 @@ def test_evaluations_are_those_of_the_loop_with_the_intervals_of_eval(
 
 def test_a_finished_run_and_one_of_its_rounds(run: tuple[Path, LoopResult, Seen], lk: Lake, loop: Loop) -> None:
     at = open_page("training", job=loop.job_id, round=2)
-    assert at.selectbox[0].value == ids.to_text(loop.train_job)
+    assert job_choice(at).value == ids.to_text(loop.train_job)
     text = words(at)
     assert "finished" in text
     assert progress(at) == "3 of 3 rounds"
