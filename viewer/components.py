@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any, NoReturn
 
+import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake.errors import TrajlakeError
@@ -19,6 +20,9 @@ from viewer.theme import STATUS_COLOURS, STYLE
 _LOOK_SECONDS = 20.0
 """Between two looks for newer data."""
 _NO_SUCH_STATE = "no-such-state"
+_STATES = {"started": "not ended"}
+STATE = pl.col("status").replace(_STATES)
+"""`state` of a column of them."""
 
 
 @contextmanager
@@ -154,7 +158,7 @@ def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanat
 
 def state(status: str) -> str:
     """A job's or an episode's state in words: a job that has begun may run or have been killed."""
-    return "not ended" if status == "started" else status
+    return _STATES.get(status, status)
 
 
 def status_badge(status: str) -> None:

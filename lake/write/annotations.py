@@ -46,11 +46,6 @@ class Annotation(msgspec.Struct, frozen=True, kw_only=True):
     """None in both: the author takes the label back."""
 
 
-def scorer_of(label: str) -> str:
-    """The scorer that a label's numbers are scores of."""
-    return HUMAN if label == RATING else f"{HUMAN}.{label}"
-
-
 def annotate(lake: "Lake", said: Sequence[Annotation], author: str) -> int:
     """Write annotations of one author, and the scores that follow; how many annotations.
 
@@ -129,7 +124,7 @@ def _score(lake: "Lake", rows: pl.DataFrame) -> None:
     reason = pl.format("mean of {} annotations", "authors")
     scores = means.select(
         *("episode_id", "step_index", "value", "authors"),
-        scorer=pl.col("label").map_elements(scorer_of, return_dtype=pl.String),
+        scorer=pl.when(pl.col("label") == RATING).then(pl.lit(HUMAN)).otherwise(pl.format(f"{HUMAN}.{{}}", "label")),
         reason=pl.when(pl.col("authors") > 0).then(reason).otherwise(pl.lit("all annotations were taken back")),
         error=pl.lit(None, pl.String),
         metrics=pl.lit(None, pl.String),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.cli import trajlake
 from lake.errors import UsageError
-from lake.write.annotations import HUMAN, Annotation, annotate, scorer_of
+from lake.write.annotations import HUMAN, Annotation, annotate
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.copies import empty_lake
@@ -52,7 +52,7 @@ def test_scores_are_the_means_of_each_authors_last_number(said: Said, tmp_path_f
     for author, number, step, label, value in said:
         note = Annotation(episode_id=names[number], step_index=step, label=label, value=value)
         assert annotate(lk, [note], author) == 1
-        last[names[number], step, scorer_of(label)][author] = value
+        last[names[number], step(label)][author] = value
     expected = {
         place: sum(known) / len(known)
         for place, values in last.items()

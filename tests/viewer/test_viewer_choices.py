@@ -12,7 +12,7 @@ from pipelines.credit import GiGPO
 from testkit.streamlit_pages import column, columns, links
 from viewer.choices import describe
 from viewer.queries import Window
-from viewer.transcript import scale_of
+from viewer.transcript.ledger import scale_of
 
 
 def test_a_credit_job_is_called_by_its_estimator_and_its_numbers() -> None:
@@ -39,18 +39,17 @@ def test_bars_are_scaled_by_the_largest_of_their_kind() -> None:
     credit = pl.DataFrame(
         {"advantage": [1.0, None], "a_episode": [-3.0, 0.5], "a_step": [2.0, None], "return_to_go": [0.9, -4.0]}
     )
-    scale = scale_of(credit, pl.DataFrame({"reward": [0.0, 1.0]}))
+    scale = scale_of(credit, 1.0, rewarded=True)
     assert (scale.advantage, scale.reward) == (3.0, 4.0)
 
 
 def test_bars_without_values_have_no_scale() -> None:
-    unknown = pl.DataFrame({"reward": [None, None]}, schema={"reward": pl.Float64})
     names = ("advantage", "a_episode", "a_step", "return_to_go")
     for credit in (
         pl.DataFrame(),
         pl.DataFrame({name: [None] for name in names}, schema=dict.fromkeys(names, pl.Float64)),
     ):
-        scale = scale_of(credit, unknown)
+        scale = scale_of(credit, 0.0, rewarded=False)
         assert (scale.advantage, scale.reward) == (0.0, 0.0)
 
 

@@ -1,6 +1,5 @@
 """Jobs: everything that wrote to the lake, newest first."""
 
-import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from viewer import components as ui
@@ -42,7 +41,7 @@ def show() -> None:
         return
     frame = read(lineage.jobs_page, kind, status, ui.pager(total, "jobs"), tables.ordered_by())
     tables.table(
-        frame.with_columns(links.jobs(frame), pl.col("status").map_elements(ui.state, return_dtype=pl.String)),
+        frame.with_columns(links.jobs(frame), ui.STATE),
         _COLUMNS,
         label="Jobs",
         href=lambda row: href(Page.JOB, job=row["job_id"]),

@@ -52,7 +52,7 @@ def _trained() -> None:
         "started_at": tables.time("Started (UTC)"),
     }
     tables.table(
-        frame.with_columns(links.jobs(frame), pl.col("status").map_elements(ui.state, return_dtype=pl.String)),
+        frame.with_columns(links.jobs(frame), ui.STATE),
         columns,
         label="Trained runs",
         href=lambda row: href(Page.TRAINING, job=row["job_id"]),

@@ -13,6 +13,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from lake.read.text_table import counted
 from viewer import links, plain
 from viewer.links import Page
 from viewer.navigation import changed, href
@@ -211,7 +212,7 @@ def _trained(row: Row) -> str:
     runs = "; ".join(
         f"{plain.one_line(one['run'] or 'a run')}: updates {', '.join(map(str, one['updates']))}" for one in row["runs"]
     )
-    return f"{row['times']} times ({plain.one_line(runs, 300)})"
+    return f"{counted(row['times'], 'time')} ({plain.one_line(runs, 300)})"
 
 
 def _score(row: Row) -> dict[str, Any]:
