@@ -52,7 +52,8 @@ def test_scores_are_the_means_of_each_authors_last_number(said: Said, tmp_path_f
     for author, number, step, label, value in said:
         note = Annotation(episode_id=names[number], step_index=step, label=label, value=value)
         assert annotate(lk, [note], author) == 1
-        last[names[number], step(label)][author] = value
+        scorer = "human" if label == "rating" else f"human.{label}"
+        last[names[number], step, scorer][author] = value
     expected = {
         place: sum(known) / len(known)
         for place, values in last.items()
