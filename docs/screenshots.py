@@ -35,7 +35,7 @@ def pages(lk: Lake) -> dict[str, str]:
         "siblings": f"/compare?{urlencode({'episode': [row['best'], row['worst']]}, doseq=True)}",
         "group": f"/group?{urlencode({'group': row['group_id']})}",
         "training": "/training?update=12",
-        "changed": "/change",
+        "changed": "/change?a_run=demo&a_rounds=0&b_run=demo&b_rounds=7",
     }
 
 

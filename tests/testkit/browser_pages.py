@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-PATIENCE = 30_000
+PATIENCE = 120_000
 """Milliseconds a page may take on a busy machine."""
 
 

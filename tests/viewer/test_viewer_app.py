@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 
 import lake
 from lake import Lake, ids
-from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, judged_lake, rollout
+from testkit.lakes import RUN, add_credit, add_training, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import (
     SCREENS,
     assert_sound,
@@ -40,11 +40,6 @@ UNKNOWN = "\N{EN DASH}"
 def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     return lk
-
-
-@pytest.fixture(scope="module")
-def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    return full_lake(tmp_path_factory.mktemp("viewer"))
 
 
 @pytest.fixture

@@ -1,18 +1,17 @@
 """The viewer in a real browser: pages render, clicks lead where they should, hostile text does nothing."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from lake import Lake, ids
-from testkit.browser_pages import PATIENCE, address, fresh_page, go, open_row, rows_of, settled
-from testkit.browsers import REQUIRE, chromium, missing
+from testkit.browser_pages import PATIENCE, address, go, open_row, rows_of, settled
+from testkit.browsers import REQUIRE, missing
 from testkit.examples import mostly_slow
 from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout, sample_episodes
-from testkit.viewer_process import Viewer, viewer
+from testkit.viewer_process import Viewer
 
 pytestmark = pytest.mark.browser
 
@@ -36,26 +35,6 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     add_credit(lk)
     add_training(lk)
     return lk
-
-
-@pytest.fixture(scope="module")
-def running(lk: Lake) -> Iterator[Viewer]:
-    with viewer(lk.uri) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any, running: Viewer) -> Iterator[Any]:
-    """A fresh page; at the end nothing may have gone wrong in it, and nothing been asked of another host."""
-    with fresh_page(browser, running.address) as opened:
-        yield opened
-        assert opened.evaluate("window.hostile") is None
 
 
 def episode_text(lk: Lake, task: str, index: int, round_: int = 0) -> str:

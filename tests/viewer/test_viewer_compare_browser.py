@@ -1,7 +1,6 @@
 """Siblings side by side in a real browser: the ways in and out, Back, hostile text, long and wide comparisons."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -9,10 +8,8 @@ import pytest
 
 from lake import Lake, ids
 from lake.records import StepRecord
-from testkit.browser_pages import address, fresh_page, go, settled
-from testkit.browsers import chromium
+from testkit.browser_pages import address, go, settled
 from testkit.lakes import RUN, add_credit, build_lake, rollout, sample_episodes
-from testkit.viewer_process import Viewer, viewer
 
 pytestmark = pytest.mark.browser
 
@@ -43,25 +40,6 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     with lk.job(kind="collect", run_id="long") as job:
         job.record([long_rollout(index) for index in range(8)])
     return lk
-
-
-@pytest.fixture(scope="module")
-def running(lk: Lake) -> Iterator[Viewer]:
-    with viewer(lk.uri) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any, running: Viewer) -> Iterator[Any]:
-    with fresh_page(browser, running.address) as opened:
-        yield opened
-        assert opened.evaluate("window.hostile") is None
 
 
 def group_of(lk: Lake, run: str, task: str) -> list[str]:

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from lake import Lake, ids
-from testkit.lakes import add_credit, build_lake, full_lake, judged_lake, rollout
+from testkit.lakes import add_credit, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import assert_sound, elements, open_page, transcript, words
 from viewer.environment import ENVIRONMENT
 from viewer.queries import Window, episodes
@@ -17,11 +17,6 @@ from viewer.transcript import component
 def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     return lk
-
-
-@pytest.fixture(scope="module")
-def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    return full_lake(tmp_path_factory.mktemp("viewer"))
 
 
 @pytest.fixture

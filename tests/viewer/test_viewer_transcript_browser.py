@@ -4,7 +4,6 @@ import base64
 import re
 import struct
 import zlib
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,14 +11,11 @@ import pytest
 
 from lake import Lake, ids
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
-from testkit.browsers import chromium
 from testkit.lakes import add_credit, build_lake, rollout
-from testkit.viewer_process import Viewer, viewer
 
 pytestmark = pytest.mark.browser
+VIEWPORT = {"width": 1440, "height": 900}
 
-PATIENCE = 120_000
-"""Milliseconds that anything may take on a busy machine."""
 MARK = "window.hostile = (window.hostile || 0) + 1"
 HOSTILE = f"<script>{MARK}</script><img src=x onerror='{MARK}'> [click](javascript:{MARK}) \u202e"
 LONG = 2_000_000
@@ -85,36 +81,6 @@ def short() -> EpisodeRecord:
     return EpisodeRecord(
         task_id="short", rollout_index=0, status="completed", steps=[StepRecord(state="Go.", action="stop")]
     )
-
-
-@pytest.fixture(scope="module")
-def running(lk: Lake) -> Iterator[Viewer]:
-    with viewer(lk.uri) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture
-def page(browser: Any, running: Viewer) -> Iterator[Any]:
-    """A fresh page; at the end nothing may have gone wrong in it, and nothing been asked of another host."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, base_url=running.address)
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    faults: list[str] = []
-    asked: set[str] = set()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
-    yield page
-    assert page.get_by_test_id("stException").count() == 0
-    assert page.evaluate("window.hostile") is None
-    assert faults == []
-    assert asked <= {"127.0.0.1", ""}, f"the viewer asked {asked}"
-    context.close()
 
 
 def go(page: Any, lk: Lake, task: str, **address: str | int) -> None:
