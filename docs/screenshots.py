@@ -30,10 +30,8 @@ def pages(lk: Lake) -> dict[str, str]:
     """Addresses of the pages, by the pictures' names."""
     row = {name: ids.to_text(value) for name, value in lk.sql(TOLD).row(0, named=True).items()}
     return {
-        "runs": "/?run=demo",
         "episode": f"/episode?{urlencode({'episode': row['worst'], 'step': 3})}",
         "siblings": f"/compare?{urlencode({'episode': [row['best'], row['worst']]}, doseq=True)}",
-        "group": f"/group?{urlencode({'group': row['group_id']})}",
         "training": "/training?update=12",
         "changed": "/change?a_run=demo&a_rounds=0&b_run=demo&b_rounds=7",
     }
