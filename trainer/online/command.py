@@ -1,5 +1,7 @@
 """Command `loop`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,11 +57,21 @@ def loop(
     # The lake comes last: a command that is refused leaves none behind.
     config.wanted(name)
     check(config)
-    with file_faults():
+    with file_faults(), _explained_interrupt():
         lk = lake.open(lake_uri, create=True)
         collecting = lake.open(lake_uri)
         done = run_loop(lk, collecting, config, out, name, resumes=resumes, say=tell.say, progress=tell.progress)
     _tell(done)
+
+
+@contextmanager
+def _explained_interrupt() -> Iterator[None]:
+    """Ctrl-C where nothing is played says how the run goes on, too."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("interrupted; the same command with --resume goes on", err=True)
+        raise
 
 
 def _tell(done: "LoopResult") -> None:
@@ -71,6 +83,7 @@ def _tell(done: "LoopResult") -> None:
         err=True,
     )
     if done.best_version is not None:
-        found = done.evaluations[done.best_version]
-        click.echo(f"best: version {done.best_version}, success {found.success:.2f}, in {done.model.parent / 'best'}")
+        found, place = done.evaluations[done.best_version], done.model.parent / "best"
+        where = f"in {place}" if place.is_dir() else f"and {place} is gone"
+        click.echo(f"best: version {done.best_version}, success {found.success:.2f}, {where}")
     click.echo(done.weights_sha256)

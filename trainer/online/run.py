@@ -86,10 +86,9 @@ class OnlineRun:
         """Put the run back where the newest checkpoint of its training job is, with what was decided until then."""
         sweep(self.folder.checkpoints)
         row = newest_checkpoint(self.lake, train_job)
-        if row is None:
-            self.versions.write(self.learner.backend, 0)
-        else:
+        if row is not None:
             self.learner.restore(row)
+        self.versions.write(self.learner.backend, self.learner.version)
         self.metrics = noted(self.lake, self.job.job_id, self.learner.version)
         self.evaluations = evaluations_in(self.metrics)
 

@@ -34,14 +34,19 @@ class Versions:
         """A version for a player. Raises CheckpointError: its folder is gone."""
         place = self.place(version)
         if not place.is_dir():
-            raise CheckpointError(f"{place} is gone, with the weights that the next rollouts are to be played by")
+            raise CheckpointError(
+                f"{place} is gone, with the weights that the next rollouts are to be played by; restore it, or start "
+                "another run into another --out"
+            )
         return PlayedWeights(place, version)
 
     def write(self, backend: SingleDevice, version: int) -> None:
-        """Write the policy's weights as they are now, if they are not there."""
-        if not self.place(version).is_dir():
-            # vLLM on a CPU keeps its old head unless tied weights are there by every name.
-            export_model(backend, self._config, self.place(version), tied=True)
+        """Write the policy's weights as they are now, in place of what is there.
+
+        A resumed run does it with the weights of its checkpoint, which are verified: a folder is not.
+        """
+        # vLLM on a CPU keeps its old head unless tied weights are there by every name.
+        export_model(backend, self._config, self.place(version), tied=True)
 
     def copy(self, version: int, target: Path) -> None:
         """Put a version into another folder, in place of what is there."""
@@ -51,5 +56,6 @@ class Versions:
     def prune(self, first: int) -> None:
         """Remove versions that nobody plays again: those before `first`."""
         for place in self._folder.glob("v*"):
-            if int(place.name.removeprefix("v")) < first:
+            number = place.name.removeprefix("v")
+            if number.isdecimal() and int(number) < first:  # a copy that somebody made, `v3.old`, is not ours
                 shutil.rmtree(place)
