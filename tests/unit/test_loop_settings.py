@@ -45,6 +45,8 @@ def test_what_is_given_goes_before_the_file(config: str) -> None:
         ({"loop": {"credit": {"options": {"gama": 1}}}}, "credit.gigpo: there is no option `gama`"),
         ({"trainer": {"validation": {"where": "true"}}}, r"a loop has \[loop.evaluation\]"),
         ({"trainer": {"learning_rate": 1e300}}, "`learning_rate` is 1e\\+300; valid: 1e\\+30 or less"),
+        ({"loop": {"credit": "gigpo"}}, "`loop.credit` is 'gigpo'; valid: keys with values"),
+        ({"loop": {"score": "exact"}}, "`loop.score` is 'exact'; valid: keys with values"),
         ({"rounds": 9}, "^--set: there is no section rounds; valid: loop, trainer"),
         (
             {"loop": {"collect": {"player": {"engines": ["http://127.0.0.1:9"], "api": "chat"}}}},

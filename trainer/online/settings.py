@@ -271,10 +271,10 @@ def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
         )
     loop, trainer = from_file(file, ["loop"]), from_file(file, ["trainer"])
     loop, trainer = merged(loop, given.get("loop", {})), layered(trainer, given.get("trainer", {}))
-    name = loop.get("credit", {}).get("estimator", CreditConfig().estimator)
+    name = _section(loop, "credit").get("estimator", CreditConfig().estimator)
     if options := from_file(file, ["credit", str(name)]):
         loop = merged({"credit": {"options": options}}, loop)
-    if isinstance(names := loop.get("score", {}).get("rewards"), list):
+    if isinstance(names := _section(loop, "score").get("rewards"), list):
         loop = merged(loop, {"score": {"rewards": [load_reward(file, str(name)) for name in names]}})
     if isinstance(loop.get("sft"), Mapping):
         loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"}, loop["sft"])
@@ -284,3 +284,9 @@ def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
     if not config.loop.collect.player.env and not config.loop.collect.player.agent:
         raise UsageError(f"{file}: [loop.collect.player] names no `env` and no `agent`; give one of them")
     return config
+
+
+def _section(loop: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of [loop]; nothing where it is of another type, which the document's check tells."""
+    found = loop.get(name)
+    return found if isinstance(found, Mapping) else {}
