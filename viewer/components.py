@@ -55,8 +55,8 @@ def bar(content: str) -> None:
 def _age() -> None:
     """Of when the data is; what came since; and the way to an older state."""
     older = pinned.when()
-    label = f"As of {older}" if older else f"Data of {pinned.pinned_at():%H:%M:%S} UTC"
-    with st.popover(visible(label), width="content", help="Newer data, or an older state."):
+    label = f"As of {chip(older)}" if older else f"Data of {pinned.pinned_at():%H:%M:%S} UTC"
+    with st.popover(label, width="content", help="Newer data, or an older state."):
         st.button("Read the newest state", icon=":material/refresh:", key="refresh", on_click=pinned.refresh)
         st.selectbox(
             "As of",

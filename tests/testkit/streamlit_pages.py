@@ -7,16 +7,30 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
 from streamlit.components.v2 import manifest_scanner  # noqa: TID253
 from streamlit.testing.v1 import AppTest  # noqa: TID253 - imported by the viewer's tests alone
 
-from lake import ids
+from lake import Lake, ids
+from viewer.environment import ENVIRONMENT
 
 APP = Path(__file__).resolve().parents[2] / "viewer" / "app.py"
-SCREENS = ("runs", "episodes", "groups", "training", "jobs", "rejects")
+SCREENS = ("runs", "episodes", "groups", "anchors", "training", "change", "jobs", "annotations", "sql", "rejects")
 """Pages in the navigation."""
 # Each page would look through every installed package for components, which takes as long as the page.
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
+
+
+def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """Have pages show a lake."""
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    return lk
+
+
+def episode_id(lk: Lake, task: str, rollout_index: int, round_: int = 0) -> int:
+    """The episode of a task, a number and a round."""
+    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
+    return int(lk.sql(query, [task, rollout_index, round_]).item())
 
 
 def open_page(name: str, **address: str | int | list[str]) -> AppTest:

@@ -11,16 +11,14 @@ from lake import Lake, ids
 from lake.write.annotations import Annotation, annotate
 from testkit.copies import empty_lake
 from testkit.lakes import build_lake, rollout
-from testkit.streamlit_pages import assert_sound, column, links, open_page, words
-from viewer.environment import ENVIRONMENT, READ_ONLY
+from testkit.streamlit_pages import assert_sound, column, links, open_page, show, words
+from viewer.environment import READ_ONLY
 from viewer.queries import Window, annotations
 
 
 @pytest.fixture
 def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    made = build_lake(tmp_path)
-    monkeypatch.setenv(ENVIRONMENT, made.uri)
-    return made
+    return show(build_lake(tmp_path), monkeypatch)
 
 
 def first(lk: Lake) -> int:

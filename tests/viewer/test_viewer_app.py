@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 
 import lake
 from lake import Lake, ids
+from lake.write.annotations import Annotation, annotate
 from testkit.lakes import RUN, add_credit, add_training, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import (
     SCREENS,
@@ -22,10 +23,12 @@ from testkit.streamlit_pages import (
     charts,
     column,
     elements,
+    episode_id,
     job_choice,
     links,
     open_page,
     opened,
+    show,
     transcript,
     words,
 )
@@ -37,20 +40,10 @@ UNKNOWN = "\N{EN DASH}"
 """What is not known, in a table."""
 
 
-def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    monkeypatch.setenv(ENVIRONMENT, lk.uri)
-    return lk
-
-
 @pytest.fixture
 def lk(shared_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """The full lake, shown; tests only read it."""
     return show(shared_lake, monkeypatch)
-
-
-def episode_id(lk: Lake, task: str, rollout_index: int, round_: int = 0) -> int:
-    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
-    return int(lk.sql(query, [task, rollout_index, round_]).item())
 
 
 def group_id(lk: Lake, task: str, round_: int = 0) -> int:
@@ -68,11 +61,13 @@ def job_id(lk: Lake, kind: str) -> int:
 @pytest.mark.parametrize("name", SCREENS)
 def test_every_page_opens(lk: Lake, name: str) -> None:
     at = open_page(name)
-    assert [heading.value for heading in at.header] == [name.capitalize()]
+    assert [heading.value for heading in at.header] == [
+        {"change": "What changed", "sql": "SQL"}.get(name, name.capitalize())
+    ]
     assert [warning.value for warning in at.warning] == []
 
 
-@pytest.mark.parametrize("name", SCREENS)
+@pytest.mark.parametrize("name", [name for name in SCREENS if name != "sql"])
 def test_an_empty_lake_gives_friendly_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     show(lake.open(tmp_path / "empty", create=True), monkeypatch)
     at = open_page(name)
@@ -587,6 +582,11 @@ def hostile_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     add_training(lk, updates=1, episodes_per_update=1, run_id=HOSTILE)
     with lk.job(kind=HOSTILE, run_id=HOSTILE) as job:
         job.record([rollout(HOSTILE, 1, float("nan"))])
+    label = HOSTILE.encode("ascii", "ignore").decode().replace("@", "").replace("\n", " ")
+    label = "".join(filter(str.isprintable, label))[:100]
+    said = Annotation(episode_id=lk.sql("SELECT episode_id FROM episodes").item(), label=label, text=HOSTILE, value=1)
+    annotate(lk, [said], label)
+    annotate(lk, [said], f"{label}!")
     return lk
 
 
@@ -615,6 +615,9 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "anchors", {"anchor": anchor}
     yield "anchors", {"anchor": HOSTILE, "credit": HOSTILE}
     yield "change", {"a_run": HOSTILE, "b_rounds": HOSTILE, "b_version": HOSTILE, "b_credit": HOSTILE}
+    yield "annotations", {}
+    yield "sql", {"q": 'SELECT action AS "<b>[x](javascript:alert(1)) :red[r]", episode_id FROM steps'}
+    yield "sql", {"q": HOSTILE}
     yield "training", {"update": 0}
     yield "training", {"job": HOSTILE}
     yield "jobs", {}
@@ -625,7 +628,7 @@ def hostile_pages(lk: Lake) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 PAGE_ADDRESS = re.compile(
-    r"(/(episodes?|groups?|anchors|compare|change|download|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$"
+    r"(/(episodes?|groups?|anchors|annotations|compare|change|download|sql|training|jobs?|rejects)?)?(\?[A-Za-z0-9_.~%&=+-]*)?$"
 )
 """What links lead to: pages of the viewer, with everything foreign encoded."""
 

@@ -8,26 +8,15 @@ import pytest
 
 from lake import Lake, ids
 from testkit.lakes import add_credit, build_lake, judged_lake, rollout
-from testkit.streamlit_pages import assert_sound, elements, open_page, transcript, words
-from viewer.environment import ENVIRONMENT
+from testkit.streamlit_pages import assert_sound, elements, episode_id, open_page, show, transcript, words
 from viewer.queries import Window, episodes
 from viewer.transcript import component
-
-
-def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    monkeypatch.setenv(ENVIRONMENT, lk.uri)
-    return lk
 
 
 @pytest.fixture
 def lk(shared_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """The full lake, shown; tests only read it."""
     return show(shared_lake, monkeypatch)
-
-
-def episode_id(lk: Lake, task: str, rollout_index: int, round_: int = 0) -> int:
-    query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
-    return int(lk.sql(query, [task, rollout_index, round_]).item())
 
 
 def opened(at: Any) -> dict[str, Any]:

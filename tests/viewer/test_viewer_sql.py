@@ -7,17 +7,14 @@ import pytest
 from lake import Lake, ids
 from lake.locked import isolation
 from testkit.lakes import build_lake
-from testkit.streamlit_pages import assert_sound, column, links, open_page, words
-from viewer.environment import ENVIRONMENT
+from testkit.streamlit_pages import assert_sound, column, links, open_page, show, words
 
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 
 
 @pytest.fixture
 def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    made = build_lake(tmp_path)
-    monkeypatch.setenv(ENVIRONMENT, made.uri)
-    return made
+    return show(build_lake(tmp_path), monkeypatch)
 
 
 def test_rows_lead_to_their_episodes_and_are_in_pages(lk: Lake) -> None:

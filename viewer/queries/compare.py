@@ -17,6 +17,13 @@ from viewer.queries import Params, Reads, Row, Sort, Window, outcomes
 BINS = 12
 """Points of reward against length at most."""
 
+_WALKED = """
+    SELECT episode_id, count(is_action_valid) AS judged, count(*) FILTER (NOT is_action_valid) AS invalid,
+           count(state_is_error) AS seen, count(*) FILTER (state_is_error) AS errors
+    FROM steps WHERE is_active
+    """
+"""SQL of what is wrong with an episode's steps, each figure beside how many steps it is known of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -47,11 +54,7 @@ def by_task(lake: Reads, side: Side, current: Credit | None, score: str | None =
     advantages = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         WITH mine AS MATERIALIZED ({mine}),
-        walked AS (
-            SELECT episode_id, count(is_action_valid) AS judged, count(*) FILTER (NOT is_action_valid) AS invalid,
-                   count(state_is_error) AS seen, count(*) FILTER (state_is_error) AS errors
-            FROM steps WHERE is_active AND episode_id IN (SELECT episode_id FROM mine) GROUP BY episode_id
-        ),
+        walked AS ({_WALKED} AND episode_id IN (SELECT episode_id FROM mine) GROUP BY episode_id),
         weighed AS (
             SELECT episode_id, count(a_episode * a_step) AS signed,
                    count(*) FILTER (a_episode * a_step < 0) AS disagree,
@@ -179,11 +182,7 @@ def over_rounds(lake: Reads, run: str, score: str | None = None) -> pl.DataFrame
     judged, params = outcomes.judged(lake, score, run)
     query = f"""
         WITH mine AS MATERIALIZED (SELECT * FROM {judged} WHERE run_id = $run AND collection_round IS NOT NULL),
-        walked AS (
-            SELECT episode_id, count(is_action_valid) AS judged, count(*) FILTER (NOT is_action_valid) AS invalid,
-                   count(state_is_error) AS seen, count(*) FILTER (state_is_error) AS errors
-            FROM steps WHERE is_active AND run_id = $run GROUP BY episode_id
-        )
+        walked AS ({_WALKED} AND run_id = $run GROUP BY episode_id)
         SELECT collection_round AS x, count(*) AS episodes, avg(outcome) AS outcome, avg(num_steps) AS num_steps,
                avg((status = 'truncated')::INT) AS truncated, sum(invalid) / nullif(sum(judged), 0) AS invalid,
                sum(errors) / nullif(sum(seen), 0) AS tool_errors

@@ -207,6 +207,11 @@ def page(lake: Reads, wanted: EpisodeFilter, order: Sort | None, window: Window)
         FROM episodes WHERE episode_id IN ({", ".join(f"${name}" for name in names) or "NULL"})
         """
     facts = lake.sql(query, dict(zip(names, shown["episode_id"].to_list(), strict=True)) or None)
+    return with_facts(lake, wanted, shown, facts)
+
+
+def with_facts(lake: Reads, wanted: EpisodeFilter, shown: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
+    """Rows of the list in their order with what is known of each; of a search, with `found_step` and `found_steps`."""
     if wanted.text is not None:
         found = lake.holding(wanted.text).rename({"step_index": "found_step", "steps": "found_steps"})
         facts = facts.join(found, on="episode_id", how="left")

@@ -9,7 +9,7 @@ import polars as pl
 from lake.cli.options import readable
 from lake.judgements.scores import ENV_RETURN
 from viewer.queries import Reads, Sort, outcomes
-from viewer.queries.episodes import EpisodeFilter, conditions, listed
+from viewer.queries.episodes import EpisodeFilter, conditions, listed, with_facts
 
 PART = 20_000
 """Rows that are in memory at a time."""
@@ -31,10 +31,7 @@ def parts(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Iterator[pl
     for first in range(0, max(episodes.height, 1), PART):
         part = episodes.slice(first, PART)
         facts = lake.sql(query, {"ids": part["episode_id"].to_list()})
-        if wanted.text is not None:
-            found = lake.holding(wanted.text).rename({"step_index": "found_step", "steps": "found_steps"})
-            facts = facts.join(found, on="episode_id", how="left")
-        yield readable(part.join(facts, on="episode_id", how="left", maintain_order="left"))
+        yield readable(with_facts(lake, wanted, part, facts))
 
 
 def predicate(lake: Reads, wanted: EpisodeFilter) -> str | None:

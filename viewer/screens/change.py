@@ -131,8 +131,10 @@ def _summary(frames: compare.Frames, sides: tuple[Side, Side]) -> None:
         "only_a": tables.value("only in A"),
         "only_b": tables.value("only in B"),
     }
-    counts = [f"{name}: {number(int(frame['episodes'].sum()))} episodes of {number(frame.height)} tasks"
-              for name, frame in zip("AB", frames, strict=True)]  # fmt: skip
+    counts = [
+        f"{name}: {number(int(frame['episodes'].sum()))} episodes of {number(frame.height)} tasks"
+        for name, frame in zip("AB", frames, strict=True)
+    ]
     how = (
         "Figures are paired by task: those that both sides know count, each once."
         if frame["is_paired"].any()
@@ -150,8 +152,11 @@ def _flips(one: Side, other: Side) -> None:
     if not found["steps"]:
         st.caption("The two credits have no step in common.")
         return
-    ui.fact("advantages of opposite signs", f"**{number(found['flipped'])} of {number(found['steps'])}** steps with "
-            f"one in both ({percent(found['flipped'] / found['steps'])})")  # fmt: skip
+    ui.fact(
+        "advantages of opposite signs",
+        f"**{number(found['flipped'])} of {number(found['steps'])}** steps with "
+        f"one in both ({percent(found['flipped'] / found['steps'])})",
+    )
 
 
 def _tasks(frames: compare.Frames, score: str | None) -> None:

@@ -35,8 +35,13 @@ def show() -> None:
         credit = choices.credit(chosen, "compare")
     with st.container(horizontal=True, vertical_alignment="center"):
         for group in sorted(groups):
-            ui.link(Page.GROUP, "Group" if len(groups) == 1 else f"Group {ids.to_text(group)}", "workspaces",
-                    group=ids.to_text(group), score=score)  # fmt: skip
+            ui.link(
+                Page.GROUP,
+                "Group" if len(groups) == 1 else f"Group {ids.to_text(group)}",
+                "workspaces",
+                group=ids.to_text(group),
+                score=score,
+            )
     found = tuple(row["episode_id"] for row in facts)
     facts = _in_order(read(side_by_side.facts, found, credit, score), found)
     _aligned(facts, found, credit, score)
@@ -79,8 +84,11 @@ def _in_order(frame: pl.DataFrame, wanted: tuple[int, ...]) -> list[Row]:
 
 def _common_name(facts: list[Row]) -> str:
     """What the episodes have in common: run, task and round."""
-    same = {name: values.pop() for name in ("run_id", "task_id", "collection_round")
-            if len(values := {row[name] for row in facts}) == 1}  # fmt: skip
+    same = {
+        name: values.pop()
+        for name in ("run_id", "task_id", "collection_round")
+        if len(values := {row[name] for row in facts}) == 1
+    }
     return links.group(same | {name: None for name in ("run_id", "task_id") if name not in same})
 
 

@@ -51,9 +51,7 @@ def lines(
                 "text": said(row),
                 "more": max(0, row["calls"] - 1),
                 "marks": chips[:CHIPS],
-                "scores": [
-                    [plain.one_line(one["scorer"], 24), plain.number(one["value"])] for one in scores.get(index, ())
-                ],
+                "scores": [_score(one) for one in scores.get(index, ())],
                 "reward": None if row["reward"] is None else plain.number(row["reward"]),
                 "advantage": None if given is None else _advantage(given, scale),
                 "latency": None if row["latency"] is None else plain.seconds(row["latency"]),
