@@ -32,6 +32,31 @@ KIND = "annotate"
 LONGEST = 200
 """Characters of a label or an author."""
 _PLACE = ["episode_id", "step_index", "label"]
+# A score that came otherwise, from a file, is never taken back by words.
+_MISSING = f"""
+WITH places AS (
+    SELECT DISTINCT episode_id, step_index, label FROM annotations WHERE list_contains($labels, label)
+),
+means AS (
+    SELECT p.episode_id, p.step_index, if(p.label = '{RATING}', '{HUMAN}', '{HUMAN}.' || p.label) AS scorer,
+           avg(a.value ORDER BY a.author) AS value, count(a.value) AS authors
+    FROM places AS p LEFT JOIN latest_annotations AS a
+        ON a.episode_id = p.episode_id AND a.step_index IS NOT DISTINCT FROM p.step_index AND a.label = p.label
+    GROUP BY ALL
+)
+SELECT m.episode_id, m.step_index, m.scorer, m.value,
+       if(m.authors > 0, format('mean of {{}} annotations', m.authors), 'all annotations were taken back') AS reason
+FROM means AS m
+JOIN episodes USING (episode_id)
+LEFT JOIN latest_scores AS s
+    ON s.scorer_version = $version AND s.episode_id = m.episode_id AND s.scorer = m.scorer
+    AND s.step_index IS NOT DISTINCT FROM m.step_index
+WHERE if(
+    m.authors > 0,
+    s.value IS DISTINCT FROM m.value,
+    s.value IS NOT NULL AND starts_with(s.reason, 'mean of ')
+)
+"""
 
 
 class Annotation(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +92,7 @@ def annotate(lake: "Lake", said: Sequence[Annotation], author: str) -> int:
     with lake.job(kind=KIND, parameters={"author": author, "labels": sorted(set(labels))}) as job:
         job.write("annotations", rows.with_columns(at=pl.lit(job.now())))
         job.counts |= {"rows_in": len(said), "rows_out": rows.height}
-    _score(lake, rows)
+    _score(lake, sorted(set(labels)))
     return rows.height
 
 
@@ -101,36 +126,16 @@ def _places(snapshot: Snapshot, said: Sequence[Annotation]) -> pl.DataFrame:
     return found.drop("num_steps")
 
 
-def _score(lake: "Lake", rows: pl.DataFrame) -> None:
-    """Write the scores of the places that were annotated, from what all authors say of them now."""
-    snapshot = lake.snapshot()
-    wanted = rows.select(_PLACE).unique()
-    of_these = {"ids": wanted["episode_id"].unique().to_list()}
-    told = snapshot.sql(
-        "SELECT episode_id, step_index, label, value FROM latest_annotations "
-        "WHERE value IS NOT NULL AND episode_id IN (SELECT unnest($ids))",
-        of_these,
-    )
-    means = (
-        wanted.join(told, on=_PLACE, how="left", nulls_equal=True)
-        .group_by(_PLACE)
-        .agg(value=pl.col("value").mean(), authors=pl.col("value").count())
-    )
-    scored = snapshot.sql(
-        "SELECT DISTINCT episode_id, step_index, scorer FROM latest_scores "
-        "WHERE scorer_version = $version AND episode_id IN (SELECT unnest($ids))",
-        of_these | {"version": IMPORTED},
-    )
-    reason = pl.format("mean of {} annotations", "authors")
-    scores = means.select(
-        *("episode_id", "step_index", "value", "authors"),
-        scorer=pl.when(pl.col("label") == RATING).then(pl.lit(HUMAN)).otherwise(pl.format(f"{HUMAN}.{{}}", "label")),
-        reason=pl.when(pl.col("authors") > 0).then(reason).otherwise(pl.lit("all annotations were taken back")),
-        error=pl.lit(None, pl.String),
-        metrics=pl.lit(None, pl.String),
-    )
-    # What has words alone, and never had a number, is no score.
-    had = scores.join(scored, on=["episode_id", "step_index", "scorer"], how="semi", nulls_equal=True)
-    scores = pl.concat([scores.filter(pl.col("authors") > 0), had.filter(pl.col("authors") == 0)])
-    typed = scores.select(pl.col(name).cast(kind) for name, kind in SCORE_COLUMNS.items())
-    add_scores(lake, typed, version=IMPORTED, source="annotations")
+def _score(lake: "Lake", labels: Sequence[str]) -> None:
+    """Write the scores that follow from the annotations of some labels, until they are what all authors say now.
+
+    Of all places, and not of those that were just annotated alone: somebody else may write meanwhile, and whoever was
+    killed between an annotation and its score is made up for.
+    """
+    params = {"labels": list(labels), "version": IMPORTED}
+    while (missing := lake.snapshot().sql(_MISSING, params)).height:
+        empty = pl.lit(None, pl.String)
+        scores = missing.with_columns(error=empty, metrics=empty)
+        typed = scores.select(pl.col(name).cast(kind) for name, kind in SCORE_COLUMNS.items())
+        if not add_scores(lake, typed, version=IMPORTED, source="annotations").new:
+            return

@@ -232,6 +232,20 @@ def test_an_index_that_cannot_be_used_is_told(lk: Lake, monkeypatch: pytest.Monk
         tasks(lk, "door")
 
 
+def test_a_cache_that_cannot_be_written_leaves_a_folder_of_the_process_alone(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that others know beforehand could be theirs."""
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv(place.ENVIRONMENT, str(tmp_path / "file"))
+    assert tasks(lk, "door") == ["one", "two"]
+    path = place.path(lk.uri)
+    assert path.parent.stat().st_mode & 0o077 == 0
+    assert place.path(lk.uri) == path, "it is searched again there"
+    lk.forget(lk.sql("SELECT episode_id FROM episodes")["episode_id"])
+    assert not path.exists()
+
+
 def test_a_damaged_index_is_made_anew(lk: Lake) -> None:
     path = place.path(lk.uri)
     path.write_bytes(b"no database, and longer than its first page would be" * 100)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.cli import trajlake
 from lake.errors import UsageError
+from lake.write import annotations
 from lake.write.annotations import HUMAN, Annotation, annotate
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
@@ -81,6 +83,26 @@ def test_credit_goes_by_what_people_say(tmp_path: Path) -> None:
     assert report.summary.live_groups == 1
     found = lk.sql("SELECT episode_id FROM latest_advantages GROUP BY episode_id ORDER BY avg(advantage)")
     assert found["episode_id"].to_list() == episodes(lk)
+
+
+def test_who_was_killed_before_the_score_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = made(tmp_path)
+    first, second, _ = episodes(lk)
+    with monkeypatch.context() as killed:
+        killed.setattr(annotations, "_score", lambda *_: None)
+        annotate(lk, [Annotation(episode_id=first, value=3.0)], "ann")
+    assert lk.sql("SELECT count(*) FROM scores").item() == 0
+    annotate(lk, [Annotation(episode_id=second, value=1.0)], "bob")
+    rows = lk.sql("SELECT episode_id, value FROM current_scores").rows()
+    assert sorted(rows) == sorted([(first, 3.0), (second, 1.0)])
+
+
+def test_words_take_no_score_back_that_came_from_a_file(tmp_path: Path) -> None:
+    lk = made(tmp_path)
+    first = episodes(lk)[0]
+    lk.add_scores(pl.DataFrame({"episode_id": [first], "value": [0.5]}), name=HUMAN)
+    annotate(lk, [Annotation(episode_id=first, text="clumsy")], "ann")
+    assert lk.sql("SELECT value FROM current_scores").rows() == [(0.5,)]
 
 
 @pytest.mark.parametrize(

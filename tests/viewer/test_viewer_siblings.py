@@ -14,7 +14,9 @@ from pipelines.groupings import Grouping, Subsample, run_grouping
 from testkit.lakes import add_credit, build_lake, rollout, siblings
 from testkit.streamlit_pages import column, open_page, words
 from viewer.environment import ENVIRONMENT
-from viewer.queries import Sort, Window, anchors, groups
+from viewer.pinned import Reader
+from viewer.queries import Sort, Window, anchors, episodes, groups
+from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter
 from viewer.siblings import MARKS, strip
 
@@ -149,3 +151,7 @@ def test_a_group_of_a_grouping_has_a_page_of_its_members(tmp_path: Path, monkeyp
     at = open_page("group", group=ids.to_text(row["group_id"]), credit=ids.to_text(report.job_id))
     assert set(column(at, "siblings", "episode_id")) == {ids.to_text(one) for one in row["members"]}
     assert column(at, "anchors", "size"), "and its shared states"
+    members = [ids.from_text(one) for one in column(at, "siblings", "episode_id")]
+    place = episodes.place(Reader(lk.snapshot()), EpisodeFilter(group=row["group_id"]), None, members[0])
+    assert place is not None, "previous and next walk through it"
+    assert place.total == len(members)

@@ -131,7 +131,9 @@ _CLAUSES = {
     "run": "e.run_id = $run",
     "task": r"e.task_id LIKE $task ESCAPE '\'",
     "status": "e.status IN (SELECT unnest($status))",
-    "group": "e.group_id = $group",
+    "group": """(e.group_id = $group OR e.episode_id IN (
+        SELECT episode_id FROM groupings WHERE group_id = $group
+    ))""",
     "low": "e.outcome >= $low",
     "high": "e.outcome <= $high",
     "collection_round": "e.collection_round = $collection_round",
@@ -155,6 +157,7 @@ class EpisodeFilter:
     status: tuple[str, ...] = ()
     """Any of these."""
     group: int | None = None
+    """As collected, or of a grouping."""
     score: str | None = None
     """The outcome that the list shows, filters and orders by (`viewer.queries.outcomes`); it leaves no episode out."""
     low: float | None = None
