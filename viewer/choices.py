@@ -29,6 +29,7 @@ Parameters = dict[str, str | list[str]]
 def parameters(wanted: EpisodeFilter, order: Sort | None = None) -> Parameters:
     """Query parameters of the list's page; what filters nothing is left out."""
     job, update = wanted.update or (None, None)
+    label, author = wanted.unlabelled or (None, None)
     values = {
         "run": wanted.run,
         "task": wanted.task,
@@ -43,6 +44,9 @@ def parameters(wanted: EpisodeFilter, order: Sort | None = None) -> Parameters:
         **{facet: getattr(wanted, facet) for facet in FACETS},
         "job": None if job is None else ids.to_text(job),
         "update": update,
+        "unlabelled": label,
+        "by": author,
+        "sql": wanted.sql,
         "sort": order,
     }
     found: Parameters = {name: str(value) for name, value in values.items() if value is not None}
@@ -80,9 +84,16 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Sort | None]:
         collection_round=whole(one.get("round")),
         policy_version=whole(one.get("version")),
         update=None if job is None or update is None else (job, update),
+        unlabelled=unlabelled(one.get("unlabelled"), one.get("by")),
+        sql=one.get("sql"),
         **{facet: one.get(facet) for facet in FACETS},
     )
     return wanted, order
+
+
+def unlabelled(label: str | None, author: str | None) -> tuple[str, str | None] | None:
+    """The part of a filter that two parameters of an address make: an author alone says nothing."""
+    return None if label is None else (label, author)
 
 
 def update_from_address() -> tuple[int, int] | None:

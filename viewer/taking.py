@@ -1,4 +1,8 @@
-"""What a reader takes away from a list: the whole of it as a file, and the command that exports its episodes."""
+"""What a reader takes away from a list: the whole of it as a file, and the commands that act on its episodes.
+
+Commands are shown to be copied, never run here: a page cannot retract by mistake, and what was done stands in the
+reader's own shell history.
+"""
 
 import shlex
 
@@ -25,16 +29,26 @@ def offered(wanted: EpisodeFilter, order: Sort | None, total: int) -> None:
         st.caption("What the tables say of each episode, in the order of the list, without documents.")
         name = st.selectbox("Or the episodes themselves, as", list(TARGETS), key="export")
         st.caption(TARGETS[name].description)
-        found = read(whole.predicate, wanted)
-        if found is None:
-            st.caption("No command can name so many episodes that a search found: search for less.")
-        else:
-            st.code(_command(wanted, name, found), language="bash", wrap_lines=True)
+        _commands(wanted, name)
 
 
-def _command(wanted: EpisodeFilter, name: str, predicate: str) -> str:
-    """The command line that exports exactly the list's episodes."""
-    words = ["trajlake", "export", "--lake", pinned.uri(), "--format", name, "--out", f"exported-{name}"]
-    words += ["--score", wanted.score] if wanted.score is not None else []
-    words += ["--where", predicate] if predicate else []
-    return shlex.join(words)
+def _commands(wanted: EpisodeFilter, name: str) -> None:
+    """The command lines for exactly the list's episodes."""
+    found = read(whole.predicate, wanted)
+    if found is None:
+        st.caption("No command can name so many episodes that a search or a query found: find fewer.")
+        return
+    lake_ = ["--lake", pinned.uri()]
+    score = ["--score", wanted.score] if wanted.score is not None else []
+    where = ["--where", found] if found else []
+    export = ["trajlake", "export", *lake_, "--format", name, "--out", f"exported-{name}", *score, *where]
+    st.code(shlex.join(export), language="bash", wrap_lines=True)
+    # A filter without limits drops nothing; it stands for those that the reader adds.
+    select = ["trajlake", "select", "chosen", *lake_, "--filter", "length", *score, *where]
+    st.caption("Or name them for training, as a selection; further filters drop more:")
+    st.code(shlex.join(select), language="bash", wrap_lines=True)
+    if found:
+        retract = ["trajlake", "retract", *lake_, *where, "--reason", "why"]
+        st.caption("Or hide them from every later snapshot, for a reason:")
+        st.code(shlex.join(retract), language="bash", wrap_lines=True)
+    st.caption("Commands go by the newest state of the lake when they are run.")

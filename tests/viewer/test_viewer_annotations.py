@@ -12,8 +12,11 @@ from lake.write.annotations import Annotation, annotate
 from testkit.copies import empty_lake
 from testkit.lakes import build_lake, rollout
 from testkit.streamlit_pages import assert_sound, column, links, open_page, show, words
+from viewer.choices import packed
 from viewer.environment import READ_ONLY
-from viewer.queries import Window, annotations
+from viewer.pinned import Reader
+from viewer.queries import Sort, Window, annotations, episodes
+from viewer.queries.episodes import EpisodeFilter
 
 
 @pytest.fixture
@@ -72,6 +75,70 @@ def test_a_read_only_viewer_has_no_form(lk: Lake, monkeypatch: pytest.MonkeyPatc
 def test_a_lake_without_annotations_says_how_they_are_made(lk: Lake) -> None:
     assert "trajlake annotate" in open_page("annotations").code[0].value
     assert words(open_page("annotations"))
+
+
+# ---------------------------------------------------------------- a queue
+
+SHORT_FIRST = Sort("rollout_index", descending=True)
+
+
+def test_a_queue_is_what_nobody_or_an_author_has_not_labelled(lk: Lake) -> None:
+    """Of any filter and in its order; a label on a step counts, another label or another author does not."""
+    order = lambda: episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), SHORT_FIRST).episodes  # noqa: E731
+    mixed = order()["episode_id"].to_list()
+    annotate(lk, [Annotation(episode_id=mixed[1], label="ok", step_index=1, value=1.0)], "ann")
+    annotate(lk, [Annotation(episode_id=mixed[2], label="ok", value=1.0)], "bob")
+    annotate(lk, [Annotation(episode_id=mixed[3], label="other", value=1.0)], "ann")
+    snap = Reader(lk.snapshot())
+    for by, done in (("ann", [1]), ("bob", [2]), (None, [1, 2]), ("eve", [])):
+        wanted = EpisodeFilter(task="mixed", unlabelled=("ok", by))
+        left = [one for place, one in enumerate(mixed) if place not in done]
+        assert episodes.listed(snap, wanted, SHORT_FIRST).episodes["episode_id"].to_list() == left
+        for place, one in enumerate(mixed):
+            found = annotations.queue(snap, wanted, SHORT_FIRST, one)
+            assert (found.left, found.total, found.first) == (len(left), len(mixed), left[0])
+            before = [other for other in mixed[:place] if other in left]
+            after = [other for other in mixed[place + 1 :] if other in left]
+            assert (found.previous, found.next) == (before[-1] if before else None, after[0] if after else None)
+
+
+def test_a_list_leads_into_a_queue_that_goes_on_after_each_answer(lk: Lake) -> None:
+    mixed = episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), None).episodes["episode_id"].to_list()
+    at = open_page("episodes", task="mixed")
+    at.session_state["annotate-these"] = True
+    assert_sound(at.run())
+    at.text_input(key="queue-author").set_value("ann")
+    assert_sound(at.run())
+    here = packed(EpisodeFilter(task="mixed", unlabelled=("rating", "ann")))
+    assert here is not None
+    assert f"episode={ids.to_text(mixed[0])}&amp;list=" in words(at), "a link that can be copied"
+    assert "8 of 8 episodes" in words(at)
+
+    at = open_page("episode", episode=mixed[0], list=here)
+    assert "8 of 8 left to label" in words(at)
+    at.button(key="answer-2").click()
+    assert_sound(at.run())
+    assert lk.sql("SELECT episode_id, label, value, author FROM latest_annotations").rows() == [
+        (mixed[0], "rating", 1.0, "ann")
+    ]
+    assert at.query_params["episode"] == ids.to_text(mixed[1])
+    assert "7 of 8 left to label" in words(at)
+    at.text_input(key="annotation-text").set_value("loops")
+    next(button for button in at.button if button.label == "Add and go on").click()
+    assert_sound(at.run())
+    assert at.query_params["episode"] == ids.to_text(mixed[2])
+    assert lk.sql("SELECT count(*) FROM latest_annotations WHERE text = 'loops'").item() == 1
+
+
+def test_answers_given_before_are_offered(lk: Lake) -> None:
+    every = lk.sql("SELECT episode_id FROM episodes ORDER BY ALL")["episode_id"].to_list()
+    words_ = ["loops", "gives up", "loops"]
+    annotate(lk, [Annotation(episode_id=e, label="why", text=w) for e, w in zip(every, words_, strict=False)], "ann")
+    annotate(lk, [Annotation(episode_id=e, label="n", value=v) for e, v in zip(every, (3.0, 2.5), strict=False)], "ann")
+    snap = Reader(lk.snapshot())
+    assert annotations.answers(snap, "why") == ["gives up", "loops"]
+    assert annotations.answers(snap, "n") == [2.5, 3.0]
+    assert annotations.answers(snap, "nothing") == []
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,8 @@ filters = st.builds(
     collection_round=st.none() | a_count,
     policy_version=st.none() | a_count,
     update=st.none() | st.tuples(an_id, a_count),
+    unlabelled=st.none() | st.tuples(text, st.none() | text),
+    sql=st.none() | text,
     **{facet: st.none() | text for facet in FACETS},
 )
 
@@ -51,7 +53,17 @@ def test_any_address_gives_a_filter(garbage: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["group=zzz", "min=nan&max=inf", "round=-1", "job=0000000000000", "update=7", "status=won", "sort=DROP TABLE", ""],
+    [
+        "group=zzz",
+        "min=nan&max=inf",
+        "round=-1",
+        "job=0000000000000",
+        "update=7",
+        "status=won",
+        "sort=DROP TABLE",
+        "by=ann",
+        "",
+    ],
 )
 def test_what_makes_no_sense_filters_nothing(address: str) -> None:
     assert unpacked(address) == (EpisodeFilter(), None)

@@ -143,6 +143,7 @@ filters = st.builds(
     text=st.sampled_from([None, None, "HALL 1", "go left", "rollout 3", "left plan", "'; DROP TABLE episodes"]),
     collection_round=st.sampled_from([None, None, 0, 1]),
     policy_version=st.sampled_from([None, None, 10]),
+    unlabelled=st.sampled_from([None, None, ("rating", None), ("rating", "ann")]),
 )
 
 

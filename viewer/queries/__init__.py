@@ -36,6 +36,10 @@ class Reads(snapshot.Reads, Protocol):
         """The episodes that hold a text; see `lake.search.find.holding`."""
         ...
 
+    def locked(self, query: str) -> pl.DataFrame:
+        """Rows of one SELECT that nobody vouches for; see `viewer.locked_sql.Answers.rows`."""
+        ...
+
 
 Params = dict[str, Any]
 Row = dict[str, Any]

@@ -1,13 +1,62 @@
-"""Annotations: what people said of episodes and steps, and how far two of them agree."""
+"""Annotations: what people said of episodes and steps, what is left to say, and how far two of them agree."""
+
+from dataclasses import dataclass, replace
 
 import polars as pl
 
 from viewer.queries import EXCERPT, Reads, Sort, Window, count, order_by, themselves
+from viewer.queries.episodes import EpisodeFilter, listed
 
 ORDERS = themselves("at", "author", "label", "value", "run_id", "rollout_index", "step_index") | {
     "task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")
 }
 """Columns that may order the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What is left of a list whose filter is `unlabelled`, as seen from one of its episodes."""
+
+    left: int
+    total: int
+    """Episodes of the list without that filter."""
+    first: int | None
+    """The first that is left; None: none is."""
+    previous: int | None
+    """The nearest that is left before the episode, and after it, in the order of the list."""
+    next: int | None
+
+
+def queue(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int | None = None) -> Queue:
+    """What is left to label; an episode that has its label meanwhile still has neighbours."""
+    left = listed(lake, wanted, order).episodes["episode_id"]
+    every = listed(lake, replace(wanted, unlabelled=None), order).episodes["episode_id"]
+    first = left[0] if len(left) else None
+    at = None if episode_id is None else every.index_of(episode_id)
+    if at is None:
+        return Queue(len(left), len(every), first, None, None)
+    is_left = every.is_in(left.implode())
+    before, after = every[:at].filter(is_left[:at]), every[at + 1 :].filter(is_left[at + 1 :])
+    return Queue(
+        len(left),
+        len(every),
+        first,
+        before[-1] if len(before) else None,
+        after[0] if len(after) else None,
+    )
+
+
+def answers(lake: Reads, label: str, limit: int = 9) -> list[float] | list[str]:
+    """What is said under a label most often: its numbers, or else its words; in their order."""
+    found = lake.sql(
+        """
+        SELECT value, CASE WHEN value IS NULL THEN text END AS words, count(*) AS times FROM latest_annotations
+        WHERE label = ? GROUP BY ALL ORDER BY times DESC, value, words
+        """,
+        [label],
+    )
+    values = found["value"].drop_nulls().head(limit).sort().to_list()
+    return values or found["words"].drop_nulls().head(limit).sort().to_list()
 
 
 def of_episode(lake: Reads, episode_id: int) -> pl.DataFrame:

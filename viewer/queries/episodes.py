@@ -7,7 +7,7 @@ from typing import Literal
 import polars as pl
 
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, themselves
+from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql, themselves
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -178,6 +178,15 @@ class EpisodeFilter:
     scorer: str | None = None
     flag: str | None = None
     tag: str | None = None
+    unlabelled: tuple[str, str | None] | None = None
+    """(label, author): episodes on which, or on whose steps, the author has not put the label; None: nobody has."""
+    sql: str | None = None
+    """A SELECT whose rows name the episodes (`viewer.queries.sql.named`)."""
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether a part of it is no SQL over the lake's tables: the episodes must be found before it can be."""
+        return self.text is not None or self.sql is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +277,13 @@ def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: in
 
 @lru_cache(maxsize=8)
 def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Listed:
-    """The whole list, 16 bytes an episode: its pages, the neighbours of its episodes and its figures read it once."""
+    """The whole list, 16 bytes an episode: its pages, the neighbours of its episodes and its figures read it once.
+
+    The usual order of episodes that a query names is the query's.
+
+    Raises:
+        QueryError: the query of the filter has no result.
+    """
     judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
     clauses, params = conditions(wanted)
     query = f"""
@@ -278,6 +293,12 @@ def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Listed:
     found = lake.sql(query, params | of_outcome or None)
     if wanted.text is not None:
         found = found.join(lake.holding(wanted.text), on="episode_id", how="semi", maintain_order="left")
+    if wanted.sql is not None:
+        named = sql.named(lake, wanted.sql)
+        if order is None:
+            found = named.join(found, on="episode_id", how="inner", maintain_order="left")
+        else:
+            found = found.join(named, on="episode_id", how="semi", maintain_order="left")
     figures = found.select(
         pl.len().alias("episodes"),
         pl.col("group_id").n_unique().alias("groups"),
@@ -289,7 +310,7 @@ def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Listed:
 
 
 def conditions(wanted: EpisodeFilter) -> tuple[list[str], Params]:
-    """The filter, but for its text, as SQL about `e`, which is `episodes` with `outcome`, and its parameters."""
+    """The filter as SQL about `e`, which is `episodes` with `outcome`, and its parameters; without text and query."""
     job, update = wanted.update or (None, None)
     values: Params = asdict(wanted) | {
         "task": None if wanted.task is None else like(wanted.task),
@@ -302,4 +323,10 @@ def conditions(wanted: EpisodeFilter) -> tuple[list[str], Params]:
         params["job"] = job
     if wanted.unscored:
         clauses.append("e.outcome IS NULL")
+    if wanted.unlabelled is not None:
+        label, author = wanted.unlabelled
+        params |= {"label": label} | ({} if author is None else {"author": author})
+        by = "" if author is None else " AND author = $author"
+        labelled = f"SELECT episode_id FROM latest_annotations WHERE label = $label{by}"
+        clauses.append(f"e.episode_id NOT IN ({labelled})")
     return clauses, params

@@ -23,7 +23,7 @@ class Values:
 
 def values(lake: Reads, facet: str, wanted: EpisodeFilter) -> Values:
     """How many episodes of a filter have each value of a facet; one with several values counts for each of them."""
-    if wanted.text is None:
+    if not wanted.is_looked_up:
         judged, params = outcomes.judged(lake, wanted.score, wanted.run)
         clauses, more = conditions(wanted)
         among = f"SELECT e.episode_id FROM {judged} AS e WHERE {' AND '.join(clauses)}" if clauses else None

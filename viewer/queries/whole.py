@@ -37,9 +37,9 @@ def parts(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Iterator[pl
 def predicate(lake: Reads, wanted: EpisodeFilter) -> str | None:
     """The filter as SQL over `episodes`, for commands; "" if it filters nothing, None if no predicate is short enough.
 
-    A search is no SQL: the episodes that it found are named, if they are few.
+    What a search or a query found has no predicate: the episodes are named, if they are few.
     """
-    if wanted.text is not None:
+    if wanted.is_looked_up:
         ids = listed(lake, wanted, None).episodes["episode_id"]
         return None if len(ids) > _MOST_IDS else f"episode_id IN ({', '.join(map(str, ids)) or 'NULL'})"
     clauses, params = conditions(wanted)

@@ -7,6 +7,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, covering
 from viewer import annotations, choices, links, plain, tables
 from viewer import components as ui
@@ -15,6 +16,7 @@ from viewer.navigation import anchor, changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
 from viewer.queries import PAGE_ROWS, Row, Window, episodes, lineage, training
+from viewer.queries import annotations as said
 from viewer.queries.episodes import EpisodeFilter
 from viewer.transcript import component, ledger
 
@@ -80,17 +82,30 @@ def _path(facts: Row) -> str:
 def _place(episode_id: int) -> str:
     """The way back to the filtered list that the reader came from, and to the episodes beside this one, as HTML."""
     wanted, order = choices.carried()
-    place = read(episodes.place, wanted, order, episode_id)
+    try:
+        place = read(episodes.place, wanted, order, episode_id)
+    except TrajlakeError:
+        # The address holds a text to search or SQL; the page of its list says what is wrong with it.
+        back = href(Page.EPISODES, **choices.parameters(wanted, order))
+        return f'<span class="turn">{anchor("The list of this address cannot be read", back)}</span>'
     page = None if place is None or place.position <= PAGE_ROWS else (place.position - 1) // PAGE_ROWS + 1
     here = choices.parameters(wanted, order) | {tables.OPENED: ids.to_text(episode_id)}
     back = anchor("Back to the list", href(Page.EPISODES, page=page, **here))
+    if wanted.unlabelled is not None:
+        queue = read(said.queue, wanted, order, episode_id)
+        told = f"{queue.left:,} of {queue.total:,} left to label"
+        return _turns(back, queue.previous, queue.next, told)
     if place is None:
         return f'<span class="turn">{back} This episode is not in the filtered list.</span>'
     filtered = " that match the filter" if replace(wanted, score=None) != EpisodeFilter() else ""
-    previous = _neighbour("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", place.previous, "p")
-    following = _neighbour("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", place.next, "n")
-    said = f"{place.position:,} of {place.total:,} episodes{filtered}"
-    return f'<span class="turn">{back} {previous} {following} <span>{said}</span></span>'
+    return _turns(back, place.previous, place.next, f"{place.position:,} of {place.total:,} episodes{filtered}")
+
+
+def _turns(back: str, previous: int | None, following: int | None, told: str) -> str:
+    """The way back, the neighbours, and where between them the reader is."""
+    before = _neighbour("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", previous, "p")
+    after = _neighbour("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following, "n")
+    return f'<span class="turn">{back} {before} {after} <span>{escape(told)}</span></span>'
 
 
 def _neighbour(label: str, target: int | None, key: str) -> str:

@@ -9,16 +9,16 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from lake import ids
-from lake.errors import UsageError
+from lake.errors import TrajlakeError, UsageError
 from lake.tables import STATUSES
-from viewer import choices, tables, taking
+from viewer import choices, labelling, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, chip_link, href
 from viewer.pinned import read
 from viewer.pinned import search as search_for
 from viewer.plain import chip, number, one_line, percent, visible
-from viewer.queries import episodes, facets, runs, search
+from viewer.queries import episodes, facets, runs, search, sql
 from viewer.queries.episodes import FACETS, ORDERS, EpisodeFilter
 
 SCORERS = 6
@@ -47,6 +47,8 @@ def show() -> None:
     (wanted, aside), order = _filter(), tables.ordered_by()
     if wanted.text is not None:
         _search(wanted.text)
+    if wanted.sql is not None:
+        _ask(wanted.sql)
     if given("facets"):
         _facets(wanted)
     totals = read(episodes.totals, wanted, order)
@@ -55,6 +57,7 @@ def show() -> None:
         return
     with aside:
         taking.offered(wanted, order, totals["episodes"])
+        labelling.offered(wanted, order)
     window = ui.pager(
         totals["episodes"],
         f"episodes in {number(totals['groups'])} groups, mean outcome {number(totals['mean_return'])} "
@@ -109,6 +112,16 @@ def _search(text: str) -> None:
         shown.empty()
 
 
+def _ask(query: str) -> None:
+    """Run the query that names the episodes; what is wrong with it ends the page."""
+    try:
+        read(sql.named, query)
+    except TrajlakeError as error:
+        ui.missing("The query of this list has no result.")
+        st.code(visible(str(error)), language=None, wrap_lines=True)
+        st.stop()
+
+
 def _found(hits: re.Pattern[str]) -> dict[str, tables.Column]:
     """Columns that say where a text was found."""
     return {
@@ -139,7 +152,7 @@ def _filter() -> tuple[EpisodeFilter, DeltaGenerator]:
         with st.popover("Filters", icon=":material/filter_list:", width="content"):
             wanted = _others()
         st.toggle("Facets", key="facets", help="Tools, errors, scorers, flags and tags, with counts.", **ui.FILTER)
-        aside = st.container(width="content")
+        aside = st.container(horizontal=True, width="content")
     wanted = replace(wanted, text=(text or "").strip() or None, update=_update())
     _chips(wanted)
     return wanted, aside
@@ -173,10 +186,19 @@ def _others() -> EpisodeFilter:
         scorer=given("scorer"),
         flag=given("flag"),
         tag=given("tag"),
+        unlabelled=choices.unlabelled(given("unlabelled"), given("by")),
+        sql=given("sql"),
     )
 
 
-_CALLED = {"min": "outcome from", "max": "outcome to", "score": "outcome", "version": "policy version"}
+_CALLED = {
+    "min": "outcome from",
+    "max": "outcome to",
+    "score": "outcome",
+    "version": "policy version",
+    "unlabelled": "without label",
+    "by": "label by",
+}
 _ERRORS = {"rollout": "failed rollout", "state": "error text as state", "action": "malformed action"}
 
 
@@ -188,7 +210,8 @@ def _chips(wanted: EpisodeFilter) -> None:
             continue
         for value in values if isinstance(values, list) else [values]:
             left = [one for one in values if one != value] if isinstance(values, list) else None
-            off = {name: left or None, "page": None} | ({"job": None} if name == "update" else {})
+            goes_with = {"update": {"job": None}, "unlabelled": {"by": None}}.get(name, {})
+            off = {name: left or None, "page": None} | goes_with
             called = _ERRORS.get(value, value) if name == "error" else value
             links.append(chip_link(f"{_CALLED.get(name, name)}: {called} \N{MULTIPLICATION SIGN}", changed(**off)))
     if len(links) > 1:
