@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from lake.errors import TrajlakeError
 from viewer.queries import whole
+from viewer.same_origin import NO_OTHER_PAGE
 
 PATH = "/download"
-_HEADERS = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 
 
 def csv(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
@@ -72,7 +72,7 @@ def episodes(request: Request) -> Response:
 
     ending = request.query_params.get("format", "")
     if ending not in FORMATS:
-        return PlainTextResponse(f"There is no format {ending!r}; valid: {', '.join(FORMATS)}\n", 400, _HEADERS)
+        return PlainTextResponse(f"There is no format {ending!r}; valid: {', '.join(FORMATS)}\n", 400, NO_OTHER_PAGE)
     media_type, write = FORMATS[ending]
     wanted, order = choices.unpacked(request.query_params.get(choices.LIST))
     try:
@@ -81,14 +81,14 @@ def episodes(request: Request) -> Response:
         # What can go wrong goes wrong with the first rows, before anything is sent.
         first = next(rows)
     except TrajlakeError as error:
-        return PlainTextResponse(f"{error}\n", 400, _HEADERS)
+        return PlainTextResponse(f"{error}\n", 400, NO_OTHER_PAGE)
 
     def chained() -> Iterator[pl.DataFrame]:
         yield first
         yield from rows
 
     disposition = {"Content-Disposition": f'attachment; filename="episodes.{ending}"'}
-    return StreamingResponse(write(chained()), media_type=media_type, headers=_HEADERS | disposition)
+    return StreamingResponse(write(chained()), media_type=media_type, headers=NO_OTHER_PAGE | disposition)
 
 
 ROUTES = [Route(PATH, episodes, methods=["GET"])]

@@ -76,6 +76,7 @@ def serve(folder: str, port: int) -> None:
     from viewer import download
     from viewer.same_origin import SameOrigin
     from viewer.theme import STREAMLIT_OPTIONS
+    from viewer.transcript import route
 
     os.environ[ENVIRONMENT] = folder
     # Whatever a configuration file of the reader says: what is given here wins.
@@ -94,7 +95,8 @@ def serve(folder: str, port: int) -> None:
         "logger.level": "warning",
     }
     script = Path(__file__).with_name("app.py")
-    app = streamlit.App(script, middleware=[Middleware(SameOrigin)], lifespan=_with_pages, routes=download.ROUTES)
+    routes = [*download.ROUTES, *route.ROUTES]
+    app = streamlit.App(script, middleware=[Middleware(SameOrigin)], lifespan=_with_pages, routes=routes)
     # The server has shut down by the time it hands Ctrl-C on.
     with suppress(KeyboardInterrupt):
         app.run(config=options)

@@ -1,6 +1,6 @@
 """Addresses of the viewer's pages, and links to them that keep the session (`navigation.js` says how)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from urllib.parse import urlencode
@@ -30,7 +30,12 @@ def into_view(name: str) -> None:
 
 def href(page: Page, /, **values: Value) -> str:
     """The address of a page with the query parameters that are set; ids are given as text (`lake.ids.to_text`)."""
-    return _path(page) + query(**values)
+    return address(pinned.when(), page, **values)
+
+
+def address(older: str | None, page: Page, /, **values: Value) -> str:
+    """As `href`, outside of a session: `older` is the state that the reader looks at (`pinned.when`)."""
+    return _path(page) + _query(values, older)
 
 
 def query(**values: Value) -> str:
@@ -38,8 +43,12 @@ def query(**values: Value) -> str:
 
     Where the reader looks at an older state, so does the page that the link leads to, also in a tab of its own.
     """
+    return _query(values, pinned.when())
+
+
+def _query(values: Mapping[str, Value], older: str | None) -> str:
     given = {name: value for name, value in values.items() if value not in (None, "", ())}
-    if (older := pinned.when()) is not None:
+    if older is not None:
         given[pinned.AS_OF] = older
     return f"?{urlencode(given, doseq=True)}" if given else ""
 

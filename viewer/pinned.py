@@ -155,6 +155,7 @@ def pinned_at() -> datetime:
 def name() -> str:
     """What stands for the versions of this session in an address outside of it."""
     found = ids.to_text(ids.key_hash("versions", *(part for pair in versions() for part in pair)))
+    _named.pop(found, None)  # the one that was named last is forgotten last
     _named[found] = versions()
     while len(_named) > _MOST_NAMED:
         del _named[next(iter(_named))]
@@ -165,6 +166,12 @@ def named(text: str) -> Reader:
     """What reads the versions of a name; the newest ones if this process does not know it."""
     newest = tuple(sorted(lake.open(uri()).snapshot().versions.items()))
     return _reader(uri(), _named.get(text, newest))
+
+
+def known(text: str) -> Reader | None:
+    """What reads the versions of a name; None if this process does not know it."""
+    found = _named.get(text)
+    return None if found is None else _reader(uri(), found)
 
 
 def is_outdated() -> bool:

@@ -7,12 +7,15 @@ port under one of this server's names. The port is that of the request, not the 
 differ.
 """
 
+from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 NAMES = frozenset({"127.0.0.1", "localhost"})
 """Names of this server."""
+NO_OTHER_PAGE = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+"""Headers of an answer that no other page may embed or read as something else."""
 _POLICY_VIOLATION = 1008
 _REFUSAL = b"The viewer answers only pages that it served itself, under 127.0.0.1 or localhost.\n"
 
@@ -34,6 +37,14 @@ class SameOrigin:
             headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(_REFUSAL)).encode())]
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": _REFUSAL})
+
+
+def is_fetched_by_own_page(headers: Mapping[str, str]) -> bool:
+    """Whether no other page's script or element asks; of a program that is no browser there is nothing to tell.
+
+    Browsers send no `Origin` with a GET, so `SameOrigin` does not see it; and it lets links from elsewhere lead here.
+    """
+    return headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 
 def _is_own(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -9,8 +9,10 @@ import pytest
 from lake import Lake, ids
 from testkit.lakes import add_credit, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import assert_sound, elements, episode_id, open_page, show, transcript, words
-from viewer.queries import Window, episodes
+from viewer.navigation import href
 from viewer.transcript import component
+from viewer.transcript.answers import STEPS, answer
+from viewer.transcript.told import told
 
 
 @pytest.fixture
@@ -116,21 +118,25 @@ def test_what_came_out_of_a_step_branches_off_there(tmp_path: Path, monkeypatch:
     assert [[label for label, _, _ in line["marks"]] for line in transcript(at)["lines"]] == [[], ["1 branch"], []]
 
 
-def test_what_a_page_asks_is_bounded_and_nonsense_is_left_out(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(component, "read", lambda query, *args: query(lk.snapshot(), *args))
-    facts = episodes.episode(lk.snapshot(), episode_id(lk, "mixed", 0))
-    assert facts is not None
-    told = component.Told(facts, Window(100), pl.DataFrame(), None, None)
-    found = component.answer(told, {"number": 5, "steps": [0, "1", 99, -7, 2, -1, 3]})
-    assert (found["number"], [step["index"] for step in found["steps"]]) == (5, [0, 2, -1, 3])
-    assert [block["kind"] for block in found["steps"][2]["blocks"]] == ["message"], "the user's words are the state"
-    assert len(component.answer(told, {"steps": [0] * 1000})["steps"]) == component.OPENED
-    for nonsense in ({"steps": 3}, {"whole": [0]}, {"whole": ["0", "action"]}, {"tokens": "0"}, {"find": 1}, {}):
-        assert component.answer(told, nonsense) == {"number": None}
-    assert component.answer(told, {"whole": [0, "action"]})["whole"] == [0, "action", "go right"]
-    assert component.answer(told, {"whole": [0, "none"]})["whole"] == [0, "none", None]
-    assert component.answer(told, {"find": "HALL"})["find"] == {"text": "HALL", "steps": [1]}
-    assert component.answer(told, {"tokens": 0})["tokens"] == []
+def test_what_a_page_asks_is_bounded_and_nonsense_is_left_out(lk: Lake) -> None:
+    snapshot = lk.snapshot()
+    told_ = told(lambda query, *args: query(snapshot, *args), href, episode_id(lk, "mixed", 0), None)
+    assert told_ is not None
+
+    def ask(**asked: str) -> dict[str, Any]:
+        return answer(told_, asked)
+
+    found = ask(steps="0,one,99,-7,2,-1,3,")["steps"]
+    assert [step["index"] for step in found] == [0, 2, -1, 3]
+    assert [block["kind"] for block in found[2]["blocks"]] == ["message"], "the user's words are the state"
+    assert len(ask(steps="0," * 1000)["steps"]) == STEPS
+    assert ask(steps="") == {"steps": []}
+    for nonsense in ({"whole": "x"}, {"whole": "99", "block": "action"}, {"tokens": "-2"}, {"other": "1"}, {}):
+        assert ask(**nonsense) == {}
+    assert ask(whole="0", block="action") == {"whole": "go right"}
+    assert ask(whole="0", block="none") == {"whole": None}
+    assert ask(find="HALL") == {"find": [1]}
+    assert ask(tokens="0") == {"tokens": []}
 
 
 def test_flags_are_explained_in_the_step_and_what_all_steps_are_stays_out_of_the_lines(lk: Lake) -> None:

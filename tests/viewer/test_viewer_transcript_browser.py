@@ -5,7 +5,9 @@ import re
 import struct
 import zlib
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -107,6 +109,17 @@ def nodes(page: Any) -> int:
     return int(page.evaluate("document.querySelectorAll('*').length"))
 
 
+def frames_sent(page: Any) -> list[Any]:
+    """What the page says to Streamlit from now on, a frame each."""
+    sent: list[Any] = []
+
+    def note(frame: Any) -> None:
+        sent.append(frame)
+
+    page.on("websocket", lambda socket: socket.on("framesent", note))
+    return sent
+
+
 def focused(page: Any) -> str:
     return str(page.evaluate("document.activeElement.closest('[data-step]')?.dataset.step"))
 
@@ -191,21 +204,73 @@ def test_a_walk_through_many_steps_stays_light(page: Any, lk: Lake) -> None:
         assert nodes(page) < NODES
 
 
-def test_opening_ten_steps_takes_few_messages(page: Any, lk: Lake) -> None:
-    got = [0]
-
-    def count(_: Any) -> None:
-        got[0] += 1
-
-    page.on("websocket", lambda socket: socket.on("framereceived", count))
+def test_opening_steps_takes_few_requests(page: Any, lk: Lake) -> None:
+    """A request each at most; what lies beside an opened step is there before it is asked for."""
     go(page, lk, "walk")
-    before = got[0]
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     for index in range(10):
         line(page, index).locator(".head").click()
     for index in range(10):
         line(page, index).scroll_into_view_if_needed()
         opened(page, index)
-    assert got[0] - before <= 60, "ten answers at most, each of a handful of messages"
+    assert 0 < len(requests) <= 20
+    line(page, 10).locator(".head").hover()
+    line(page, 10).locator(".head").click()
+    opened(page, 10)
+    assert {urlsplit(url).path for url in requests} == {"/transcript"}
+
+
+def test_a_page_whose_versions_the_server_forgot_names_them_anew(page: Any, lk: Lake) -> None:
+    """A server that was started again knows no names: the page is run again, and what was asked is asked again."""
+    refused = []
+
+    def forget(route: Any) -> None:
+        if refused:
+            route.continue_()
+        else:
+            refused.append(route.request.url)
+            route.fulfill(status=410)
+
+    sent = frames_sent(page)
+    go(page, lk, "walk")
+    page.route("**/transcript?*", forget)
+    page.wait_for_timeout(500)
+    before = len(sent)
+    line(page, 1).locator(".head").click()
+    assert "go 1" in opened(page, 1).inner_text()
+    assert len(refused) == 1
+    assert len(sent) > before
+
+
+def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any, lk: Lake) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    go(page, lk, "short")
+    line(page, 0).locator(".head").click()
+    opened(page, 0)
+    address = next(url for url in asked if "/transcript?" in url)
+
+    def status(url: str, **headers: str) -> int:
+        try:
+            with urlopen(Request(url, headers=headers)) as answer:
+                assert answer.headers["content-type"] == "application/json"
+                assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+                assert answer.headers["x-content-type-options"] == "nosniff"
+                return int(answer.status)
+        except HTTPError as refused:
+            with refused:
+                return refused.code
+
+    of, episode = (parse_qs(urlsplit(address).query)[name][0] for name in ("of", "episode"))
+    assert status(address) == 200
+    assert status(address, **{"Sec-Fetch-Site": "same-origin"}) == 200
+    for site in ("same-site", "cross-site", "none"):
+        assert status(address, **{"Sec-Fetch-Site": site}) == 403
+    assert status(address, Origin="http://127.0.0.1:1") == 403
+    assert status(address.replace(of, "0" * 13)) == 410
+    assert status(address.replace(episode, "0" * 13)) == 404
+    assert status(address.replace(episode, "nonsense")) == 400
 
 
 def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:

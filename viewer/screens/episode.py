@@ -19,6 +19,7 @@ from viewer.queries import PAGE_ROWS, Row, Window, episodes, lineage, training
 from viewer.queries import annotations as said
 from viewer.queries.episodes import EpisodeFilter
 from viewer.transcript import component, ledger
+from viewer.transcript.told import Told
 
 # Related episodes with a link. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 RELATED = 20
@@ -41,9 +42,7 @@ def show() -> None:
     _ground_truth(episode_id)
     annotations.show(episode_id, given_int("step"))
     window, selected = _steps_window(facts)
-    formula = None if chosen is None else chosen.formula
-    told = component.Told(facts, window, rows, None if chosen is None else chosen.text, formula)
-    component.show(told, selected, hidden)
+    component.show(Told(read, href, facts, chosen), window, selected, hidden)
 
 
 def _gone(episode_id: int) -> str:

@@ -53,8 +53,8 @@ function blockOf(view, index, block) {
     highlight(view);
   };
   const load = async () => {
-    const answer = await view.asking.other({ whole: [index, block.name] });
-    whole = answer.whole?.[2] ?? whole;
+    const answer = await view.asking.other({ whole: index, block: block.name });
+    whole = answer.whole ?? whole;
     text.classList.add("all");
     show("text");
   };

@@ -26,11 +26,13 @@ function findField(view) {
   return el("span", "find", field, view.findStatus);
 }
 
-function ask(view, text) {
-  view.asking.other({ find: text });
+async function ask(view, text) {
+  view.asked = text;
+  const steps = (await view.asking.other({ find: text })).find;
+  if (steps && view.asked === text) showFound(view, text, steps);
 }
 
-function showFound(view, { text, steps }) {
+function showFound(view, text, steps) {
   view.needle = text;
   view.hits = steps;
   view.found = new Set(steps);

@@ -3,6 +3,7 @@
 A value that is not known is the word `unknown` and a dashed line; a 0 is the digit and the bare centre line.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,6 @@ import polars as pl
 
 from lake import ids
 from viewer.links import Page
-from viewer.navigation import href
 from viewer.plain import number, signed, slug
 from viewer.queries import Row
 
@@ -112,11 +112,11 @@ def lines(reward: float | None, credit: Row | None, scale: Scale, formula: str |
     return found
 
 
-def shared(credit: Row | None, chosen: str | None) -> dict[str, str] | None:
+def shared(credit: Row | None, chosen: str | None, link: Callable[..., str]) -> dict[str, str] | None:
     """A link to the steps that siblings took from the same state; None where none did."""
     if credit is None or credit["anchor_key"] is None or credit["anchor_episodes"] <= 1:
         return None
-    address = href(
+    address = link(
         Page.GROUP, group=ids.to_text(credit["group_id"]), anchor=ids.to_text(credit["anchor_key"]), credit=chosen
     )
     text = f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings"

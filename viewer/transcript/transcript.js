@@ -1,24 +1,24 @@
 // The transcript of an episode: a line a step, opened on demand. component.py sends the lines; what an opened step
-// shows is asked for when it comes into view (answers.js), and forgotten by the page, not by this script, when it has
-// left it: so a thousand open steps are as light as a screenful.
+// shows is asked for when it comes into view (asking.js), and taken off the page when it has left it: so a thousand open
+// steps are as light as a screenful.
 //
 // All text is foreign and reaches the page as text nodes. The files beside this one are parts of the same script.
 
 const VIEW = Symbol.for("trajlake.transcript");
-const ANSWERS = Symbol.for("trajlake.answers");
 const CHUNK = 30;
 const LINE_HEIGHT = 31;
 const BODY_HEIGHT = 160;
-const BATCH = 10;
-const PATIENCE_MS = 30000;
-const RETRY_MS = 50;
+const KEPT = 400;
 
-export default function ({ parentElement, data }) {
+export default function ({ parentElement, data, setTriggerValue }) {
   const text = JSON.stringify(data);
   const present = parentElement[VIEW];
+  if (present) present.lost = () => setTriggerValue("lost", true);
   if (present?.text === text && present.root.isConnected) return;
-  parentElement[VIEW] = new Transcript(parentElement, data, text, present);
-  parentElement[VIEW].start();
+  const view = new Transcript(parentElement, data, text, present);
+  view.lost = () => setTriggerValue("lost", true);
+  parentElement[VIEW] = view;
+  view.start();
 }
 
 class Transcript {
@@ -31,11 +31,12 @@ class Transcript {
     this.heights = new Map();
     this.lines = new Map(data.lines.map((line) => [line.index, line]));
     this.found = new Set();
-    this.asking = new Asking((answer) => this.take(answer));
+    this.asking = new Asking(this);
     this.root = el("div", ["trajlake-transcript", ...data.hidden.map((kind) => `without-${kind}`)].join(" "));
     this.scroller = document.querySelector("[data-testid=stMain]");
     this.within = windows(this.scroller);
     this.list = el("div", "list");
+    for (const kind of ["pointerover", "focusin"]) this.list.addEventListener(kind, (event) => this.expect(event.target));
     this.root.append(toolbar(this), overview(this), headings(data), this.list);
     former?.root.remove();
     parent.append(this.root);
@@ -117,6 +118,7 @@ class Transcript {
     if (!row) return;
     row.replaceWith(lineOf(this, this.lines.get(index) ?? this.data.ends.find((end) => end.index === index)));
     this.row(index).firstChild.focus({ preventScroll: true });
+    if (isOpen) this.row(index).querySelector(".body").fill();
     if (isOpen && this.lines.has(index)) {
       const here = new URL(location.href);
       here.searchParams.set("step", index);
@@ -163,69 +165,23 @@ class Transcript {
     return first ? this.place(first.dataset.step) : 0;
   }
 
-  take(answer) {
-    for (const step of answer.steps ?? []) {
+  // What the reader may open next: the line under the pointer or the focus; beside an opened one, its neighbours.
+  expect(element) {
+    const index = Number(element.closest("[data-step]")?.dataset.step);
+    if (Number.isNaN(index)) return;
+    this.asking.next(this.opened.has(index) ? [index + 1, index - 1] : [index]);
+  }
+
+  take(steps) {
+    for (const step of steps) {
       this.contents.set(step.index, step);
       const body = this.row(step.index)?.querySelector(".body");
       if (body?.isFilled) fillBody(this, step.index, body);
     }
-    if (answer.find) showFound(this, answer.find);
-  }
-}
-
-// Questions go to the server one at a time; steps that were asked for meanwhile go together.
-class Asking {
-  constructor(take) {
-    Object.assign(this, { take, steps: new Set(), others: [], number: Date.now(), isBusy: false });
-  }
-
-  step(index) {
-    this.steps.add(index);
-    this.soon();
-  }
-
-  other(question) {
-    return new Promise((resolve) => {
-      this.others.push({ question, resolve });
-      this.soon();
-    });
-  }
-
-  soon() {
-    this.planned ??= requestAnimationFrame(() => {
-      this.planned = undefined;
-      this.send();
-    });
-  }
-
-  send() {
-    if (this.isBusy || (!this.steps.size && !this.others.length)) return;
-    const line = window[ANSWERS];
-    if (!line?.ask) {
-      setTimeout(() => this.send(), RETRY_MS);
-      return;
+    for (const index of this.contents.keys()) {
+      if (this.contents.size <= KEPT) break;
+      if (!this.row(index)?.querySelector(".body")?.isFilled) this.contents.delete(index);
     }
-    this.isBusy = true;
-    const number = ++this.number;
-    const steps = [...this.steps].slice(0, BATCH);
-    for (const index of steps) this.steps.delete(index);
-    const other = this.others.shift();
-    const stop = new AbortController();
-    const end = (answer) => {
-      stop.abort();
-      clearTimeout(patience);
-      this.isBusy = false;
-      this.take(answer);
-      other?.resolve(answer);
-      this.send();
-    };
-    // A connection that was lost meanwhile swallowed the question.
-    const patience = setTimeout(() => {
-      for (const index of steps) this.steps.add(index);
-      end({});
-    }, PATIENCE_MS);
-    line.addEventListener("answer", ({ detail }) => detail.number === number && end(detail), { signal: stop.signal });
-    line.ask({ number, ...(steps.length && { steps }), ...other?.question });
   }
 }
 

@@ -1,0 +1,79 @@
+"""What the page of a transcript fetches is a route of the server's beside Streamlit's.
+
+So a step that is opened costs its queries and one request, and runs no page. The address says all there is to know: the
+versions that the page shows (`of`, from `pinned.name`), the episode, the credit, and the question (`answers`). What
+comes back is JSON, which the page draws as text nodes.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lake import ids
+from lake.errors import TrajlakeError
+from viewer.same_origin import NO_OTHER_PAGE, is_fetched_by_own_page
+
+if TYPE_CHECKING:
+    from viewer.queries import Reads
+    from viewer.transcript.told import Told
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PATH = "/transcript"
+KEPT = 32
+"""Transcripts of which the parts that every step needs are kept."""
+_HEADERS = NO_OTHER_PAGE | {"Cache-Control": "no-store"}
+
+
+class _ForgottenError(Exception):
+    """This process does not know the versions of a name."""
+
+
+def answered(request: Request) -> Response:
+    """The answer to a question about a transcript.
+
+    Status 403 for a page that is not ours, 410 for versions that this process does not know (the page then asks for
+    its data anew), 404 for an episode that they do not hold, 400 where an id is none or the lake cannot be read.
+    """
+    from viewer.transcript.answers import answer
+
+    given = request.query_params
+    if not is_fetched_by_own_page(request.headers):
+        return Response(status_code=403, headers=_HEADERS)
+    try:
+        found = _told(given.get("of", ""), given.get("episode", ""), given.get("credit"), given.get("as_of"))
+        return Response(msgspec.json.encode(answer(found, given)), 200, _HEADERS, "application/json")
+    except _ForgottenError:
+        return Response(status_code=410, headers=_HEADERS)
+    except LookupError:
+        return Response(status_code=404, headers=_HEADERS)
+    except (TrajlakeError, ValueError) as error:
+        return Response(f"{error}\n", 400, _HEADERS, "text/plain")
+
+
+@lru_cache(maxsize=KEPT)
+def _told(of: str, episode: str, credit: str | None, older: str | None) -> "Told":
+    # Streamlit's caches, which these declare, need the server that this is a route of.
+    from viewer import navigation, pinned
+    from viewer.transcript.told import told
+
+    lake = pinned.known(of)
+    if lake is None:
+        raise _ForgottenError
+
+    found = told(partial(_ask, lake), partial(navigation.address, older), ids.from_text(episode), credit)
+    if found is None:
+        raise LookupError
+    return found
+
+
+def _ask(lake: "Reads", query: "Callable[Concatenate[Reads, P], T]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    return query(lake, *args, **kwargs)
+
+
+ROUTES = [Route(PATH, answered, methods=["GET"])]
