@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -140,7 +141,7 @@ class Lake:
 
     def lease(
         self, snapshot: Snapshot, holder: str, duration: timedelta = LEASE, *, job_id: int | None = None
-    ) -> Lease:
+    ) -> AbstractContextManager[object]:
         """Keep a snapshot readable while the caller works on it; a context, renewed by a thread.
 
         Args:

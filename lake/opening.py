@@ -1,11 +1,12 @@
 """Opening a lake, and making one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from lake.care import compaction
-from lake.errors import LakeAccessError, NotALakeError
+from lake.errors import LakeAccessError, NotALakeError, UsageError
 from lake.lake import Lake
 from lake.storage.migrations import OWN_FOLDER, missing_table
 from lake.storage.objects import Objects
@@ -14,17 +15,18 @@ from lake.tables import TABLES
 
 
 def open(  # noqa: A001 - `lake.open` is the name people guess
-    uri: str | Path,
+    uri: str | Path | Sequence[str | Path],
     *,
     create: bool = False,
     storage_options: Mapping[str, str] | None = None,
     clock: Callable[[], datetime] = utc_now,
     compact_above: int = compaction.FEW_FILES,
 ) -> Lake:
-    """Open a lake.
+    """Open a lake, or several as one.
 
     Args:
-        uri: its folder, or s3://bucket/prefix, gs://..., az://...
+        uri: its folder, or s3://bucket/prefix, gs://..., az://...; several are read as one lake, and jobs write what
+            they find into the first (`lake.joined`).
         create: make a lake if the folder is missing or empty.
         storage_options: of the object store, by the names of delta-rs and Polars; what is not given comes from the
             environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
@@ -35,8 +37,10 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
         NotALakeError: nothing there, or something that is not a lake.
         LakeVersionError: a lake of a newer format.
         LakeAccessError: no permission, damaged tables, no network.
-        UsageError: a URI scheme that is not supported, or no usable path.
+        UsageError: a URI scheme that is not supported, no usable path, or lakes that cannot be read together.
     """
+    if not isinstance(uri, str | Path):
+        return _joined(uri, create=create, storage_options=storage_options, clock=clock, compact_above=compact_above)
     objects = Objects(uri, storage_options)
     store = Store(objects, clock)
     if not store.exists():
@@ -56,6 +60,16 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
         store.create()
     store.check_format()
     return Lake(store, compact_above=compact_above)
+
+
+def _joined(uris: Sequence[str | Path], *, create: bool, **options: Any) -> Lake:
+    """Several lakes as one; of a single one that lake. Only the first is made, if it is not there."""
+    if not uris:
+        raise UsageError("no lake is named; give one or more")
+    from lake.joined import JoinedLake
+
+    first, *others = (open(uri, create=create and not number, **options) for number, uri in enumerate(uris))
+    return JoinedLake([first, *others]) if others else first
 
 
 def _require_room(objects: Objects, *, create: bool) -> None:

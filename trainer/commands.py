@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lake.cli.options import as_of_option, echo_rows, format_option, lake_option, opened, quiet
+from lake.cli.options import Lakes, as_of_option, echo_rows, format_option, lakes_option, opened, quiet
 from lake.errors import UsageError
 from lake.read.text_table import counted
 
@@ -49,13 +49,13 @@ def explain_interrupt(out: Path) -> Iterator[None]:
 
 
 @click.command("init-model")
-@lake_option
+@lakes_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write the model to.")
 @click.option("--vocabulary", type=int, help="Token ids at most.  [default: 2048]")
 @click.option("--hidden-size", type=int, help="Width, a multiple of 32.  [default: 64]")
 @click.option("--layers", type=int, help="Transformer blocks.  [default: 2]")
 @click.option("--seed", type=int, help="Seed of the weights.  [default: 0]")
-def init_model(lake_uri: str, out: Path, **flags: int | None) -> None:
+def init_model(lake_uri: Lakes, out: Path, **flags: int | None) -> None:
     """Make a small random model with a tokenizer trained on the lake's own texts, for trying things."""
     import lake
     from lake.settings import validated
@@ -86,7 +86,7 @@ def convert_model(source: Path, out: Path) -> None:
 
 
 @click.command("eval")
-@lake_option
+@lakes_option
 @click.option(
     "--by",
     type=click.Choice(["run_id", "policy_version", "policy"]),
@@ -114,7 +114,7 @@ def convert_model(source: Path, out: Path) -> None:
 @as_of_option
 @format_option
 def evaluate_success(
-    lake_uri: str,
+    lake_uri: Lakes,
     by: str,
     score: str,
     threshold: float,
@@ -161,7 +161,7 @@ def _numbers(text: str) -> list[int]:
 
 
 @click.command()
-@lake_option
+@lakes_option
 @click.option(
     "--target", required=True, metavar="CHECKPOINT", help="The policy to evaluate, by its name in the table ratios."
 )
@@ -190,7 +190,7 @@ def _numbers(text: str) -> list[int]:
 @as_of_option
 @format_option
 def ope(
-    lake_uri: str, target: str, behaviour: str, as_of: str | None, output_format: str, **options: str | float | None
+    lake_uri: Lakes, target: str, behaviour: str, as_of: str | None, output_format: str, **options: str | float | None
 ) -> None:
     """Off-policy evaluation: estimate what a policy is worth from episodes that another one played.
 
@@ -215,7 +215,7 @@ def former_evaluate() -> None:
 
 @click.command()
 @click.argument("checkpoint")
-@lake_option
+@lakes_option
 @click.option("--name", help="Name in the table ratios.  [default: the folder's, or RUN@STEP]")
 @click.option("--where", help="SQL predicate over episodes.  [default: all]")
 @click.option("--selection", help="Score only the episodes that this selection kept.  [default: all]")
@@ -228,7 +228,7 @@ def former_evaluate() -> None:
 @click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
 @click.option("--device", help="Torch device.  [default: cpu]")
 @format_option
-def rescore(checkpoint: str, lake_uri: str, name: str | None, output_format: str, **flags: str | int | None) -> None:
+def rescore(checkpoint: str, lake_uri: Lakes, name: str | None, output_format: str, **flags: str | int | None) -> None:
     """Score stored tokens with a checkpoint, at the temperature they were sampled at, into the table ratios.
 
     CHECKPOINT is a model's folder, a run's or a checkpoint's, a .gguf file, or a row of the table checkpoints as

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import SectionedCommand, echo_rows, format_option, lake_option
+from lake.cli.options import Lakes, SectionedCommand, echo_rows, format_option, lakes_option
 from trainer.losses import LOSSES, Aggregation, Unit
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kin
     epilog="A flag is for what changes from run to run; `--set` and the file reach everything that "
     "docs/reference/config.md lists under trainer.config.TrainConfig.",
 )
-@lake_option
+@lakes_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, final/.")
 @click.option("--run", "run_id", help="Name of the run.  [default: the name of --out]")
 @click.option(
@@ -116,7 +116,7 @@ _AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kin
 @click.option("--seed", type=int, help="Seed of the order of the episodes.  [default: 0]")
 @click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints.  [default: 50]")
 def train(
-    lake_uri: str,
+    lake_uri: Lakes,
     out: Path,
     run_id: str | None,
     config_file: str | None,

@@ -24,6 +24,7 @@ from lake.care.compaction import ordered_rows
 from lake.care.pins import Pins
 from lake.care.vacuum import unfinished_jobs
 from lake.errors import LakeAccessError
+from lake.read.joined_snapshot import own_versions
 from lake.read.parquet import collected, scan
 from lake.read.snapshot import Snapshot
 from lake.search import place
@@ -72,7 +73,8 @@ def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
     kept = [("snapshot" if pin.expires_at is None else "lease", pin.name, pin.versions) for pin in pins]
     leased = [versions for kind, _, versions in kept if kind == "lease"]
     for row in unfinished_jobs(Snapshot(store), store.clock()).iter_rows(named=True):
-        if (versions := msgspec.json.decode(row["input_snapshot"], type=dict[str, int])) not in leased:
+        read = msgspec.json.decode(row["input_snapshot"], type=dict[str, int])
+        if (versions := own_versions(read)) not in leased:
             kept.append(("job", f"{row['kind']} {ids.to_text(row['job_id'])}", versions))
     found = []
     for kind, name, versions in kept:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import click
 
 import lake
-from lake.cli.options import lake_option
+from lake.cli.options import Lakes, lakes_option
 from lake.errors import UsageError
 from lake.read.text_table import counted
 
@@ -23,7 +23,7 @@ _FORMATS = (
 
 
 @click.command()
-@lake_option
+@lakes_option
 @click.option("--format", "format_name", default="jsonl", show_default=True, help=_FORMATS)
 @click.option("--out", required=True, type=click.Path(), help="A file (.jsonl, .parquet), or a new folder of shards.")
 @click.option("--where", help="SQL predicate over `episodes`.  [default: all]")
@@ -47,7 +47,7 @@ _FORMATS = (
     help="Most episodes of a shard; a group is never divided.",
 )
 def export(
-    lake_uri: str,
+    lake_uri: Lakes,
     format_name: str,
     out: str,
     where: str | None,

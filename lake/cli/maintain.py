@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import lake
-from lake.cli.options import chosen_episodes, echo_rows, format_option, lake_option, opened
+from lake.cli.options import Lakes, chosen_episodes, echo_rows, format_option, lake_option, lakes_option, opened
 from lake.errors import UsageError
 from lake.read.text_table import counted
 from lake.tables import TABLES
@@ -148,17 +148,17 @@ def snapshot() -> None:
 
 @snapshot.command("create")
 @click.argument("name")
-@lake_option
-def snapshot_create(name: str, lake_uri: str) -> None:
+@lakes_option
+def snapshot_create(name: str, lake_uri: Lakes) -> None:
     """Keep the newest versions of all tables readable as NAME until it is dropped."""
     pin = lake.open(lake_uri).name_snapshot(name)
     click.echo(f"{pin.name}: episodes at version {pin.versions['episodes']}; read it with --as-of {pin.name}")
 
 
 @snapshot.command("list")
-@lake_option
+@lakes_option
 @format_option
-def snapshot_list(lake_uri: str, output_format: str) -> None:
+def snapshot_list(lake_uri: Lakes, output_format: str) -> None:
     """List named snapshots, oldest first: the episodes that each shows, and how many were forgotten since."""
     import polars as pl
 
@@ -186,8 +186,8 @@ def snapshot_list(lake_uri: str, output_format: str) -> None:
 
 @snapshot.command("drop")
 @click.argument("name")
-@lake_option
-def snapshot_drop(name: str, lake_uri: str) -> None:
+@lakes_option
+def snapshot_drop(name: str, lake_uri: Lakes) -> None:
     """Take NAME back. What only it needed is deleted by the next vacuum."""
     lake.open(lake_uri).drop_snapshot(name)
     click.echo(f"{name} dropped")
@@ -196,7 +196,7 @@ def snapshot_drop(name: str, lake_uri: str) -> None:
 @click.command()
 @click.argument("before")
 @click.argument("after", required=False)
-@lake_option
+@lakes_option
 @format_option
 @click.option(
     "--show",
@@ -205,7 +205,7 @@ def snapshot_drop(name: str, lake_uri: str) -> None:
     show_default=True,
     help="How much of what changed, or the rows themselves.",
 )
-def diff(before: str, after: str | None, lake_uri: str, output_format: str, show: str) -> None:
+def diff(before: str, after: str | None, lake_uri: Lakes, output_format: str, show: str) -> None:
     """Say what changed from BEFORE to AFTER (now, unless given).
 
     Each is the name of a snapshot, a time (2026-11-20T10:00, UTC), or a version of `episodes`.

@@ -139,19 +139,56 @@ def lake_option(function: Command) -> Command:
     )(function)
 
 
+def lakes_option(function: Command) -> Command:
+    """Add --lake for one lake or several that are read as one: a text, or a tuple of them."""
+
+    def remember(context: click.Context, parameter: click.Parameter, uris: tuple[str, ...]) -> Lakes:
+        given = uris[0] if len(uris) == 1 else uris
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+            context.meta[TYPED_LAKE] = given
+        return given
+
+    return click.option(
+        "--lake",
+        "lake_uri",
+        required=True,
+        multiple=True,
+        cls=_OneInTheEnvironment,
+        envvar="TRAJLAKE_LAKE",
+        show_envvar=True,
+        callback=remember,
+        help="Folder or URI of the lake; several are read as one.",
+    )(function)
+
+
+class _OneInTheEnvironment(click.Option):
+    """An option that may be given several times, and of which the environment variable holds one value, blanks too."""
+
+    def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
+        """The one value."""
+        value = self.resolve_envvar_value(ctx)
+        return None if value is None else (value,)
+
+
+Lakes = str | tuple[str, ...]
+"""A lake's address, or the addresses of several."""
 TYPED_LAKE = "trajlake.lake"
 """Key of a context's `meta`: the lake, if it was named on the command line."""
 _QUOTED = re.compile(r"`trajlake (?!convert-model)[^`]*`")
 
 
-def with_lake(message: str, uri: str) -> str:
+def lake_flags(uri: Lakes) -> str:
+    """`--lake A --lake B`, as a shell takes it."""
+    return " ".join(f"--lake {shlex.quote(one)}" for one in ((uri,) if isinstance(uri, str) else uri))
+
+
+def with_lake(message: str, uri: Lakes) -> str:
     """A message whose commands in backticks name the lake, as they have to where no environment variable does."""
+    options = lake_flags(uri)
 
     def complete(quoted: re.Match[str]) -> str:
         command = quoted[0]
-        return (
-            command if "--lake" in command or command.endswith(" -h`") else f"{command[:-1]} --lake {shlex.quote(uri)}`"
-        )
+        return command if "--lake" in command or command.endswith(" -h`") else f"{command[:-1]} {options}`"
 
     return _QUOTED.sub(complete, message)
 
@@ -177,8 +214,8 @@ def as_of_option(function: Command) -> Command:
     )(function)
 
 
-def opened(uri: str, as_of: str | None = None) -> Snapshot:
-    """A snapshot of a lake: the newest, or an older one; says if an older one was cut by a `forget`."""
+def opened(uri: Lakes, as_of: str | None = None) -> Snapshot:
+    """A snapshot of a lake, or of several as one: the newest, or an older one; says if a `forget` cut an older one."""
     from lake.opening import open as open_lake
 
     found = open_lake(uri)

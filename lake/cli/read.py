@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import click
 
 import lake
-from lake.cli.options import as_json, as_of_option, echo_rows, echo_stream, format_option, lake_option, opened
+from lake.cli.options import (
+    Lakes,
+    as_json,
+    as_of_option,
+    echo_rows,
+    echo_stream,
+    format_option,
+    lake_option,
+    lakes_option,
+    opened,
+)
 from lake.errors import UsageError
 from lake.read.text_table import counted
 from lake.tables import TABLES
@@ -15,7 +25,7 @@ from lake.tables import TABLES
 
 @click.command()
 @click.argument("query")
-@lake_option
+@lakes_option
 @click.option(
     "--format",
     "output_format",
@@ -44,7 +54,7 @@ from lake.tables import TABLES
 @click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [default: 100000]")
 def sql(
     query: str,
-    lake_uri: str,
+    lake_uri: Lakes,
     output_format: str,
     params: tuple[str, ...],
     as_of: str | None,
@@ -78,10 +88,9 @@ def sql(
         else:
             echo_stream(found.to_reader(), output_format)
         return
-    from lake.read.query import Limits, Session
+    from lake.read.query import Limits
 
-    limits = Limits(memory=memory_limit, seconds=timeout)
-    with Session(snapshot.files, snapshot.objects, snapshot.hidden, limits) as session:
+    with snapshot.session(Limits(memory=memory_limit, seconds=timeout)) as session:
         if output_format in ("table", "line"):
             echo_rows(session.shown(text, values), output_format)
         else:
@@ -104,7 +113,7 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 @click.option("--task", help="The episode of this task, instead of EPISODE.  [default: any]")
 @click.option("--rollout", type=click.IntRange(min=0), help="Its number among the siblings.  [default: the only one]")
 @click.option("--run", help="Its run.  [default: the only one]")
-@lake_option
+@lakes_option
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
 @click.option(
     "--credit",
@@ -124,7 +133,7 @@ def show(
     task: str | None,
     rollout: int | None,
     run: str | None,
-    lake_uri: str,
+    lake_uri: Lakes,
     full: bool,
     credit: str | None,
     as_of: str | None,
@@ -158,11 +167,11 @@ def show(
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[TABLE]...")
-@lake_option
+@lakes_option
 @format_option
 @click.option("--columns", is_flag=True, help="List columns with type and meaning instead.")
 @click.option("--all", "show_all", is_flag=True, help="Empty tables too.")
-def tables(names: tuple[str, ...], lake_uri: str, output_format: str, columns: bool, show_all: bool) -> None:
+def tables(names: tuple[str, ...], lake_uri: Lakes, output_format: str, columns: bool, show_all: bool) -> None:
     """List the tables of a lake: version, rows (those of retracted episodes too), files, bytes.
 
     With TABLE these tables or views alone. Without --columns, empty tables are left out unless they are named.

@@ -30,7 +30,9 @@ class Query:
     sql: str
     params: Params
     files: dict[str, list[DataFile]]
-    retracted: list[int]
+    hidden: dict[int, list[int]]
+    """Episodes that readers do not see, by place of the files."""
+    by_clock: bool
     root: str
     memory: str
     threads: int
@@ -42,9 +44,10 @@ def answer(query: Query, out: Any) -> None:
     session = Session(
         lambda name: query.files[name],
         Objects(query.root),
-        lambda: pl.Series("episode_id", query.retracted, dtype=pl.Int64),
+        lambda place: pl.Series("episode_id", query.hidden.get(place, []), dtype=pl.Int64),
         Limits(memory=query.memory, threads=query.threads, spill=False),
         only=[file.path for files in query.files.values() for file in files],
+        by_clock=query.by_clock,
     )
     reader = session.stream(query.sql, query.params)
     rows = 0

@@ -23,6 +23,7 @@ from lake.locked import isolation
 from lake.locked.child import EXIT_REFUSED, Query
 from lake.locked.pipes import ChildPipes
 from lake.read import query_results
+from lake.read.joined_snapshot import JoinedSnapshot
 from lake.read.query import Params
 from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
@@ -85,6 +86,9 @@ class LockedReader:
         self._max_bytes = max_bytes
         self._threads = threads
         self._files = {name: snapshot.files(name) for name in TABLES}
+        places = {file.place for files in self._files.values() for file in files}
+        hidden = {place: snapshot.hidden(place) for place in places}
+        self._hidden = {place: episodes.to_list() for place, episodes in hidden.items() if episodes is not None}
 
     def sql(self, query: str, params: Params = None) -> pl.DataFrame:
         """Rows of one SELECT, or an error as `Session.query` raises."""
@@ -96,7 +100,8 @@ class LockedReader:
             query,
             dict(params) if isinstance(params, Mapping) else params and list(params),
             self._files,
-            self._snapshot.retracted.to_list(),
+            self._hidden,
+            isinstance(self._snapshot, JoinedSnapshot),
             self._snapshot.objects.root,
             self._memory,
             self._threads,

@@ -26,7 +26,7 @@ from lake.read import query_pruning, query_results, query_views
 from lake.read.text_table import Rows
 from lake.read.visibility import DataFile
 from lake.storage.objects import Objects
-from lake.tables import TABLES
+from lake.tables import JOBS, TABLES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -55,13 +55,17 @@ class Limits:
     """Let sorts and joins that outgrow the memory use a temporary folder."""
 
 
+_Bound = tuple[list[str], str, tuple[int, ...]]
+"""A table's view: its files, the condition on rows, and the places of which episodes are hidden."""
+
+
 @dataclass(slots=True)
 class _Idle:
     """The connection of a closed session, for the next one over the same folder: a new one costs more than a query."""
 
     connection: duckdb.DuckDBPyConnection
-    bound: dict[str, tuple[list[str], str, bool]]
-    """The tables' views: their files, the condition on rows, and whether retracted episodes are hidden."""
+    bound: dict[str, _Bound]
+    """The tables' views."""
     defined: set[str]
     """The shipped views that are there."""
     bytes: int
@@ -80,29 +84,34 @@ class Session:
     Args:
         files: table name -> files with visible rows.
         objects: where the lake lies, the only place the connection may read.
-        retracted: the episodes that readers do not see, int64; None if there are none.
+        hidden: the episodes that readers do not see in the files of a place (`DataFile.place`), int64; None if none.
         only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
+        by_clock: the files are of several lakes, whose jobs are ordered by time (`query_views.table_sql`).
     """
 
     def __init__(
         self,
         files: Callable[[str], Sequence[DataFile]],
         objects: Objects,
-        retracted: Callable[[], pl.Series | None],
+        hidden: Callable[[int], pl.Series | None],
         limits: Limits | None = None,
         only: Sequence[str] | None = None,
+        *,
+        by_clock: bool = False,
     ) -> None:
         self._only = only
         self._files = files
         self._objects = objects
-        self._retracted = retracted
+        self._hidden = hidden
+        self._by_clock = by_clock
         self._limits = limits or Limits()
-        self._bound: dict[str, tuple[list[str], str, bool]] = {}
+        self._bound: dict[str, _Bound] = {}
+        self._hides: dict[int, bool] = {}
         self._inherited: set[str] = set()
         self._defined: set[str] = set()
         self._sizes: dict[str, int] = {}
         self._bound_bytes = 0
-        self._may_share = objects.folder is not None and only is None and self._limits == Limits()
+        self._may_share = objects.folder is not None and only is None and self._limits == Limits() and not by_clock
         self._is_clean = True
         self._bucket = objects.filesystem(self._sizes)
         self._lock = threading.RLock()
@@ -136,12 +145,11 @@ class Session:
         if (connection := self.__dict__.pop("_connection", None)) is None:
             return
         if self._may_share and self._is_clean and self._bound_bytes <= _MOST_READ_BY_IDLE:
-            connection.execute(f"DROP TABLE IF EXISTS {query_views.HIDDEN_RETRACTED}")
+            connection.execute(f"DROP TABLE IF EXISTS {query_views.hidden(0)}")
             _keep(self._key(), _Idle(connection, self._bound, self._defined, self._bound_bytes))
         else:
             connection.close()
-        self._bound, self._defined, self._bound_bytes = {}, set(), 0
-        self.__dict__.pop("_hides", None)
+        self._bound, self._defined, self._bound_bytes, self._hides = {}, set(), 0, {}
 
     def _key(self) -> tuple[Any, ...]:
         """What connections must have in common to stand in for each other; a child process takes none of its parent."""
@@ -183,7 +191,7 @@ class Session:
         if self._bucket is not None:
             connection.register_filesystem(self._bucket)
         if self._only is None:
-            run(f"SET allowed_directories = [{query_views.quoted(self._objects.root)}]")
+            run(f"SET allowed_directories = [{', '.join(map(query_views.quoted, self._objects.roots))}]")
         else:
             run(f"SET allowed_paths = [{', '.join(map(query_views.quoted, self._only))}]")
         run("SET enable_external_access = false")
@@ -241,13 +249,15 @@ class Session:
         for name, table in TABLES.items():
             if name not in names:
                 continue
-            wanted = scans.get(name, ())
+            by_clock = self._by_clock and name == JOBS.name
+            wanted = () if by_clock else scans.get(name, ())  # all rows of a lake make its order
             files, where = query_pruning.needed(table, self._files(name), wanted, self._origins, writes)
-            hide = table.hides_retracted and self._hides
+            places = {file.place for file in files} if table.hides_retracted else set()
+            hide = tuple(sorted(place for place in places if self._hides_any(place)))
             bound = (self._paths(files), where, hide)
             if self._bound.get(name) != bound:
                 self._bound_bytes += sum(file.bytes for file in files)
-                body = query_views.table_sql(table, files, hide=hide, where=where)
+                body = query_views.table_sql(table, files, hide=hide, where=where, by_clock=by_clock)
                 self._define(f"CREATE OR REPLACE VIEW {query_views.quoted_name(name)} AS {body}")
                 self._bound[name] = bound
         for name, text in query_views.views().items():
@@ -268,16 +278,16 @@ class Session:
         except duckdb.Error as error:
             raise self._damaged(error) from error
 
-    @cached_property
-    def _hides(self) -> bool:
-        """Whether any episode is retracted; if so, a table in the connection holds them."""
-        retracted = self._retracted()
-        if retracted is None or retracted.is_empty():
-            return False
-        self._connection.register("retracted_episodes", retracted.to_frame("episode_id").to_arrow())
-        self._connection.execute(f"CREATE TABLE {query_views.HIDDEN_RETRACTED} AS FROM retracted_episodes")
-        self._connection.unregister("retracted_episodes")
-        return True
+    def _hides_any(self, place: int) -> bool:
+        """Whether any episode is hidden in the files of a place; if so, a table in the connection holds them."""
+        if place not in self._hides:
+            hidden = self._hidden(place)
+            self._hides[place] = hidden is not None and not hidden.is_empty()
+            if hidden is not None and self._hides[place]:
+                self._connection.register("hidden_episodes", hidden.to_frame("episode_id").to_arrow())
+                self._connection.execute(f"CREATE TABLE {query_views.hidden(place)} AS FROM hidden_episodes")
+                self._connection.unregister("hidden_episodes")
+        return self._hides[place]
 
     def _origins(self, condition: query_pruning.Condition) -> list[query_pruning.Origin]:
         """Where the episodes are that meet a condition on `episode_id` or `group_id`."""
@@ -340,7 +350,7 @@ class Session:
             raise QueryError(f"{query_results.one_line(error)}; narrow the query, or raise the memory limit") from error
         except duckdb.Error as error:
             unreadable = isinstance(error, (duckdb.IOException, duckdb.InvalidInputException))
-            if self._unread() or (unreadable and f"{self._objects.root}/" in str(error)):
+            if self._unread() or (unreadable and any(f"{root}/" in str(error) for root in self._objects.roots)):
                 raise self._damaged(error) from error
             raise query_results.query_error(error, query) from error
         except UnicodeEncodeError as error:

@@ -5,7 +5,7 @@ file: columns younger than a file read as NULL, and nothing needs every file's f
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from importlib import resources
 
@@ -14,8 +14,6 @@ from lake.read.visibility import DataFile
 from lake.tables import TABLES
 from lake.tables.columns import Table
 
-HIDDEN_RETRACTED = "hidden.retracted"
-"""Table with the episode_ids that readers do not see."""
 _CATALOG = re.compile(
     r"^\s*\(?\s*(show|describe|desc)\b|\b(information_schema|duckdb_\w+|pg_\w+|sqlite_\w+|pragma_\w+|show)\b", re.I
 )
@@ -67,29 +65,61 @@ def _scripts() -> list[tuple[str, str]]:
     return [(file.name[3:-4], file.read_text(encoding="utf-8")) for file in files]
 
 
-def table_sql(table: Table, files: Sequence[DataFile], *, hide: bool = False, where: str = "") -> str:
-    """A table's visible rows as SQL, without the episodes of `HIDDEN_RETRACTED` if `hide`.
+def hidden(place: int) -> str:
+    """Table with the episode_ids that readers do not see in the files of a place."""
+    return f"hidden.retracted_{place}"
 
-    `where` is a condition that every wanted row meets; it lets DuckDB skip parts of files.
+
+_BY_CLOCK = """
+SELECT * REPLACE (
+    CASE WHEN event <> 'started' THEN
+        max(epoch_us("at")) FILTER (event <> 'started') OVER (ORDER BY sequence ROWS UNBOUNDED PRECEDING)
+    END AS sequence,
+    CASE WHEN input_snapshot LIKE '{{%"jobs"%' THEN
+        CAST(json_merge_patch(input_snapshot, json_object('jobs', epoch_us("at"))) AS VARCHAR)
+    ELSE input_snapshot END AS input_snapshot
+) FROM ({body})
+"""
+"""SQL: a lake's rows of `jobs` with times in place of versions: `sequence` by their own order, and what they read."""
+
+
+def table_sql(
+    table: Table,
+    files: Sequence[DataFile],
+    *,
+    hide: Collection[int] = (),
+    where: str = "",
+    by_clock: bool = False,
+) -> str:
+    """A table's visible rows as SQL.
+
+    Args:
+        hide: places whose files have hidden episodes (`hidden`).
+        where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
+        by_clock: of `jobs` of several lakes, whose versions cannot be compared: microseconds stand for them.
     """
     if not files:
         nothing = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quoted_name(c.name)}" for c in table.columns)
         return f"SELECT {nothing} WHERE false"
     columns = ", ".join(map(quoted_name, table.names))
-    parts = []
-    for dead in sorted({file.dead for file in files}, key=sorted):
-        conditions = [where] if where else []
-        if dead:
-            conditions.append(f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})")
-        source = parquet(table, (file.path for file in files if file.dead == dead))
-        condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        parts.append(f"SELECT {columns} FROM {source}{condition}")
-    body = " UNION ALL ".join(parts)
+    places = []
+    for place in sorted({file.place for file in files}):
+        parts = []
+        for dead in sorted({file.dead for file in files if file.place == place}, key=sorted):
+            conditions = [where] if where else []
+            if dead:
+                conditions.append(f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})")
+            source = parquet(table, (file.path for file in files if (file.place, file.dead) == (place, dead)))
+            condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+            parts.append(f"SELECT {columns} FROM {source}{condition}")
+        body = " UNION ALL ".join(parts)
+        if place in hide:
+            body = f"SELECT * FROM ({body}) ANTI JOIN {hidden(place)} USING (episode_id)"
+        places.append(_BY_CLOCK.format(body=body) if by_clock else body)
+    body = " UNION ALL ".join(places)
     if table.distinct:
         key = ", ".join(map(quoted_name, table.key))
         body = f"SELECT * FROM ({body}) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY write_id) = 1"
-    if hide:
-        body = f"SELECT * FROM ({body}) ANTI JOIN {HIDDEN_RETRACTED} USING (episode_id)"
     return body
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from lake.read.query import Session
+    from lake.read.query import Limits, Session
 
 _log = logging.getLogger("trajlake")
 
@@ -70,6 +70,9 @@ class Snapshot:
         self._warned = False
         self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
+            if all(name.partition("@")[0] in TABLES for name in unknown):
+                others = sorted({name.partition("@")[2] for name in unknown})
+                raise UsageError(f"a snapshot of several lakes: open {store.root} and {', '.join(others)} together")
             raise ContractError(f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}")
         self._resolve(versions)
         while self._is_newest and self._forget_began():
@@ -214,7 +217,7 @@ class Snapshot:
         rows = Snapshot(self._store).scan_all("retractions").filter(pl.col("kind") == "forgotten")
         return collected(rows.select("episode_id"))["episode_id"]
 
-    def hidden(self) -> pl.Series | None:
+    def hidden(self, _place: int = 0) -> pl.Series | None:
         """As `retracted`; None if nothing was ever retracted, which the log tells."""
         return self.retracted if self.files("retractions") or self._may_lack else None
 
@@ -242,11 +245,11 @@ class Snapshot:
 
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
-    def session(self, *, retracted_too: bool = False) -> Session:
+    def session(self, limits: Limits | None = None, *, retracted_too: bool = False) -> Session:
         """A connection for several queries in a row; close it, or use it as a context."""
         from lake.read.query import Session
 
-        return Session(self.files, self.objects, (lambda: None) if retracted_too else self.hidden)
+        return Session(self.files, self.objects, (lambda _: None) if retracted_too else self.hidden, limits)
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:

@@ -25,6 +25,8 @@ class DataFile:
     """The write attempt of all its rows, if it is one."""
     ranges: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     """Minimum and maximum of key columns; (None, None) where not known."""
+    place: int = 0
+    """Which set of hidden episodes is left out of its rows; of one lake there is one (`lake.read.joined_snapshot`)."""
 
 
 WriteIds = Callable[[FileEntry], frozenset[int]]

@@ -10,6 +10,8 @@ from pathlib import Path
 import polars as pl
 
 from lake.errors import LakeAccessError
+from lake.read.joined_snapshot import JoinedSnapshot
+from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.search import place
 from lake.search.index import Index, Report
@@ -35,6 +37,12 @@ def holding(snapshot: Snapshot, text: str, report: Report = lambda _done, _of: N
         UsageError: the text has no letter and no digit.
         LakeAccessError: a file of the lake is gone or damaged.
     """
+    if isinstance(snapshot, JoinedSnapshot):
+        found = pl.concat([holding(member, text, report) for member in snapshot.members])
+        shown = snapshot.scan("episodes").select("episode_id")
+        return found.unique("episode_id", keep="first", maintain_order=True).join(
+            collected(shown), on="episode_id", how="semi", maintain_order="left"
+        )
     wanted = terms(text)
     path = place.path(snapshot.root)
     try:

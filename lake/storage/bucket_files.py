@@ -33,7 +33,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
         self.failure: TrajlakeError | None = None
         """Why the last read that failed did; DuckDB reports a traceback as text instead."""
         self._sizes = sizes
-        self._read = read
+        self.read = read
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -71,7 +71,7 @@ class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def _range(self, uri: str, start: int, end: int) -> bytes:
         try:
-            return self._read(uri, start, end)
+            return self.read(uri, start, end)
         except TrajlakeError as error:
             self.failure = error
             raise

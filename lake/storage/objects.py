@@ -169,6 +169,16 @@ class Objects:
         return self._address.root
 
     @property
+    def roots(self) -> tuple[str, ...]:
+        """Every root that files are read from: this one (`lake.storage.joined_objects` has several)."""
+        return (self.root,)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The storage options that were given, secrets included: never print them."""
+        return self._options
+
+    @property
     def folder(self) -> Path | None:
         """The local folder; None in an object store."""
         return self._address.folder

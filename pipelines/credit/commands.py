@@ -4,14 +4,22 @@ The names come from the registry, so listing them imports no estimator. An estim
 options of the estimator, and the report in words.
 """
 
-import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import ConfiguredCommand, as_of_option, echo_rows, format_option, lake_option, opened
+from lake.cli.options import (
+    ConfiguredCommand,
+    Lakes,
+    as_of_option,
+    echo_rows,
+    format_option,
+    lake_flags,
+    lakes_option,
+    opened,
+)
 from pipelines.credit.estimators import ESTIMATORS, estimator_class, one_line
 
 if TYPE_CHECKING:
@@ -50,7 +58,7 @@ def credit() -> None:
 @credit.command(short_help="Compare two credit jobs.")
 @click.argument("one", metavar="CREDIT1")
 @click.argument("two", metavar="CREDIT2")
-@lake_option
+@lakes_option
 @click.option(
     "--rows",
     type=click.Choice(["levels", "signal", "groups", "examples"]),
@@ -67,7 +75,7 @@ def credit() -> None:
 def compare(
     one: str,
     two: str,
-    lake_uri: str,
+    lake_uri: Lakes,
     rows: str,
     examples: int,
     memory_limit: str | None,
@@ -108,7 +116,7 @@ _ANCHORS = (
 )
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _OPTIONS: tuple[Decorator, ...] = (
-    lake_option,
+    lakes_option,
     click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]"),
     click.option(
         "--score",
@@ -229,17 +237,17 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     )
     if open_source and getattr(chosen, "step_source", None) == "terminal_score":
         click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
-    _report(report, shlex.quote(uri))
+    _report(report, lake_flags(uri))
 
 
 def _report(report: "CreditReport", lake: str) -> None:
-    """What was done, in words; LAKE in the commands that are proposed becomes the lake's address."""
+    """What was done, in words; `--lake LAKE` in the commands that are proposed becomes what was given."""
     from lake import ids
     from lake.read.text_table import counted
     from pipelines.credit.flags import in_words
 
     def tell(line: str) -> None:
-        click.echo(line.replace("--lake LAKE", f"--lake {lake}"), err=True)
+        click.echo(line.replace("--lake LAKE", lake), err=True)
 
     for line in report.findings:
         tell(line)

@@ -20,7 +20,7 @@ from lake.errors import DataRefusedError
 from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
 from lake.read.parquet import collected
-from lake.read.query import Limits, Session
+from lake.read.query import Limits
 from lake.read.show import printable, tool_calls
 from lake.read.snapshot import Snapshot
 from pipelines.credit.flags import STATE, Flag
@@ -62,7 +62,7 @@ def compare(snapshot: Snapshot, one: str, two: str, *, examples: int = 10, memor
     """
     chosen = find_credit(snapshot, one, place="compare"), find_credit(snapshot, two, place="compare")
     sources = {"one": chosen[0].rows, "two": chosen[1].rows}
-    with Session(snapshot.files, snapshot.objects, lambda: snapshot.retracted, Limits(memory=memory)) as session:
+    with snapshot.session(Limits(memory=memory)) as session:
 
         def ask(name: str, params: dict[str, Any], **parts: str) -> pl.DataFrame:
             return session.query(compare_sql(name, **sources, **parts), params)

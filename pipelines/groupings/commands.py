@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import echo_rows, format_option, lake_option
+from lake.cli.options import Lakes, echo_rows, format_option, lakes_option
 
 if TYPE_CHECKING:
     from pipelines.groupings import Grouping
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False)
-@lake_option
+@lakes_option
 @click.option(
     "--step",
     "steps",
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @format_option
 def group(
     name: str | None,
-    lake_uri: str,
+    lake_uri: Lakes,
     steps: tuple[str, ...],
     config: str | None,
     where: str | None,

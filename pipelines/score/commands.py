@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from lake.cli.options import ConfiguredCommand, lake_option
+from lake.cli.options import ConfiguredCommand, Lakes, lakes_option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -27,9 +27,9 @@ def _configuration() -> "dict[str, type[BaseModel]]":
 
 @click.command(name="import")
 @click.argument("file")
-@lake_option
+@lakes_option
 @click.option("--name", help="Scorer of all rows.  [default: the column `scorer`]")
-def import_scores(file: str, lake_uri: str, name: str | None) -> None:
+def import_scores(file: str, lake_uri: Lakes, name: str | None) -> None:
     """Take scores that somebody gave: FILE is CSV, JSON, JSONL or Parquet, packed or not.
 
     A row names its episode by `episode_id`, or by `task_id` and what else tells episodes apart: `run_id`,
@@ -76,7 +76,7 @@ class _Score(ConfiguredCommand):
 
 @click.command(cls=_Score, models=_configuration)
 @click.argument("target", required=False)
-@lake_option
+@lakes_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option("--reward", metavar="NAME", help="Instead of TARGET: the weighted reward [reward.NAME] of --config.")
 @click.option("--name", help="Name under which the scores are kept.  [default: the function's]")
@@ -89,7 +89,7 @@ class _Score(ConfiguredCommand):
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
 def score(
     target: str | None,
-    lake_uri: str,
+    lake_uri: Lakes,
     where: str | None,
     reward: str | None,
     name: str | None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import ConfiguredCommand, echo_rows, format_option, lake_option
+from lake.cli.options import ConfiguredCommand, Lakes, echo_rows, format_option, lakes_option
 
 if TYPE_CHECKING:
     from pipelines.select import Selection
@@ -21,7 +21,7 @@ def _filters() -> "dict[str, type[Filter]]":
 
 @click.command(cls=ConfiguredCommand, models=_filters)
 @click.argument("name", required=False)
-@lake_option
+@lakes_option
 @click.option(
     "--filter",
     "filters",
@@ -43,7 +43,7 @@ def _filters() -> "dict[str, type[Filter]]":
 @format_option
 def select(
     name: str | None,
-    lake_uri: str,
+    lake_uri: Lakes,
     filters: tuple[str, ...],
     config: str | None,
     where: str | None,

@@ -1,4 +1,4 @@
-"""docs/guides/credit-at-scale.md: its code runs, and prints what the page says."""
+"""docs/guides/credit-at-scale.md and several-lakes.md: their code runs, and prints what the page says."""
 
 import re
 from contextlib import redirect_stdout
@@ -10,14 +10,19 @@ import pytest
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.executor import EXECUTORS, TRIES
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/credit-at-scale.md").read_text("utf-8")
+GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
+PAGE = (GUIDES / "credit-at-scale.md").read_text("utf-8")
 BLOCK = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 
 
-def test_the_code_prints_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "number"), [("credit-at-scale", 2), ("several-lakes", 1)])
+def test_the_code_prints_what_the_page_says(
+    page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall(PAGE)
-    assert len(blocks) == PAGE.count("```python") == 2
+    text = (GUIDES / f"{page}.md").read_text("utf-8")
+    blocks = BLOCK.findall(text)
+    assert len(blocks) == text.count("```python") == number
     names: dict[str, object] = {}
     for code, expected in blocks:
         said = StringIO()

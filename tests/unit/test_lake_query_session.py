@@ -87,7 +87,7 @@ def test_an_error_in_the_middle_of_a_stream_is_the_lakes_error(session: Session)
 
 def limited(lk: Lake, **limits: Any) -> Session:
     snapshot = lk.snapshot()
-    return Session(snapshot.files, snapshot.objects, lambda: snapshot.retracted, Limits(**limits))
+    return snapshot.session(Limits(**limits))
 
 
 FOREVER = "SELECT count(*) FROM range(10_000_000) a, range(10_000_000) b WHERE a.range + b.range = -1"
@@ -132,7 +132,7 @@ def test_only_what_is_mentioned_is_bound(lk: Lake) -> None:
         asked.append(name)
         return snapshot.files(name)
 
-    with Session(files, snapshot.objects, lambda: snapshot.retracted) as session:
+    with Session(files, snapshot.objects, lambda _: snapshot.retracted) as session:
         session.query("SELECT 1 AS one")
         assert not asked
         session.query('SELECT * FROM "Episodes" AS steps_of')
@@ -177,7 +177,7 @@ def data_file(path: Path, rows: int, dead: frozenset[int] = frozenset()) -> Data
 
 def session_over(folder: Path, files: dict[str, list[DataFile]], retracted: Sequence[int] = ()) -> Session:
     hidden = pl.Series("episode_id", retracted, dtype=pl.Int64)
-    return Session(lambda name: files.get(name, []), Objects(folder), lambda: hidden)
+    return Session(lambda name: files.get(name, []), Objects(folder), lambda _: hidden)
 
 
 def test_columns_that_a_file_is_too_old_for_read_as_null(lk: Lake, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def session_over(folder: Path, frames: dict[str, pl.DataFrame]) -> Any:
         path = folder / f"{name}.parquet"
         frame.write_parquet(path)
         files[name] = [DataFile(str(path), frame.height, path.stat().st_size, frozenset())]
-    return Session(lambda name: files.get(name, []), Objects(folder), lambda: pl.Series([], dtype=pl.Int64))
+    return Session(lambda name: files.get(name, []), Objects(folder), lambda _: pl.Series([], dtype=pl.Int64))
 
 
 def test_latest_advantages_are_those_of_the_newest_job_of_each_series_and_group(lk: Lake) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lake.cli.options import as_of_option, format_option, lake_option
+from lake.cli.options import Lakes, as_of_option, format_option, lake_flags, lakes_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ _LARGEST = 10
 
 
 @click.command()
-@lake_option
+@lakes_option
 @as_of_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option(
@@ -48,7 +48,7 @@ _LARGEST = 10
 )
 @format_option
 def anchors(
-    lake_uri: str,
+    lake_uri: Lakes,
     as_of: str | None,
     where: str | None,
     given: tuple[str, ...],
@@ -117,7 +117,7 @@ def anchors(
     click.echo("\nDefinitions:\n")
     echo_rows(measured.with_columns(selectors.float().round(3)), output_format)
     click.echo()
-    lake = shlex.quote(lake_uri)
+    lake = lake_flags(lake_uri)
     for line in (*_copies(walks, lake), *(() if advice is None else _suggested(advice, measured, lake))):
         click.echo(line)
 
@@ -132,7 +132,7 @@ def _copies(walks: "Walks", lake: str) -> "Iterator[str]":
         f"{with_copies['copies'].sum()} of {found['episodes'].sum()} episodes are exact copies of a sibling (the same "
         f"states and actions), in {with_copies.height} of {found.height} groups, at most {most:.0%} of a "
         "group. This drops them from training, and nothing else: "
-        f"`trajlake select distinct --filter dedup:by=decisions,within=group --lake {lake}`"
+        f"`trajlake select distinct --filter dedup:by=decisions,within=group {lake}`"
     )
 
 
@@ -153,7 +153,7 @@ def _suggested(advice: "Advice", measured: "pl.DataFrame", lake: str) -> "Iterat
         f"{1 - after['known']:.1%} are compared with nothing (now {1 - before['known']:.1%}). If these texts are what "
         "they look like, compute with:"
     )
-    yield f"trajlake credit gigpo --lake {lake} --set {shlex.quote('anchors=' + advice.definition.model_dump_json())}"
+    yield f"trajlake credit gigpo {lake} --set {shlex.quote('anchors=' + advice.definition.model_dump_json())}"
 
 
 def _read(text: str) -> "tuple[str, Anchors]":

@@ -63,6 +63,8 @@ def beyond_budget(steps: int, step_bytes: float, memory_gb: float, *, what: str)
     )
 
 
+_OF_ITS_WRITE = ("episodes", "steps")
+"""Tables whose rows of an episode bear the write_id that brought it."""
 _FEWEST_ROWS = 200_000
 """Steps below which a range is not worth a file of its own."""
 
@@ -98,7 +100,7 @@ def plan_ranges(
         judgements: tables whose rows of these episodes are read beside `episodes` and `steps`.
         units: group_id and unit, of groups that have to be computed together; None where each stands alone.
     """
-    files = {name: _Files(snapshot.files(name), by_write=True) for name in ("episodes", "steps")}
+    files = {name: _Files(snapshot.files(name), by_write=True) for name in _OF_ITS_WRITE}
     files |= {name: _Files(snapshot.files(name), by_write=False) for name in judgements}
     if rows is None:
         return [Range(episodes, {name: found.holding(episodes) for name, found in files.items()})]
@@ -232,6 +234,10 @@ def read_rows(
         rows = rows.filter(pl.col("group_id").is_in(groups.implode()))
     if keep is not None:
         rows = rows.filter(keep)
+    if name in _OF_ITS_WRITE and len({file.place for file in files}) > 1:
+        # Several lakes may hold an episode: what the first of them wrote is read (`lake.read.joined_snapshot`).
+        written = ["episode_id", "write_id"]
+        rows = rows.join(episodes.lazy().select(written), on=written, how="semi", maintain_order="left")
     return collected(rows.select(columns))
 
 

@@ -27,7 +27,7 @@ from lake.errors import DataRefusedError
 from lake.lake import Lake
 from lake.read.conversations import predecessors
 from lake.read.parquet import collected
-from lake.read.query import Session
+from lake.read.query import Limits, Session
 from lake.read.snapshot import Snapshot
 from lake.read.visibility import DataFile
 from lake.storage.objects import Objects
@@ -302,9 +302,9 @@ class SnapshotWithTokens(Snapshot):
         """See `Snapshot.retracted`."""
         return self._snapshot.retracted
 
-    def session(self, *, retracted_too: bool = False) -> Session:
+    def session(self, limits: Limits | None = None, *, retracted_too: bool = False) -> Session:
         """Queries see the token rows of the snapshot itself."""
-        return self._snapshot.session(retracted_too=retracted_too)
+        return self._snapshot.session(limits, retracted_too=retracted_too)
 
     def _of(self, name: str) -> Snapshot:
         return self._tokens if name == "tokens" else self._snapshot

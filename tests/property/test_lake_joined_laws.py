@@ -1,0 +1,82 @@
+"""Several lakes read as one are what one lake with the same episodes is, however they are spread."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import polars as pl
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+import lake
+from lake.read.query import Session
+from lake.read.query_views import views
+from lake.read.snapshot import Snapshot
+from lake.search.find import holding
+from lake.tables import TABLES
+from lake.tables.judgements import JUDGEMENTS
+from testkit.copies import empty_lake
+from testkit.lakes import RUN, add_credit, sample_episodes, siblings
+
+EPISODES = [*sample_episodes(), *siblings("late", [0.0, 1.0], run_id="other")]
+_OF_A_WRITE = {"write_id", "job_id", "source_id", "at", "started_at", "ended_at", "sequence", "seconds", "blob_ids"}
+"""Columns that differ between two lakes that were written by different jobs."""
+
+
+def rows(session: Session, name: str) -> pl.DataFrame:
+    """The rows of a table or view that do not depend on when and by what they were written, in order."""
+    frame = session.query(f"SELECT * FROM {name}")
+    kept = [column for column in frame.columns if column not in _OF_A_WRITE]
+    return frame.select(kept).sort(kept, nulls_last=True)
+
+
+def without_lineage() -> list[str]:
+    """Tables of facts, and views: what is current, of whichever jobs."""
+    lineage = {"jobs", "job_runs", "credit_series", "checkpoints", "metrics", "batches", "retractions"}
+    of_jobs = {table.name for table in JUDGEMENTS}
+    return [name for name in (*TABLES, *views()) if name not in lineage | of_jobs]
+
+
+SPREAD = st.lists(st.sets(st.integers(0, 2), min_size=1), min_size=len(EPISODES), max_size=len(EPISODES))
+"""Of each episode the lakes that hold it."""
+
+
+@settings(max_examples=2, phases=[Phase.generate])
+@given(places=SPREAD, credited=st.lists(st.integers(0, 2), max_size=1), data=st.data())
+def test_lakes_read_together_are_one_lake(places: list[set[int]], credited: list[int], data: st.DataObject) -> None:
+    """Facts, credit, selection by a scan and search are equal; copies are seen once; what is taken back is gone."""
+    with TemporaryDirectory() as folder:
+        parts = [empty_lake(Path(folder, name)) for name in "abc"]
+        whole = empty_lake(Path(folder, "whole"))
+        whole.append(EPISODES, run_id=RUN)
+        for number, part in enumerate(parts):
+            if mine := [one for one, where in zip(EPISODES, places, strict=True) if number in where]:
+                part.append(mine, run_id=RUN)
+        for number in credited:
+            if parts[number].sql("SELECT count(*) FROM episodes").item():
+                add_credit(parts[number])
+        joined = lake.open([part.uri for part in parts])
+        add_credit(joined)
+        add_credit(whole)
+        taken = data.draw(
+            st.sampled_from(whole.sql("SELECT episode_id FROM episodes ORDER BY 1")["episode_id"].to_list())
+        )
+        whole.retract([taken])
+        for part in parts:
+            if part.sql("SELECT count(*) FROM episodes WHERE episode_id = ?", [taken]).item():
+                part.retract([taken])
+        seen, expected = joined.snapshot(), whole.snapshot()
+        with seen.session() as one, expected.session() as other:
+            for name in without_lineage():
+                # Sums of floats may go through the files in another order.
+                assert_frame_equal(rows(one, name), rows(other, name), rel_tol=1e-12)
+        assert by_scan(seen).equals(by_scan(expected))
+        found = [holding(one, "hall 1").drop("step_index").sort("episode_id") for one in (seen, expected)]
+        assert found[0].equals(found[1])
+
+
+def by_scan(snapshot: Snapshot) -> pl.DataFrame:
+    keys = ["episode_id", "step_index"]
+    steps = snapshot.scan("steps").select(*keys, "action")
+    advantages = snapshot.scan("advantages").group_by(keys).agg(pl.col("advantage").first())
+    return steps.join(advantages, on=keys, how="left").sort(keys).collect()
