@@ -2,11 +2,14 @@
 
 import streamlit as st  # noqa: TID253 - this is the Streamlit script
 
+from lake.write.jobs import package_version
 from viewer import navigation
 from viewer.components import friendly
 from viewer.links import Page
 
-st.set_page_config(page_title="Trajlake", page_icon="\N{WATER WAVE}", layout="wide")
+# With an entry of our own the bar shows Streamlit's menu, in which light and dark are chosen.
+_ABOUT = f"Trajlake {package_version()}. Reads the lake; writes nothing but the annotations that you make."
+st.set_page_config(page_title="Trajlake", page_icon="\N{WATER WAVE}", layout="wide", menu_items={"About": _ABOUT})
 
 page = st.navigation(
     [

@@ -19,10 +19,12 @@ from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import Sort, outcomes, runs, training
-from viewer.queries.episodes import FACETS, ORDERS, EpisodeFilter
+from viewer.queries.episodes import FACETS, ORDERS, RANGES, EpisodeFilter
 
 LIST = "list"
 """The query parameter that carries a filter."""
+ENDS = tuple(f"{name}_{end}" for name in RANGES for end in ("from", "to"))
+"""Parameters of ranges, which are named as in the filter."""
 Parameters = dict[str, str | list[str]]
 
 
@@ -42,6 +44,7 @@ def parameters(wanted: EpisodeFilter, order: Sort | None = None) -> Parameters:
         "round": wanted.collection_round,
         "version": wanted.policy_version,
         **{facet: getattr(wanted, facet) for facet in FACETS},
+        **{end: getattr(wanted, end) for end in ENDS},
         "job": None if job is None else ids.to_text(job),
         "update": update,
         "unlabelled": label,
@@ -71,6 +74,7 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Sort | None]:
     if order is not None and order.column not in ORDERS:
         order = None
     job, update = _id(one.get("job")), whole(one.get("update"))
+    named: dict[str, Any] = {facet: one.get(facet) for facet in FACETS} | {end: whole(one.get(end)) for end in ENDS}
     wanted = EpisodeFilter(
         run=one.get("run"),
         task=one.get("task"),
@@ -86,7 +90,7 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Sort | None]:
         update=None if job is None or update is None else (job, update),
         unlabelled=unlabelled(one.get("unlabelled"), one.get("by")),
         sql=one.get("sql"),
-        **{facet: one.get(facet) for facet in FACETS},
+        **named,
     )
     return wanted, order
 

@@ -7,14 +7,16 @@ from typing import Any, NoReturn
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from lake.errors import TrajlakeError
 from lake.read.text_table import counted
 from viewer import pinned
+from viewer.figures import PICK
 from viewer.links import Page, given, given_id, given_int
-from viewer.navigation import Value, anchor, href
+from viewer.navigation import Value, anchor, href, visit
 from viewer.plain import chip, slug, visible
-from viewer.queries import PAGE_ROWS, Window
+from viewer.queries import PAGE_ROWS, Row, Window
 from viewer.theme import STATUS_COLOURS, STYLE
 
 _LOOK_SECONDS = 20.0
@@ -118,9 +120,34 @@ def turn(label: str, address: str | None, key: str) -> None:
     )
 
 
+def list_and_detail() -> tuple[DeltaGenerator, DeltaGenerator]:
+    """A list on the left, what it has chosen on the right; on narrow screens one below the other (`style.css`)."""
+    with st.container(key="list-and-detail"):
+        left, right = st.columns([2, 3], gap="medium")
+    return left, right
+
+
 def fact(label: str, value: Any) -> None:
     """A fact in a line of them; foreign text in the value goes through `chip`."""
     st.markdown(f":gray[{label}] {value}", width="content")
+
+
+def chart_of_episodes(place: DeltaGenerator, chart: Any, key: str, address: Callable[[Row], str]) -> None:
+    """A chart whose points open their episodes.
+
+    Args:
+        place: where it stands.
+        chart: of `viewer.figures`, with a selection `PICK`.
+        key: of the chart.
+        address: of the episodes of a point, by the fields that the selection picks.
+    """
+
+    def follow() -> None:
+        picked = st.session_state[key]["selection"].get(PICK)
+        if picked:
+            visit(address(picked[0]))
+
+    place.altair_chart(chart, key=key, on_select=follow, selection_mode=PICK)
 
 
 def legend(colours: Mapping[str, str]) -> None:
@@ -144,11 +171,17 @@ def not_found(sentence: str, back: Page, back_label: str) -> NoReturn:
     st.stop()
 
 
-def tiles(*figures: tuple[str, str] | tuple[str, str, str]) -> None:
-    """A row of figures: label, value, and perhaps an explanation."""
-    with st.container(horizontal=True, gap="small"):
-        for label, value, *explanation in figures:
-            st.metric(label, value, help="".join(explanation) or None, border=True, width="content")
+Figure = tuple[str, str] | tuple[str, str, str]
+"""Label, value, and perhaps an explanation; plain text, which may be foreign."""
+
+
+def facts(*figures: Figure) -> None:
+    """A line of figures."""
+    parts = []
+    for label, value, *explanation in figures:
+        why = f' title="{escape(explanation[0])}"' if explanation else ""
+        parts.append(f"<div{why}><dt>{escape(visible(label))}</dt> <dd>{escape(visible(value))}</dd></div>")
+    st.html(f'<dl class="trajlake-facts">{"".join(parts)}</dl>')
 
 
 def badge(label: str, colour: str = "gray", *, icon: str | None = None, explanation: str | None = None) -> None:

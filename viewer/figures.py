@@ -1,6 +1,7 @@
 """Charts: a small frame in, an Altair chart out. Colours are the theme's; NULL is drawn as a gap or a grey mark."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import altair as alt
 import polars as pl
@@ -14,7 +15,9 @@ MOST_ROWS = 4000
 
 OTHERS = ("#c2410c", "#7c3aed", "#0f766e", "#a16207")
 """Colours of the jobs beside the one shown."""
-_STEPS = alt.Axis(format="d", tickMinStep=1, grid=False)
+_CLOSE: dict[str, Any] = {"labelPadding": 4, "titlePadding": 4}
+"""Of axes: Streamlit's own paddings would take half of a small chart."""
+_STEPS = alt.Axis(format="d", tickMinStep=1, grid=False, **_CLOSE)
 
 Chart = alt.LayerChart | alt.FacetChart
 
@@ -22,14 +25,17 @@ Chart = alt.LayerChart | alt.FacetChart
 def curve(
     frame: pl.DataFrame, value: str, *, title: str, x_title: str, band: bool = False, share: bool = False
 ) -> Chart:
-    """A value along `x`, with the band from `low` to `high` if asked for; shares are shown as percentages."""
+    """A value along `x`, with the band from `low` to `high` if asked for; shares are shown as percentages.
+
+    A click picks the nearest point, by its `x`.
+    """
     scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)
     largest = frame[value].abs().max()
     label = "%" if share else "~s" if isinstance(largest, int | float) and largest >= 1000 else "~g"
-    axis = alt.Axis(format=label, tickCount=5)
+    axis = alt.Axis(format=label, tickCount=4, **_CLOSE)
     furthest = frame["x"].max()
     is_long = isinstance(furthest, int | float) and furthest >= 10_000
-    across = alt.Axis(format="~s", tickCount=5, grid=False) if is_long else _STEPS
+    across = alt.Axis(format="~s", tickCount=5, grid=False, **_CLOSE) if is_long else _STEPS
     base = alt.Chart(frame).encode(x=alt.X("x:Q", title=x_title, axis=across))
     y = alt.Y(f"{value}:Q", title=None, scale=scale, axis=axis)
     tips = [
@@ -38,7 +44,8 @@ def curve(
         alt.Tooltip("episodes:Q", title="Episodes", format=","),
     ]
     line = base.mark_line(color=POSITIVE, strokeWidth=2).encode(y=y)
-    layers = [line, base.mark_point(color=POSITIVE, filled=True, size=36, opacity=1).encode(y=y, tooltip=tips)]
+    points = base.mark_point(color=POSITIVE, filled=True, size=36, opacity=1).encode(y=y, tooltip=tips)
+    layers = [line, points.add_params(_pick("x"))]
     if band:
         low = alt.Y("low:Q", title=None, scale=scale)
         layers.insert(0, base.mark_area(opacity=0.18, color=POSITIVE).encode(y=low, y2="high:Q"))
@@ -46,31 +53,29 @@ def curve(
 
 
 def by_length(frame: pl.DataFrame) -> Chart:
-    """Mean outcome by number of steps, a line for each side: steps, a, a_episodes, b, b_episodes."""
-    sides = [
-        frame.select(
-            "steps", side=pl.lit(name.upper()), outcome=pl.col(name), episodes=pl.col(f"{name}_episodes")
-        ).drop_nulls()
-        for name in "ab"
-    ]
+    """Mean outcome by number of steps, a line for each side: columns of `viewer.queries.compare.by_length`.
+
+    A click picks the nearest point, by its `side` and `steps`.
+    """
     colour = alt.Color(
         "side:N",
         title=None,
         scale=alt.Scale(domain=["A", "B"], range=[NEGATIVE, POSITIVE]),
         legend=alt.Legend(orient="top", padding=0),
     )
-    base = alt.Chart(pl.concat(sides)).encode(
+    base = alt.Chart(frame.drop_nulls("outcome")).encode(
         x=alt.X("steps:Q", title="Steps", axis=_STEPS),
-        y=alt.Y("outcome:Q", title=None, axis=alt.Axis(format="~g", tickCount=5)),
+        y=alt.Y("outcome:Q", title=None, axis=alt.Axis(format="~g", tickCount=5, **_CLOSE)),
         color=colour,
     )
     tips = [
         alt.Tooltip("side:N", title="Side"),
         alt.Tooltip("steps:Q", title="Steps from", format=",d"),
+        alt.Tooltip("last:Q", title="Steps to", format=",d"),
         alt.Tooltip("outcome:Q", title="Mean outcome", format=".4~g"),
         alt.Tooltip("episodes:Q", title="Episodes", format=","),
     ]
-    points = base.mark_point(filled=True, size=40, opacity=1).encode(tooltip=tips)
+    points = base.mark_point(filled=True, size=40, opacity=1).encode(tooltip=tips).add_params(_pick("steps", "side"))
     return _sized(alt.layer(base.mark_line(strokeWidth=2), points), None)
 
 
@@ -84,9 +89,9 @@ def task_histogram(frame: pl.DataFrame) -> Chart:
                 "success:Q",
                 title="Success rate of a task",
                 scale=alt.Scale(domain=[-0.03, 1.03]),
-                axis=alt.Axis(format="%", grid=False, values=[0, 0.25, 0.5, 0.75, 1]),
+                axis=alt.Axis(format="%", grid=False, values=[0, 0.25, 0.5, 0.75, 1], **_CLOSE),
             ),
-            y=alt.Y("tasks:Q", title=None, axis=alt.Axis(tickMinStep=1, tickCount=5)),
+            y=alt.Y("tasks:Q", title=None, axis=alt.Axis(tickMinStep=1, tickCount=4, **_CLOSE)),
             tooltip=[alt.Tooltip("success:Q", title="Success", format=".0%"), alt.Tooltip("tasks:Q", title="Tasks")],
         )
     )
@@ -114,12 +119,11 @@ def metric(
         others: the same metric of other jobs, beside it: columns job, step, value.
         titled: the name stands above the chart.
     """
-    pick = alt.selection_point(name=PICK, fields=["step"], nearest=True, on="click", empty=False, clear=False)
     shown = frame.filter(pl.col("value").is_not_null())
     x = alt.X("step:Q", title=None, axis=_STEPS)
     largest = shown["value"].abs().max()
     label = "~s" if isinstance(largest, int | float) and largest >= 1000 else ".3~g"
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=label, tickCount=4))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=label, tickCount=4, **_CLOSE))
     layers: list[alt.Chart] = []
     if alarms:
         stretches = pl.DataFrame([(first - 0.5, last + 0.5) for first, last in alarms], ["step", "until"], orient="row")
@@ -136,7 +140,7 @@ def metric(
         layers.append(alt.Chart(smooth).mark_line(color=POSITIVE, strokeWidth=2).encode(x=x, y=y))
     tips = [alt.Tooltip("step:Q", title="Step", format="d"), alt.Tooltip("value:Q", title=name, format=".5~g")]
     points = base.mark_point(size=60, opacity=0 if shown.height > 1 else 1, filled=True, color=POSITIVE)
-    layers.append(points.encode(tooltip=tips).add_params(pick))
+    layers.append(points.encode(tooltip=tips).add_params(_pick("step")))
     if selected is not None:
         here = alt.Chart(shown.filter(pl.col("step") == selected))
         marked = here.mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x="step:Q", y="value:Q")
@@ -178,7 +182,7 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
                 title=None,
                 stack="zero",
                 scale=alt.Scale(domain=[0, 1]),
-                axis=alt.Axis(format="%", tickCount=4),
+                axis=alt.Axis(format="%", tickCount=4, **_CLOSE),
             ),
             color=alt.Color(
                 "sign:N",
@@ -197,6 +201,14 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
     return _sized(alt.layer(*layers), "Signs of the advantages")
 
 
+def _pick(*fields: str) -> alt.Parameter:
+    """The selection of the point that is nearest to a click, by some of its fields."""
+    picked: alt.Parameter = alt.selection_point(
+        name=PICK, fields=list(fields), nearest=True, on="click", empty=False, clear=False
+    )
+    return picked
+
+
 def _rule(step: int) -> alt.Chart:
     """The line that marks the selected step."""
     base = alt.Chart(pl.DataFrame({"step": [step]}))
@@ -208,5 +220,5 @@ def _sized(chart: Chart, title: str | None, height: int = 190) -> Chart:
     # On a canvas: a thousand points, each with what a click is nearest to, would be thousands of elements of the page.
     sized: Chart = chart.properties(height=height, usermeta={"embedOptions": {"renderer": "canvas"}})
     if title is not None:
-        sized = sized.properties(title=alt.Title(title, fontSize=13, anchor="start", fontWeight=600))
+        sized = sized.properties(title=alt.Title(title, fontSize=13, anchor="start", fontWeight=600, offset=6))
     return sized

@@ -8,24 +8,33 @@
 //   data-opened   the id of what a row opens; it is put into the address left behind, where the list marks that row
 //   data-key      the key that follows the link from anywhere but a text field
 
+// Streamlit remembers the theme that its menu chooses for the page that was loaded; here it is kept for all pages.
+//
+// Mounted with `visit`, an address and a number, it goes there, once for each number.
 // Mounted with `here`, a name, the page is scrolled to where it stands, once for each name.
 
 const NAME = Symbol.for("trajlake.navigation");
 const APP = "[data-testid=stApp]";
 const OURS = "[data-testid=stHtml], [data-testid=stMarkdown], .trajlake-transcript";
 const PATIENCE_MS = 60000;
+const THEME = "stActiveTheme-"; // of the keys in the browser's storage: then the path that was loaded, then a version
 
 export default function ({ data, parentElement }) {
   const state = (window[NAME] ??= start());
   if (data.pages) state.pages = new Set(data.pages);
+  if (data.visit && data.visit.number !== state.visited) {
+    state.visited = data.visit.number;
+    visit(new URL(data.visit.target, location.href));
+  }
   if (data.here) showHere(state, data.here, parentElement);
 }
 
 function start() {
-  const state = { pages: new Set(), isPressed: false, here: null };
+  const state = { pages: new Set(), isPressed: false, here: null, visited: null, theme: `${THEME}${location.pathname}-` };
   document.addEventListener("click", (event) => follow(event, state), true);
   document.addEventListener("keydown", (event) => press(event, state), true);
   window.addEventListener("popstate", (event) => event.isTrusted && showOpened());
+  document.addEventListener("click", (event) => event.target.closest?.("[role=menuitemradio]") && keepTheme(state));
   return state;
 }
 
@@ -45,6 +54,10 @@ function follow(event, state) {
   if (target.pathname !== location.pathname || link.dataset.key) {
     document.querySelector("[data-testid=stMain]")?.scrollTo(0, 0);
   }
+  visit(target);
+}
+
+function visit(target) {
   history.pushState({}, "", target);
   window.dispatchEvent(new PopStateEvent("popstate", { state: {} }));
 }
@@ -67,6 +80,15 @@ function linkOf(key) {
 
 function isModified(event) {
   return event.ctrlKey || event.metaKey || event.shiftKey || event.altKey;
+}
+
+async function keepTheme(state) {
+  await new Promise((resolve) => setTimeout(resolve)); // Streamlit writes after the click
+  for (const key of Object.keys(localStorage).filter((name) => name.startsWith(state.theme))) {
+    for (const page of state.pages) {
+      localStorage.setItem(`${THEME}${page}-${key.slice(state.theme.length)}`, localStorage.getItem(key));
+    }
+  }
 }
 
 async function showOpened() {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
@@ -11,6 +12,7 @@ from viewer import pinned
 from viewer.links import Page
 from viewer.plain import one_line
 
+_VISIT, _VISITS = "navigation-visit", "navigation-visits"
 Value = str | int | float | Sequence[str] | None
 
 _SCRIPT = st.components.v2.component("trajlake_navigation", js=Path(__file__).with_name("navigation.js").read_text())
@@ -18,8 +20,17 @@ _SCRIPT = st.components.v2.component("trajlake_navigation", js=Path(__file__).wi
 
 def install() -> None:
     """Make plain clicks on links of the page that is drawn keep the session."""
+    data: dict[str, Any] = {"pages": [_path(page) for page in Page]}
+    if (target := st.session_state.pop(_VISIT, None)) is not None:
+        st.session_state[_VISITS] = number = st.session_state.get(_VISITS, 0) + 1
+        data["visit"] = {"target": target, "number": number}
     with st.container(key="navigation"):
-        _SCRIPT(key="navigation-script", data={"pages": [_path(page) for page in Page]})
+        _SCRIPT(key="navigation-script", data=data)
+
+
+def visit(target: str) -> None:
+    """Have the browser follow a link, for what cannot be one, such as a point of a chart; only within a callback."""
+    st.session_state[_VISIT] = target
 
 
 def into_view(name: str) -> None:

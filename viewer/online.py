@@ -99,29 +99,29 @@ def _told(part: Doing) -> tuple[str, str]:
 
 
 def _figures(loop: Loop, sums: Row, evaluations: pl.DataFrame) -> None:
-    """What it came to until now, in tiles."""
-    tiles: list[tuple[str, str] | tuple[str, str, str]] = []
+    """What it came to until now, in a line."""
+    told: list[ui.Figure] = []
     known = evaluations.drop_nulls("success")
     if known.height:
         first, last = known.row(0, named=True), known.row(-1, named=True)
         if first["version"] != last["version"]:
-            tiles.append(
+            told.append(
                 (f"Held-out success of version {first['version']:,}", percent(first["success"]), _interval(first))
             )
-        tiles.append((f"Held-out success of version {last['version']:,}", percent(last["success"]), _interval(last)))
+        told.append((f"Held-out success of version {last['version']:,}", percent(last["success"]), _interval(last)))
         best = known.sort("score", descending=True, maintain_order=True).row(0, named=True)
-        tiles.append(
+        told.append(
             ("Best version", f"{best['version']:,}", "Of the highest mean score; it lies in the folder `best`.")
         )
     budget, hours = loop.settings.get("tokens"), loop.settings.get("hours")
     tokens = number(int(sums["tokens"])) + (f" of {number(budget)}" if isinstance(budget, int) else "")
     spent = seconds(sums["seconds"]) + (f" of {number(hours)} h" if isinstance(hours, int | float) else "")
-    tiles += [
+    told += [
         ("Episodes", number(int(sums["episodes"])), "Of the rounds that were trained on."),
         ("Tokens", tokens, "Prompts and answers of those, and the budget if there is one."),
         ("Time", spent, "Of those rounds, and the budget if there is one."),
     ]
-    ui.tiles(*tiles)
+    ui.facts(*told)
 
 
 def _interval(row: Row) -> str:

@@ -167,7 +167,11 @@ def _heading(name: str, column: Column, sortable: Collection[str], parameter: st
 
 
 def _row(
-    row: Row, columns: Mapping[str, Column], href: Callable[[Row], str] | None, key: str | None, marked: str | None
+    row: Row,
+    columns: Mapping[str, Column],
+    href: Callable[[Row], str] | None,
+    key: str | None,
+    marked: str | None,
 ) -> str:
     name = None if key is None else str(row[key])
     is_marked = name is not None and name == marked
@@ -199,7 +203,7 @@ def _cell(found: Any, column: Column) -> str:
         shown = one_line(str(found), CELL)
     if column.hits is not None:
         return _marked(shown, column.hits)
-    return escape(shown) or "\N{NO-BREAK SPACE}"
+    return escape(shown) or '<span class="unknown">(empty)</span>'
 
 
 def _marked(shown: str, hits: re.Pattern[str]) -> str:

@@ -1,8 +1,10 @@
 """Driving the viewer without a browser: open a page by its address, and read everything on it."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -84,7 +86,7 @@ def transcript(at: AppTest) -> dict[str, Any]:
 
 _TELLING_COLUMNS = {
     "rounds": {"round", "live_groups"},
-    "runs": {"run_id", "dead_share"},
+    "runs": {"run_id", "rounds"},
     "trained runs": {"run_id", "updates"},
     "tasks": {"task_id", "scored"},
     "episodes": {"episode_id", "group_id", "status"},
@@ -97,6 +99,8 @@ _TELLING_COLUMNS = {
     "rejects": {"reject_id", "reason"},
     "figures": {"figure", "difference"},
     "changed": {"task_id", "difference"},
+    "lengths": {"side", "last"},
+    "definitions": {"definition", "singleton"},
     "rounds_of_a_run": {"x", "tool_errors"},
     "annotations": {"author", "text"},
     "answer": {"things"},
@@ -166,6 +170,15 @@ def links(at: AppTest, name: str) -> list[str | None]:
 def opened(at: AppTest, name: str) -> list[int]:
     """Positions of the rows that are marked."""
     return [position for position, is_opened in enumerate(_table(at, name).opened) if is_opened]
+
+
+def facts(at: AppTest) -> dict[str, str]:
+    """The figures that stand in lines on the page, by their labels."""
+    found = {}
+    for element in elements(at):
+        if element.type == "html" and element.proto.body.startswith('<dl class="trajlake-facts">'):
+            found |= dict(re.findall("<dt>(.*?)</dt> <dd>(.*?)</dd>", element.proto.body))
+    return {unescape(label): unescape(value) for label, value in found.items()}
 
 
 def charts(at: AppTest) -> int:

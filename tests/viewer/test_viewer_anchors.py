@@ -1,13 +1,17 @@
 """Anchors over a whole credit: every figure against plain loops over the rows, and the page without a browser."""
 
+import json
 import random
+import shlex
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from lake import Lake, ids
+from lake.cli import trajlake
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
@@ -146,11 +150,36 @@ def test_from_a_state_to_the_steps_of_a_group(lk: Lake, monkeypatch: pytest.Monk
     at = open_page("anchors")
     first = column(at, "states", "anchor_key")[0]
     assert links(at, "states")[0] == f"?anchor={first}"
-    assert f"trajlake anchors --lake {lk.uri}" in [code.value for code in at.code]
+    assert f"trajlake anchors --keep --lake {lk.uri}" in [code.value for code in at.code]
     at = open_page("anchors", anchor=first)
     groups = column(at, "groups_of_a_state", "group_id")
     series = ids.to_text(find_credit(lk.snapshot()).series_id)
     assert links(at, "groups_of_a_state")[0] == f"/group?group={groups[0]}&anchor={first}&credit={series}"
+
+
+def test_other_definitions_are_shown_as_they_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = build_lake(tmp_path)
+    add_credit(lk)
+    asked = ["anchors", "--lake", lk.uri, "--groups", "3", "--format", "json"]
+    before = lk.snapshot().versions
+    figures = json.loads(CliRunner().invoke(trajlake, asked, catch_exceptions=False).stdout)
+    assert lk.snapshot().versions == before, "nothing is kept unasked"
+    CliRunner().invoke(trajlake, [*asked, "--keep"], catch_exceptions=False)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    at = open_page("anchors")
+    assert column(at, "definitions", "anchors") == [row["anchors"] for row in figures]
+    assert column(at, "definitions", "shared") == [f"{row['shared']:.2f}" for row in figures]
+    assert f"trajlake anchors --keep --lake {lk.uri} --groups 3" in [code.value for code in at.code]
+    assert "Episodes were recorded since" not in words(at)
+    spelled = dict(zip(column(at, "definitions", "anchors"), column(at, "definitions", "definition"), strict=True))
+    with lk.job(kind="collect", run_id="later") as job:
+        job.record([rollout("later", 0, 1.0)])
+        job.counts |= {"rows_out": 1}
+    at = open_page("anchors", definition="no errors")
+    assert "Episodes were recorded since" in words(at)
+    command = next(code.value for code in at.code if code.value.startswith("trajlake credit"))
+    assert shlex.split(command)[1:] == ["credit", "gigpo", "--lake", lk.uri, "--set", f"anchors={spelled['no errors']}"]
+    assert CliRunner().invoke(trajlake, shlex.split(command)[1:], catch_exceptions=False).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from testkit.streamlit_pages import (
     column,
     elements,
     episode_id,
+    facts,
     job_choice,
     links,
     open_page,
@@ -109,7 +110,7 @@ def test_a_lake_that_vanished_is_an_error_in_words(tmp_path: Path, monkeypatch: 
 
 def test_runs_show_figures_curves_and_metrics(lk: Lake) -> None:
     at = open_page("runs")
-    figures = {metric.label: metric.value for metric in at.metric}
+    figures = facts(at)
     assert (figures["Episodes"], figures["Groups"], figures["Dead groups"], figures["Unscored"]) == (
         "24",
         "6",
@@ -309,7 +310,7 @@ def test_groups_are_filtered_by_signal(lk: Lake) -> None:
 def test_a_group_shows_its_siblings_and_their_shared_states(lk: Lake) -> None:
     at = open_page("group", group=group_id(lk, "mixed", 1))
     assert ":green-badge[live group]" in words(at)
-    figures = {metric.label: metric.value for metric in at.metric}
+    figures = facts(at)
     assert (figures["Siblings"], figures["Mean outcome"], figures["Std"]) == ("4", "0.5", "0.577")
     assert column(at, "siblings", "outcome") == ["1", "0", "0", "1"]
     assert column(at, "anchors", "state")[0] == "You are at the gate."
@@ -347,8 +348,8 @@ def test_an_anchor_is_a_deep_link(lk: Lake) -> None:
 def test_training_leads_from_a_metric_to_the_batch_and_its_advantages(lk: Lake) -> None:
     at = open_page("training", update=1)
     assert charts(at) == 2 + 3 + 1, "metrics, what the updates consumed, signs"
-    figures = {metric.label: metric.value for metric in at.metric}
-    assert figures == {"`loss`": "0.5", "`kl`": "0.01"}
+    figures = facts(at)
+    assert figures == {"loss": "0.5", "kl": "0.01"}
     assert len(links(at, "batch")) == 6
     assert set(column(at, "batch", "mean_advantage")) != {UNKNOWN}
     assert at.subheader[0].value == "Update 1"
@@ -383,8 +384,7 @@ def test_curves_of_other_jobs_stand_beside_and_names_are_explained(
 
 
 def test_a_metric_that_could_not_be_computed_is_a_dash(lk: Lake) -> None:
-    figures = {metric.label: metric.value for metric in open_page("training", update=0).metric}
-    assert figures["`kl`"] == "\u2013"
+    assert facts(open_page("training", update=0))["kl"] == "\u2013"
 
 
 def test_metrics_beyond_the_first_six_are_drawn_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -471,8 +471,9 @@ def test_jobs_and_one_job(lk: Lake) -> None:
     assert column(open_page("jobs", kind="credit"), "jobs", "kind") == ["credit"]
     at = open_page("job", job=job_id(lk, "credit"))
     assert '"gamma": 0.95' in at.code[0].value
-    figures = {metric.label: metric.value for metric in at.metric}
+    figures = facts(at)
     assert (figures["Groups"], figures["Dead groups"]) == ("6", "33 %")
+    assert re.search(r"<li><b>\d+</b> steps in a state that a sibling visited</li>", words(at))
     assert "Metrics and batches" in words(open_page("job", job=job_id(lk, "train")))
 
 
@@ -511,11 +512,11 @@ def test_a_session_stays_on_its_snapshot_until_refreshed(tmp_path: Path, monkeyp
     with lk.job(kind="collect", run_id=RUN) as job:
         job.record([rollout("new", 0, 1.0)])
     assert_sound(at.run())
-    assert at.metric[0].value == "24"
+    assert facts(at)["Episodes"] == "24"
     at.button(key="refresh").click()
     assert_sound(at.run())
-    assert at.metric[0].value == "25"
-    assert open_page("runs").metric[0].value == "25", "a new session starts at the newest"
+    assert facts(at)["Episodes"] == "25"
+    assert facts(open_page("runs"))["Episodes"] == "25", "a new session starts at the newest"
 
 
 def test_an_older_state_is_chosen_by_name_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -524,15 +525,15 @@ def test_an_older_state_is_chosen_by_name_and_told(tmp_path: Path, monkeypatch: 
     with lk.job(kind="collect", run_id=RUN) as job:
         job.record([rollout("new", 0, 1.0)])
     at = open_page("runs", as_of="before")
-    assert at.metric[0].value == "24"
+    assert facts(at)["Episodes"] == "24"
     assert "as_of=before" in words(at), "its links stay there"
     at.button(key="refresh").click()
     assert_sound(at.run())
-    assert at.metric[0].value == "25"
+    assert facts(at)["Episodes"] == "25"
     at = open_page("runs", as_of="nowhere")
     assert "nowhere" in at.code[0].value
     assert_sound(at.run())
-    assert at.metric[0].value == "25"
+    assert facts(at)["Episodes"] == "25"
 
 
 def test_newer_episodes_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,10 +543,10 @@ def test_newer_episodes_are_announced(tmp_path: Path, monkeypatch: pytest.Monkey
         job.record([rollout("new", 0, 1.0)])
     assert_sound(at.run())
     assert at.button(key="news").label == "1 new episode"
-    assert at.metric[0].value == "24", "the page stays as it is"
+    assert facts(at)["Episodes"] == "24", "the page stays as it is"
     at.button(key="news").click()
     assert_sound(at.run())
-    assert at.metric[0].value == "25"
+    assert facts(at)["Episodes"] == "25"
 
 
 # ---------------------------------------------------------------- hostile text

@@ -20,8 +20,9 @@ from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
 from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
-from viewer.queries import Sort, Window, compare
+from viewer.queries import Sort, Window, compare, episodes
 from viewer.queries.compare import Side
+from viewer.queries.episodes import EpisodeFilter
 
 ALL = Window(1000)
 Rows = list[dict[str, Any]]
@@ -214,7 +215,7 @@ def test_tasks_are_ordered_by_any_column(snap: Reader, name: str, descending: bo
 
 
 def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
-    found = compare.over_rounds(snap, RUN).to_dicts()
+    found = compare.over(snap, RUN, "collection_round").to_dicts()
     assert [row["x"] for row in found] == [0, 1]
     for row in found:
         mine = [e for e in rows["episodes"] if e["run_id"] == RUN and e["collection_round"] == row["x"]]
@@ -224,26 +225,29 @@ def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
         assert row["outcome"] == pytest.approx(mean(known(e["env_return"] for e in mine)))
         assert row["invalid"] == pytest.approx(1 - mean(known(s["is_action_valid"] for s in steps)))
         assert row["tool_errors"] == pytest.approx(mean(known(s["state_is_error"] for s in steps)))
-        (said,) = compare.scores_over_rounds(snap, RUN).filter(x=row["x"]).to_dicts()
+        (said,) = compare.scores_over(snap, RUN, "collection_round").filter(x=row["x"]).to_dicts()
         assert said["value"] == pytest.approx(mean([e["num_steps"] / 10 for e in mine if e["num_steps"] > 1]))
 
 
 def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:
     snap = build_lake(tmp_path, [rollout("t", 0, None)]).snapshot()
-    (row,) = compare.over_rounds(snap, RUN).to_dicts()
+    (row,) = compare.over(snap, RUN, "collection_round").to_dicts()
     assert (row["outcome"], row["invalid"], row["tool_errors"], row["truncated"]) == (None, None, None, 0.0)
 
 
 def test_outcome_against_length(snap: Reader, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "BINS", 3)
     found = compare.by_length(snap, Side(RUN), Side("other"))
-    assert found["steps"].to_list() == [1, 4, 7]
+    assert found.select("steps", "last", "side").rows() == [
+        (1, 3, "A"), (1, 3, "B"), (4, 6, "A"), (7, 9, "B"),
+    ]  # fmt: skip
     for row in found.to_dicts():
-        for side, run in (("a", RUN), ("b", "other")):
-            inside = range(row["steps"], row["steps"] + 3)
-            mine = known(e["env_return"] for e in rows["episodes"] if e["run_id"] == run and e["num_steps"] in inside)
-            assert (row[f"{side}_episodes"] or 0) == len(mine)
-            assert row[side] == pytest.approx(mean(mine))
+        run, inside = {"A": RUN, "B": "other"}[row["side"]], range(row["steps"], row["last"] + 1)
+        mine = [e for e in rows["episodes"] if e["run_id"] == run and e["num_steps"] in inside]
+        assert row["episodes"] == len(mine)
+        assert row["outcome"] == pytest.approx(mean(known(e["env_return"] for e in mine)))
+        wanted = EpisodeFilter(run=run, steps_from=row["steps"], steps_to=row["last"])
+        assert episodes.totals(snap, wanted)["episodes"] == len(mine), "its list holds exactly them"
     assert compare.by_length(snap, Side("nobody"), Side("nobody")).is_empty()
 
 
@@ -287,6 +291,19 @@ def test_the_first_and_last_round_of_a_run_are_suggested(shown: Lake) -> None:
     assert target is not None
     assert re.fullmatch(r"/compare\?episode=\w{13}&episode=\w{13}", target)
     assert links(at, "rounds_of_a_run")[1] == f"/episodes?run={RUN}&round=1"
+
+
+def test_versions_of_held_out_episodes_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run of evaluations has them: one round, several checkpoints."""
+    played = [rollout(f"t{n % 3}", n, float(n < 2), policy_version=n % 2, num_steps=n + 1) for n in range(6)]
+    monkeypatch.setenv(ENVIRONMENT, build_lake(tmp_path, played).uri)
+    target = f"/change?a_run={RUN}&a_version=0&b_run={RUN}&b_version=1"
+    assert f"({target})" in words(open_page("change"))
+    at = open_page("change", a_run=RUN, a_version=0, b_run=RUN, b_version=1)
+    assert column(at, "figures", "figure")[0] == "Outcome"
+    assert column(at, "rounds_of_a_run", "x") == ["0", "1"]
+    assert links(at, "rounds_of_a_run")[1] == f"/episodes?run={RUN}&version=1"
+    assert f"/episodes?run={RUN}&version=0&steps_from=1&steps_to=1" in links(at, "lengths")
 
 
 def test_two_runs_are_compared(shown: Lake) -> None:

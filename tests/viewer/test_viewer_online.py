@@ -12,7 +12,7 @@ from lake import Lake, ids
 from lake.read.online_runs import LOOP
 from pipelines.collect.manager import run as manager
 from testkit.loops import looped, write_config
-from testkit.streamlit_pages import assert_sound, charts, column, columns, job_choice, open_page, opened, words
+from testkit.streamlit_pages import assert_sound, charts, column, columns, facts, job_choice, open_page, opened, words
 from testkit.word_game import save_model
 from trainer.evaluation.success import read_attempts, success_rows
 from trainer.online import learner
@@ -164,10 +164,10 @@ def test_a_finished_run_and_one_of_its_rounds(run: tuple[Path, LoopResult, Seen]
     assert "finished" in text
     assert progress(at) == "3 of 3 rounds"
     assert "Follow" not in text
-    tiles = {metric.label: metric.value for metric in at.metric}
-    assert tiles["Best version"] == str(run[1].best_version)
-    assert tiles["Held-out success of version 3"] == f"{100 * run[1].evaluations[3].success:.0f} %"
-    assert tiles["Episodes"] == "48"
+    told = facts(at)
+    assert told["Best version"] == str(run[1].best_version)
+    assert told["Held-out success of version 3"] == f"{100 * run[1].evaluations[3].success:.0f} %"
+    assert told["Episodes"] == "48"
     assert column(at, "rounds", "round") == ["2", "1", "0"]
     assert opened(at, "rounds") == [0]
     assert "parity" not in columns(at, "rounds"), "nobody pushed"

@@ -347,6 +347,7 @@ def test_the_list_of_runs_newest_first(snap: Reader, facts: Rows) -> None:
     demo = find(listed.to_dicts(), run_id=RUN)
     assert demo["success"] == pytest.approx(sum(value >= 1.0 for value in returns) / len(returns))
     assert (demo["episodes"], demo["groups"], demo["rounds"], demo["tasks"]) == (24, 6, 2, 3)
+    assert runs.run(snap, RUN, 1.0) == demo
     assert demo["dead_share"] == pytest.approx(2 / 6)
     assert find(listed.to_dicts(), run_id="odd names")["dead_share"] is None, "groups of one cannot be dead"
     assert runs.page(snap, 1.0, Window(1, 1))["run_id"].to_list() == [RUN]
@@ -396,6 +397,9 @@ def test_a_long_curve_is_put_together(tmp_path: Path, monkeypatch: pytest.Monkey
     points = runs.curve(lk.snapshot(), RUN, "collection_round", 1.0)
     assert points["x"].to_list() == [0, 3, 6, 9]
     assert points["episodes"].to_list() == [3, 3, 3, 1]
+    assert points["last"].to_list() == [2, 5, 8, 11]
+    ends = [EpisodeFilter(run=RUN, round_from=x, round_to=last) for x, last in points.select("x", "last").iter_rows()]
+    assert [episodes.totals(lk.snapshot(), wanted)["episodes"] for wanted in ends] == [3, 3, 3, 1]
 
 
 def test_tasks_hardest_first(snap: Reader) -> None:

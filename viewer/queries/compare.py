@@ -13,6 +13,7 @@ import polars as pl
 from lake.judgements.credit import Credit
 from lake.statistics.intervals import Floats, spread_of_mean, t_quantile
 from viewer.queries import Params, Reads, Row, Sort, Window, outcomes
+from viewer.queries.runs import Axis
 
 BINS = 12
 """Points of reward against length at most."""
@@ -174,16 +175,23 @@ def rounds(lake: Reads, run: str) -> tuple[int, int] | None:
     return None if first is None else (first, last)
 
 
-def over_rounds(lake: Reads, run: str, score: str | None = None) -> pl.DataFrame:
-    """A run by round, in order: x (the round), episodes, outcome, num_steps, truncated, invalid, tool_errors.
+def versions(lake: Reads, run: str) -> tuple[int, int] | None:
+    """The first and the last version of the policy that played a run; None if none is known."""
+    query = "SELECT min(policy_version) AS first, max(policy_version) AS last FROM episodes WHERE run_id = ?"
+    first, last = lake.sql(query, [run]).row(0)
+    return None if first is None else (first, last)
+
+
+def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.DataFrame:
+    """A run along an axis, in order: x, episodes, outcome, num_steps, truncated, invalid, tool_errors.
 
     Shares as in `FIGURES`; of no known value NULL.
     """
     judged, params = outcomes.judged(lake, score, run)
     query = f"""
-        WITH mine AS MATERIALIZED (SELECT * FROM {judged} WHERE run_id = $run AND collection_round IS NOT NULL),
+        WITH mine AS MATERIALIZED (SELECT * FROM {judged} WHERE run_id = $run AND {axis} IS NOT NULL),
         walked AS ({_WALKED} AND run_id = $run GROUP BY episode_id)
-        SELECT collection_round AS x, count(*) AS episodes, avg(outcome) AS outcome, avg(num_steps) AS num_steps,
+        SELECT {axis} AS x, count(*) AS episodes, avg(outcome) AS outcome, avg(num_steps) AS num_steps,
                avg((status = 'truncated')::INT) AS truncated, sum(invalid) / nullif(sum(judged), 0) AS invalid,
                sum(errors) / nullif(sum(seen), 0) AS tool_errors
         FROM mine LEFT JOIN walked USING (episode_id) GROUP BY x ORDER BY x
@@ -191,38 +199,42 @@ def over_rounds(lake: Reads, run: str, score: str | None = None) -> pl.DataFrame
     return lake.sql(query, params | {"run": run})
 
 
-def scores_over_rounds(lake: Reads, run: str) -> pl.DataFrame:
-    """Means of a run's scores by round: scorer, x (the round), value, episodes."""
-    query = """
-        SELECT s.scorer, e.collection_round AS x, avg(s.value) AS value, count(*) AS episodes
+def scores_over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
+    """Means of a run's scores along an axis: scorer, x, value, episodes."""
+    query = f"""
+        SELECT s.scorer, e.{axis} AS x, avg(s.value) AS value, count(*) AS episodes
         FROM episodes AS e JOIN current_scores AS s USING (episode_id)
-        WHERE e.run_id = $run AND e.collection_round IS NOT NULL AND s.step_index IS NULL AND s.value IS NOT NULL
+        WHERE e.run_id = $run AND e.{axis} IS NOT NULL AND s.step_index IS NULL AND s.value IS NOT NULL
         GROUP BY ALL ORDER BY ALL
         """
     return lake.sql(query, {"run": run})
 
 
 def by_length(lake: Reads, one: Side, other: Side, score: str | None = None) -> pl.DataFrame:
-    """Mean outcome against length, of scored episodes: steps, a_episodes, a, b_episodes, b; NULL of none.
+    """Mean outcome against length: side (A, B), steps, last, episodes, outcome (of those scored; NULL of none).
 
-    steps is the first of a bin; the bins are at most `BINS` of equal width.
+    steps and last are the ends of a bin; the bins are at most `BINS` of equal width.
     """
     frames = []
     for side in (one, other):
         mine, params = _mine(lake, side, score)
-        scored = f"SELECT num_steps, count(*) AS n, sum(outcome) AS total FROM ({mine}) WHERE outcome IS NOT NULL"
-        frames.append(lake.sql(f"{scored} GROUP BY num_steps", params or None))
+        sums = "num_steps, count(*) AS episodes, count(outcome) AS scored, sum(outcome) AS total"
+        frames.append(lake.sql(f"SELECT {sums} FROM ({mine}) GROUP BY num_steps", params or None))
     lengths = pl.concat(frames)["num_steps"].cast(pl.Int64)
     low = int(lengths.min() or 0)  # type: ignore[arg-type]
     width = -(-(int(lengths.max() or 0) - low + 1) // BINS)  # type: ignore[arg-type]
     steps = (low + (pl.col("num_steps").cast(pl.Int64) - low) // width * width).alias("steps")
-    a, b = (
+    scored = pl.col("scored").sum()
+    of_sides = [
         frame.group_by(steps).agg(
-            pl.col("n").sum().alias(f"{side}_episodes"), (pl.col("total").sum() / pl.col("n").sum()).alias(side)
+            pl.lit(side).alias("side"),
+            (steps.first() + width - 1).alias("last"),
+            pl.col("episodes").sum(),
+            pl.when(scored > 0).then(pl.col("total").sum() / scored).alias("outcome"),
         )
-        for side, frame in zip("ab", frames, strict=True)
-    )
-    return a.join(b, on="steps", how="full", coalesce=True).sort("steps")
+        for side, frame in zip("AB", frames, strict=True)
+    ]
+    return pl.concat(of_sides).select("side", "steps", "last", "episodes", "outcome").sort("steps", "side")
 
 
 def flips(lake: Reads, one: Credit, other: Credit) -> Row:

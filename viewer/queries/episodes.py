@@ -127,6 +127,9 @@ _WITH_TOOL = "(contains(tool_calls, $tool) OR NOT regexp_full_match($tool, '[A-Z
 """What is true of all calls of a tool, and quicker to tell than their names: JSON spells plain names as they are."""
 _NARROWED = FACETS | {"tool": f"{FACETS['tool']} AND {_WITH_TOOL}"}
 
+RANGES = {"steps": "num_steps", "round": "collection_round", "version": "policy_version"}
+"""Columns of whole numbers that are filtered from and to, by the name that their ends have in a filter."""
+
 _CLAUSES = {
     "run": "e.run_id = $run",
     "task": r"e.task_id LIKE $task ESCAPE '\'",
@@ -138,6 +141,8 @@ _CLAUSES = {
     "high": "e.outcome <= $high",
     "collection_round": "e.collection_round = $collection_round",
     "policy_version": "e.policy_version = $policy_version",
+    **{f"{name}_from": f"e.{column} >= ${name}_from" for name, column in RANGES.items()},
+    **{f"{name}_to": f"e.{column} <= ${name}_to" for name, column in RANGES.items()},
     "update": """e.episode_id IN (
         SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update
     )""",
@@ -182,6 +187,13 @@ class EpisodeFilter:
     """(label, author): episodes on which, or on whose steps, the author has not put the label; None: nobody has."""
     sql: str | None = None
     """A SELECT whose rows name the episodes (`viewer.queries.sql.named`)."""
+    steps_from: int | None = None
+    """The smallest number of steps; the other ends of `RANGES` follow, each included."""
+    steps_to: int | None = None
+    round_from: int | None = None
+    round_to: int | None = None
+    version_from: int | None = None
+    version_to: int | None = None
 
     @property
     def is_looked_up(self) -> bool:

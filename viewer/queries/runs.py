@@ -57,6 +57,18 @@ def exists(lake: Reads, run: str) -> bool:
     return bool(lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE run_id = ?)", [run]).item())
 
 
+_RUNS = """
+    SELECT e.run_id, any_value(e.environment) AS environment, any_value(e.policy) AS policy,
+           count(*) AS episodes, count(e.outcome) AS scored, count(DISTINCT e.task_id) AS tasks,
+           any_value(g.groups) AS groups, avg((e.outcome >= $success_at)::INT) AS success,
+           avg(e.outcome) AS mean_return, avg(e.num_steps) AS mean_steps, any_value(g.dead_share) AS dead_share,
+           count(DISTINCT e.collection_round) AS rounds
+    FROM {judged} AS e
+    JOIN (
+        SELECT run_id, count(*) AS groups, avg(dead::INT) FILTER (judged) AS dead_share FROM ({groups}) GROUP BY run_id
+    ) AS g USING (run_id)
+    LEFT JOIN (SELECT run_id, max(started_at) AS latest FROM job_runs GROUP BY run_id) AS j USING (run_id)
+    """
 ORDERS = themselves(
     *("run_id", "environment", "policy", "episodes", "tasks", "rounds"),
     *("success", "mean_return", "mean_steps", "dead_share"),
@@ -70,21 +82,19 @@ def page(
     """A page of the runs, the most recently recorded first if nothing else is asked for."""
     judged, params = outcomes.judged(lake, score)
     query = f"""
-        SELECT e.run_id, any_value(e.environment) AS environment, any_value(e.policy) AS policy,
-               count(*) AS episodes, count(DISTINCT e.task_id) AS tasks, any_value(g.groups) AS groups,
-               avg((e.outcome >= $success_at)::INT) AS success, avg(e.outcome) AS mean_return,
-               avg(e.num_steps) AS mean_steps, any_value(g.dead_share) AS dead_share,
-               count(DISTINCT e.collection_round) AS rounds
-        FROM {judged} AS e
-        JOIN (
-            SELECT run_id, count(*) AS groups, avg(dead::INT) FILTER (judged) AS dead_share
-            FROM ({_GROUPS.format(episodes=judged)}) GROUP BY run_id
-        ) AS g USING (run_id)
-        LEFT JOIN (SELECT run_id, max(started_at) AS latest FROM job_runs GROUP BY run_id) AS j USING (run_id)
+        {_RUNS.format(judged=judged, groups=_GROUPS.format(episodes=judged))}
         GROUP BY e.run_id ORDER BY {order_by(sort, ORDERS, "max(j.latest) DESC NULLS LAST, e.run_id")}
         LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"success_at": success_at} | window.params())
+
+
+def run(lake: Reads, name: str, success_at: float, score: str | None = None) -> Row:
+    """The row of one run, as in `page`."""
+    judged, params = outcomes.judged(lake, score, name)
+    mine = f"(SELECT * FROM {judged} WHERE run_id = $run)"
+    query = f"{_RUNS.format(judged=mine, groups=_GROUPS.format(episodes=mine))} GROUP BY e.run_id"
+    return lake.sql(query, params | {"success_at": success_at, "run": name}).row(0, named=True)
 
 
 def without_episodes(lake: Reads, limit: int = 50) -> pl.DataFrame:
@@ -117,7 +127,7 @@ def axes(lake: Reads, run: str) -> list[Axis]:
 
 
 def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | None = None) -> pl.DataFrame:
-    """Outcomes of a run along an axis, in order of x, the first value of each of at most `POINTS` points.
+    """Outcomes of a run along an axis, in order of x: x and last are the ends of each of at most `POINTS` points.
 
     low and high are the interval of success; sd_return is the sample deviation, NULL of one.
     """
@@ -138,7 +148,8 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | Non
             SELECT first + ({axis} - first) // width * width AS x, avg(dead::INT) FILTER (judged) AS dead_share
             FROM ({_GROUPS.format(episodes=judged)}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         )
-        SELECT x, episodes, scored, success, if(scored > 0, greatest(0.0, centre - half), NULL) AS low,
+        SELECT x, x + width - 1 AS last, episodes, scored, success,
+               if(scored > 0, greatest(0.0, centre - half), NULL) AS low,
                if(scored > 0, least(1.0, centre + half), NULL) AS high,
                mean_return, sd_return, mean_steps, truncated_share, dead_share
         FROM (
@@ -146,7 +157,7 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | Non
                    $z / (1 + $z * $z / scored)
                    * sqrt(success * (1 - success) / scored + $z * $z / (4 * scored * scored)) AS half
             FROM points LEFT JOIN groups USING (x)
-        ) ORDER BY x
+        ), span ORDER BY x
         """
     return lake.sql(query, params | {"run": run, "success_at": success_at, "z": Z})
 

@@ -11,8 +11,8 @@ from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import read, uri
-from viewer.plain import chip, number, percent
-from viewer.queries import Window, anchors, training
+from viewer.plain import chip, number, percent, visible
+from viewer.queries import Window, anchors, definitions, training
 
 # Groups of a state on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 _GROUPS = 25
@@ -32,7 +32,7 @@ def show() -> None:
     else:
         _states(chosen, total["anchors"], total["shared"], total["steps"])
         _groups(chosen)
-    _definitions()
+    _definitions(chosen)
 
 
 def _states(chosen: Credit, found: int, shared: int, steps: int) -> None:
@@ -104,14 +104,47 @@ def _groups(chosen: Credit) -> None:
         st.caption("A row opens the steps that its siblings took from the state.")
 
 
-def _definitions() -> None:
-    """The command that measures other definitions of the same state."""
+def _definitions(chosen: Credit) -> None:
+    """What other definitions of the same state would give, and the commands that measure and use them."""
     st.subheader("Under another definition", anchor=False)
-    st.caption(
-        "What other definitions of the same state would give (without counters, without error texts, the last states "
-        "together), measured on a sample of groups. Nothing is written; it suggests a definition where it finds one."
+    lake = shlex.quote(uri())
+    found = read(definitions.measured)
+    if found is None:
+        st.caption(
+            "What other definitions of the same state would give (without counters, without error texts, the last "
+            "states together), measured on a sample of groups. With `--keep` the figures are shown here."
+        )
+        st.code(f"trajlake anchors --keep --lake {lake}", language=None)
+        return
+    steps = int(found.figures["steps"].max() or 0)  # type: ignore[arg-type]
+    later = " Episodes were recorded since." if found.is_outdated else ""
+    st.caption(f"Measured at {found.ended_at:%Y-%m-%d %H:%M} UTC on {number(steps)} steps.{later} To measure again:")
+    st.code(" ".join(filter(None, (f"trajlake anchors --keep --lake {lake}", found.options))), language=None)
+    columns = {
+        "anchors": tables.text("Definition"),
+        "shared": tables.share("Shared steps", "Steps whose state a sibling visited, too: they have an A_S."),
+        "singleton": tables.share("Alone", "Steps in a state that no other step of the group has: their A_S is 0."),
+        "known": tables.share("Compared", "Steps that the definition gives a state."),
+        "errors": tables.share("In error texts", "Of the shared steps."),
+        "ways_in": tables.value("Ways in", "Mean number of distinct actions that led to a shared state.", digits=1),
+        "states": tables.value("States"),
+        "definition": tables.wide("As JSON"),
+    }
+    tables.table(
+        found.figures,
+        columns,
+        label="Definitions",
+        href=lambda row: changed(definition=row["anchors"]),
+        key="anchors",
+        chosen=given("definition"),
     )
-    st.code(f"trajlake anchors --lake {shlex.quote(uri())}", language=None)
+    wanted = found.figures.filter(anchors=given("definition") or "")
+    if wanted.is_empty():
+        st.caption("Choose a definition to see the command that computes with it.")
+        return
+    estimator = str(chosen.parameters.get("estimator") or "gigpo")
+    setting = shlex.quote(f"anchors={wanted['definition'][0]}")
+    st.code(visible(f"trajlake credit {shlex.quote(estimator)} --lake {lake} --set {setting}"), language=None)
 
 
 show()

@@ -22,6 +22,7 @@ _TASKS = 20
 _SUGGESTED = 8
 # Curves over rounds.
 _MOST_CURVES = 9
+_AXES: dict[runs.Axis, str] = {"collection_round": "round", "policy_version": "version"}
 _ROUNDS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 _FIGURES = {
     "outcome": ("Outcome", False),
@@ -66,11 +67,12 @@ def show() -> None:
     _tasks(frames, score)
     _length(one, other, score)
     for name, run in _runs(one, other):
-        _rounds(name, run, score)
+        for axis in read(runs.axes, run)[:1]:
+            _over(name, run, axis, score)
 
 
 def _suggestions() -> None:
-    """What could be compared: the first and last round of runs, and the newest two runs."""
+    """What could be compared: the first and last round of runs, or else version, and the newest two runs."""
     st.info("Choose what to compare, or begin with one of these.", icon=":material/compare_arrows:")
     newest = read(runs.page, 1.0, Window(_SUGGESTED))["run_id"].to_list()
     for run in newest:
@@ -78,6 +80,11 @@ def _suggestions() -> None:
         if span is not None and span[0] < span[1]:
             label = f"{chip(run)}: round {span[0]} and round {span[1]}"
             ui.link(Page.CHANGE, label, "compare_arrows", a_run=run, a_rounds=span[0], b_run=run, b_rounds=span[1])
+            continue
+        span = read(compare.versions, run)
+        if span is not None and span[0] < span[1]:
+            label = f"{chip(run)}: version {span[0]} and version {span[1]} of the policy"
+            ui.link(Page.CHANGE, label, "compare_arrows", a_run=run, a_version=span[0], b_run=run, b_version=span[1])
     if len(newest) > 1:
         label = f"{chip(newest[1])} and {chip(newest[0])}"
         ui.link(Page.CHANGE, label, "compare_arrows", a_run=newest[1], b_run=newest[0])
@@ -205,29 +212,48 @@ def _length(one: Side, other: Side, score: str | None) -> None:
     if frame["steps"].n_unique() < 2:
         return
     st.subheader("Outcome against length", anchor=False)
+    lasts = dict(frame.select("steps", "last").iter_rows())
+
+    def episodes(point: Row) -> str:
+        first = int(point["steps"])
+        return _episodes(one if point["side"] == "A" else other, score, steps_from=first, steps_to=lasts[first])
+
     chart, table = st.columns([3, 2])
-    chart.altair_chart(figures.by_length(frame), key="length")
+    ui.chart_of_episodes(chart, figures.by_length(frame), "length", episodes)
     columns = {
         "steps": tables.value("Steps from"),
-        "a_episodes": tables.value("Episodes A"),
-        "a": tables.value("A", "Mean outcome."),
-        "b_episodes": tables.value("Episodes B"),
-        "b": tables.value("B", "Mean outcome."),
+        "last": tables.value("to"),
+        "side": tables.text("Side"),
+        "episodes": tables.value("Episodes"),
+        "outcome": tables.value("Mean outcome"),
     }
     with table:
-        tables.table(frame, columns, label="Lengths")
+        tables.table(frame, columns, label="Lengths", href=episodes)
+    st.caption("A point, or a row, opens its episodes.")
 
 
-def _rounds(name: str, run: str, score: str | None) -> None:
-    """A run over its rounds: curves, and a row for each round that opens its episodes."""
-    frame = read(compare.over_rounds, run, score)
-    if frame.height < 2:
-        return
-    said = read(compare.scores_over_rounds, run)
-    st.subheader(f"Run of {name} over rounds: {chip(run)}", anchor=False)
-    _curves(name, frame, said)
+def _episodes(side: Side, score: str | None, **ends: int) -> str:
+    """The address of a side's episodes, of some lengths."""
+    covered = None if side.credit is None else f"SELECT DISTINCT episode_id FROM {side.credit.rows}"
+    if side.rounds is not None and side.rounds[0] == side.rounds[1]:
+        ends["round"] = side.rounds[0]
+    elif side.rounds is not None:
+        ends |= {"round_from": side.rounds[0], "round_to": side.rounds[1]}
+    return href(Page.EPISODES, run=side.run, version=side.policy_version, score=score, sql=covered, **ends)
+
+
+def _over(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
+    """A run over its rounds, or else its versions: curves, and a row for each that opens its episodes."""
+    called = _AXES[axis]
+    frame = read(compare.over, run, axis, score)
+
+    def episodes(point: Row) -> str:
+        return href(Page.EPISODES, run=run, score=score, **{called: int(point["x"])})
+
+    st.subheader(f"Run of {name} over {called}s: {chip(run)}", anchor=False)
+    _curves(name, called, frame, read(compare.scores_over, run, axis), episodes)
     columns = {
-        "x": tables.value("Round"),
+        "x": tables.value(called.capitalize()),
         "episodes": tables.value("Episodes"),
         "outcome": tables.value("Mean outcome"),
         "num_steps": tables.value("Mean steps", digits=1),
@@ -235,17 +261,17 @@ def _rounds(name: str, run: str, score: str | None) -> None:
         "invalid": tables.share("Invalid actions"),
         "tool_errors": tables.share("Error texts"),
     }
-    st.caption("A row opens the episodes of its round.")
-    window = ui.pager(frame.height, "rounds", name=f"rounds_{name[0].lower()}")
+    st.caption(f"A point, or a row, opens the episodes of its {called}.")
+    window = ui.pager(frame.height, f"{called}s", name=f"rounds_{name[0].lower()}")
     tables.table(
         frame.slice(window.offset, window.limit),
         columns,
-        label=f"Rounds of {name}",
-        href=lambda row: href(Page.EPISODES, run=run, round=row["x"], score=score),
+        label=f"{called.capitalize()}s of {name}",
+        href=episodes,
     )
 
 
-def _curves(name: str, frame: pl.DataFrame, said: pl.DataFrame) -> None:
+def _curves(name: str, called: str, frame: pl.DataFrame, said: pl.DataFrame, episodes: Callable[[Row], str]) -> None:
     """Every figure that is known, then every scorer's mean."""
     curves = [
         (label, frame.select("x", "episodes", pl.col(column).cast(pl.Float64).alias("value")), is_share)
@@ -257,9 +283,9 @@ def _curves(name: str, frame: pl.DataFrame, said: pl.DataFrame) -> None:
     grid = st.columns(3)
     for position, (label, values, is_share) in enumerate(curves[:_MOST_CURVES]):
         chart = figures.curve(
-            values.head(figures.MOST_ROWS), "value", title=label, x_title="Collection round", share=is_share
+            values.head(figures.MOST_ROWS), "value", title=label, x_title=called.capitalize(), share=is_share
         )
-        grid[position % 3].altair_chart(chart, key=f"rounds-{name}-{position}")
+        ui.chart_of_episodes(grid[position % 3], chart, f"rounds-{name}-{position}", episodes)
 
 
 show()

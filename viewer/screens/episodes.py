@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
@@ -13,7 +14,7 @@ from lake.errors import TrajlakeError, UsageError
 from lake.tables import STATUSES
 from viewer import choices, labelling, tables, taking
 from viewer import components as ui
-from viewer.links import Page, given
+from viewer.links import Page, given, given_int
 from viewer.navigation import changed, chip_link, href
 from viewer.pinned import read
 from viewer.pinned import search as search_for
@@ -168,6 +169,9 @@ def _others() -> EpisodeFilter:
     high = _number(right.number_input, "Outcome to", "max")
     round_ = _number(left.number_input, "Round", "round", step=1)
     version = _number(right.number_input, "Policy version", "version", step=1)
+    _number(left.number_input, "Steps from", "steps_from", step=1)
+    _number(right.number_input, "Steps to", "steps_to", step=1)
+    ends: dict[str, Any] = {end: given_int(end) for end in choices.ENDS}
     group = _group(left.text_input)
     unscored = right.toggle("Unscored only", key="unscored", **ui.FILTER)
     return EpisodeFilter(
@@ -188,10 +192,11 @@ def _others() -> EpisodeFilter:
         tag=given("tag"),
         unlabelled=choices.unlabelled(given("unlabelled"), given("by")),
         sql=given("sql"),
+        **ends,
     )
 
 
-_CALLED = {
+_CALLED = {end: end.replace("_", " ") for end in choices.ENDS} | {
     "min": "outcome from",
     "max": "outcome to",
     "score": "outcome",

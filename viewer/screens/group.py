@@ -62,7 +62,7 @@ def _facts(facts: Row) -> None:
             )
         ui.fact("id", chip(ids.to_text(facts["group_id"])))
         ui.link(Page.GROUPS, "Groups of the run", "arrow_back", run=facts["run_id"], score=given("score"))
-    ui.tiles(
+    ui.facts(
         ("Siblings", number(facts["size"])),
         ("Scored", number(facts["scored"])),
         ("Mean outcome", number(facts["mean_return"])),

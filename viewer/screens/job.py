@@ -4,7 +4,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import components as ui
-from viewer import links
+from viewer import counts, links
 from viewer.links import Page
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, pretty, visible
@@ -29,7 +29,7 @@ def show() -> None:
     with left:
         _document("Parameters", job["parameters"])
     with right:
-        _document("Counts", job["counts"])
+        _counted(job["counts"])
         _document("Table versions read", job["input_snapshot"])
 
 
@@ -45,7 +45,7 @@ def _facts(job: Row) -> None:
             ui.link(Page.RUNS, "Its run", "monitoring", run=job["run_id"])
         if job["kind"] == "train":
             ui.link(Page.TRAINING, "Metrics and batches", "model_training", job=ids.to_text(job["job_id"]))
-    ui.tiles(
+    ui.facts(
         ("Rows in", number(job["rows_in"])),
         ("Rows out", number(job["rows_out"])),
         ("Dropped", number(job["rows_dropped"])),
@@ -63,7 +63,7 @@ def _credit(job_id: int) -> None:
     facts = read(training.credit_summary, job_id)
     whole = max(facts["steps"], 1)
     st.subheader("Its advantages", anchor=False)
-    ui.tiles(
+    ui.facts(
         ("Steps", number(facts["steps"])),
         ("Groups", number(facts["groups"])),
         ("Dead groups", percent(facts["dead_groups"] / max(facts["groups"], 1)), "All scored siblings the same."),
@@ -76,9 +76,19 @@ def _credit(job_id: int) -> None:
     )
 
 
+def _counted(document: str | None) -> None:
+    """What the job counted; tables among it as they are written."""
+    told, nested = counts.lines(document)
+    st.subheader("Counts", anchor=False)
+    if told:
+        st.html(told)
+    if nested or not told:
+        st.code(visible(pretty(nested)), language=None, wrap_lines=True)
+
+
 def _document(title: str, document: str | None) -> None:
     st.subheader(title, anchor=False)
-    st.code(visible(pretty(document or "{}")), language="json", wrap_lines=True)
+    st.code(visible(pretty(document or "{}")), language=None, wrap_lines=True)
 
 
 show()

@@ -1,5 +1,6 @@
 """Runs: what the lake holds, and how one run's success, rewards and training metrics develop."""
 
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -11,10 +12,12 @@ from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import read
-from viewer.plain import chip, number, percent, word
-from viewer.queries import Window, compare, outcomes, runs, training
+from viewer.plain import chip, number, one_line, percent, word
+from viewer.queries import Row, Window, compare, outcomes, runs, training
 
 _AXES: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
+_DEAD = "Of groups with two scored siblings or more: those that all scored the same."
+_ACROSS = 3
 _MOST_METRICS = 6
 _TASKS = 12
 
@@ -26,16 +29,19 @@ def show() -> None:
         ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
     overview = st.container()
-    score, success_at = _success()
+    list_, detail = ui.list_and_detail()
+    with list_:
+        score, success_at = _success()
+        first = _list(score, success_at)
+        _trained()
     with overview:
         _overview(read(runs.overview, score))
-    first = _list(score, success_at)
-    asked = given("run")
-    if asked is not None and not read(runs.exists, asked):
-        ui.missing(f"There is no run {chip(asked)} in this lake.")
-        asked = None
-    _run(asked or first, score, success_at)
-    _trained()
+    with detail:
+        asked = given("run")
+        if asked is not None and not read(runs.exists, asked):
+            ui.missing(f"There is no run {chip(asked)} in this lake.")
+            asked = None
+        _run(asked or first, score, success_at)
 
 
 def _trained() -> None:
@@ -61,13 +67,13 @@ def _trained() -> None:
 
 def _overview(facts: dict[str, Any]) -> None:
     dead = facts["dead_groups"] / facts["judged_groups"] if facts["judged_groups"] else None
-    ui.tiles(
+    ui.facts(
         ("Episodes", number(facts["episodes"])),
         ("Steps", number(facts["steps"]), "Decisions of the policies."),
         ("Runs", number(facts["runs"])),
         ("Tasks", number(facts["tasks"])),
         ("Groups", number(facts["groups"]), "Siblings collected from the identical start."),
-        ("Dead groups", percent(dead), "Of groups with two scored siblings or more: those that all scored the same."),
+        ("Dead groups", percent(dead), _DEAD),
         ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
         ("Rejects", number(facts["rejects"]), "Input records that could not be taken."),
     )
@@ -76,16 +82,16 @@ def _overview(facts: dict[str, Any]) -> None:
 def _success() -> tuple[str | None, float]:
     """The outcome, and how much of it counts as success."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        with st.container(width=260):
+        with st.container(width=200):
             score = choices.outcome(None)
         success_at = st.number_input(
-            "Success is an outcome of at least",
+            "Success: outcome at least",
             value=1.0,
             step=0.1,
             format="%.2f",
             key="success",
             bind="query-params",
-            width=260,
+            width=180,
         )
     return score, success_at
 
@@ -94,21 +100,13 @@ def _list(score: str | None, success_at: float) -> str:
     """The list of runs; the first with several rounds, which has curves."""
     window = ui.pager(read(runs.total), "runs")
     frame = read(runs.page, success_at, window, score, tables.ordered_by())
-    frame = frame.with_columns(
-        outcome=pl.Series([read(outcomes.of_run, run, score) for run in frame["run_id"]], dtype=pl.String)
-    )
     columns = {
         "run_id": tables.text("Run"),
-        "environment": tables.text("Environment"),
-        "policy": tables.text("Policy"),
-        "episodes": tables.value("Episodes"),
-        "tasks": tables.value("Tasks"),
-        "rounds": tables.value("Rounds"),
-        "outcome": tables.text("Outcome", "What success, mean outcome and dead groups are of."),
         "success": tables.share("Success", "Share of scored episodes."),
-        "mean_return": tables.value("Mean outcome"),
-        "mean_steps": tables.value("Mean steps", digits=1),
-        "dead_share": tables.share("Dead groups", "Of groups with two scored siblings or more."),
+        "mean_return": tables.value("Outcome", "Mean over scored episodes."),
+        "episodes": tables.value("Episodes"),
+        "rounds": tables.value("Rounds"),
+        "mean_steps": tables.value("Steps", "Mean of an episode.", digits=1),
     }
     first = str(frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0])
     tables.table(
@@ -126,16 +124,21 @@ def _list(score: str | None, success_at: float) -> str:
 def _run(run: str, score: str | None, success_at: float) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Run {chip(run)}", anchor=False, width="stretch")
-        ui.fact("outcome", chip(read(outcomes.of_run, run, score)))
         ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)
         ui.link(Page.GROUPS, "Groups", "workspaces", run=run, score=score)
         _change(run)
-    axes = read(runs.axes, run)
-    if axes:
-        _curves(run, axes, score, success_at)
-    else:
-        st.caption("All episodes belong to one collection round and one policy version: there is no curve to draw.")
-    _tasks(run, score, success_at)
+    facts = read(runs.run, run, success_at, score)
+    ui.facts(
+        ("Environment", one_line(facts["environment"] or number(None))),
+        ("Policy", one_line(facts["policy"] or number(None))),
+        ("Outcome", read(outcomes.of_run, run, score), "What success, mean outcome and dead groups are of."),
+        ("Tasks", number(facts["tasks"])),
+        ("Groups", number(facts["groups"])),
+        ("Dead groups", percent(facts["dead_share"]), _DEAD),
+        ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
+    )
+    _curves(run, read(runs.axes, run), score, success_at)
+    _tasks(run, score, success_at, facts["tasks"])
     _metrics(run)
 
 
@@ -148,52 +151,76 @@ def _change(run: str) -> None:
 
 
 def _curves(run: str, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
-    axis = axes[0]
-    if len(axes) > 1:
-        labels = [_AXES[a] for a in axes]
-        chosen = st.segmented_control("Over", labels, default=labels[0], key="over", bind="query-params", required=True)
-        axis = axes[labels.index(str(chosen))]
-    frame = read(runs.curve, run, axis, success_at, score)
-    across: dict[str, Any] = {"x_title": _AXES[axis]}
-    charts = [
-        figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
-        figures.curve(frame, "mean_return", title="Mean outcome", **across),
-        figures.curve(frame, "dead_share", title="Dead groups", share=True, **across),
-        figures.curve(frame, "mean_steps", title="Mean steps", **across),
-        figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across),
-    ]
-    grid = st.columns(3)
-    for position, chart in enumerate(charts):
-        grid[position % 3].altair_chart(chart, key=f"curve-{position}")
-
-
-def _tasks(run: str, score: str | None, success_at: float) -> None:
-    left, right = st.columns([1, 2])
-    histogram = read(runs.task_histogram, run, success_at, score)
-    if (scored := histogram.drop_nulls("success")).height:
-        left.altair_chart(figures.task_histogram(scored), key="tasks-histogram")
+    """What develops over rounds or versions, and how tasks differ."""
+    charts = []
+    opens: Callable[[Row], str] | None = None
+    if axes:
+        axis = axes[0]
+        if len(axes) > 1:
+            labels = [_AXES[a] for a in axes]
+            chosen = st.segmented_control(
+                "Over", labels, default=labels[0], key="over", bind="query-params", required=True
+            )
+            axis = axes[labels.index(str(chosen))]
+        frame = read(runs.curve, run, axis, success_at, score)
+        opens = _opens(run, axis, frame, score)
+        across: dict[str, Any] = {"x_title": _AXES[axis]}
+        charts = [
+            figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
+            figures.curve(frame, "mean_return", title="Mean outcome", **across),
+            figures.curve(frame, "mean_steps", title="Mean steps", **across),
+            figures.curve(frame, "dead_share", title="Dead groups", share=True, **across),
+            figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across),
+        ]
     else:
-        left.info("No episode of this run is scored.", icon=":material/info:")
-    with right:
-        order = tables.ordered_by("tasks")
-        frame = read(runs.tasks, run, success_at, Window(_TASKS), score, order)
-        which = "hardest" if order is None else "first"
-        st.caption(f"The {frame.height} {which} of {number(int(histogram['tasks'].sum()))} tasks")
-        columns = {
-            "task_id": tables.text("Task"),
-            "episodes": tables.value("Episodes"),
-            "scored": tables.value("Scored"),
-            "success": tables.share("Success"),
-            "mean_return": tables.value("Mean outcome"),
-        }
-        tables.table(
-            frame,
-            columns,
-            label="Tasks",
-            href=lambda row: href(Page.EPISODES, run=run, task=row["task_id"], score=score),
-            sortable=runs.TASK_ORDERS,
-            parameter="tasks",
-        )
+        st.caption("All episodes belong to one collection round and one policy version: there is no curve to draw.")
+    scored = read(runs.task_histogram, run, success_at, score).drop_nulls("success")
+    if scored.height:
+        charts.append(figures.task_histogram(scored))
+    else:
+        st.info("No episode of this run is scored.", icon=":material/info:")
+    grid = st.columns(_ACROSS)
+    for position, chart in enumerate(charts):
+        place, key = grid[position % _ACROSS], f"curve-{position}"
+        if opens is None or (position == len(charts) - 1 and scored.height):
+            place.altair_chart(chart, key=key)
+        else:
+            ui.chart_of_episodes(place, chart, key, opens)
+
+
+def _opens(run: str, axis: runs.Axis, frame: pl.DataFrame, score: str | None) -> Callable[[Row], str]:
+    """The addresses of the episodes of a curve's points."""
+    lasts = dict(frame.select("x", "last").iter_rows())
+    name = {"collection_round": "round", "policy_version": "version"}[axis]
+
+    def address(point: Row) -> str:
+        first = int(point["x"])
+        ends = {name: first} if lasts[first] == first else {f"{name}_from": first, f"{name}_to": lasts[first]}
+        return href(Page.EPISODES, run=run, score=score, **ends)
+
+    return address
+
+
+def _tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
+    order = tables.ordered_by("tasks")
+    frame = read(runs.tasks, run, success_at, Window(_TASKS), score, order)
+    which = "hardest" if order is None else "first"
+    st.caption(f"The {frame.height} {which} of {number(tasks)} tasks")
+    columns = {
+        "task_id": tables.text("Task"),
+        "episodes": tables.value("Episodes"),
+        "scored": tables.value("Scored"),
+        "success": tables.share("Success"),
+        "mean_return": tables.value("Mean outcome"),
+    }
+    tables.table(
+        frame,
+        columns,
+        label="Tasks",
+        href=lambda row: href(Page.EPISODES, run=run, task=row["task_id"], score=score),
+        sortable=runs.TASK_ORDERS,
+        parameter="tasks",
+    )
 
 
 def _metrics(run: str) -> None:
@@ -208,10 +235,10 @@ def _metrics(run: str) -> None:
         ui.link(Page.TRAINING, "Training, with the batch of every update", "model_training", job=ids.to_text(job_id))
     frame = read(training.metrics_of_rounds, run) if kind == "collect" else read(training.metrics, job_id)
     shown = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
-    grid = st.columns(3)
+    grid = st.columns(_ACROSS)
     for position, metric in enumerate(shown):
         chart = figures.metric(frame.filter(pl.col("name") == metric), metric, None)
-        grid[position % 3].altair_chart(chart, key=f"metric-{position}")
+        grid[position % _ACROSS].altair_chart(chart, key=f"metric-{position}")
 
 
 show()

@@ -282,7 +282,7 @@ def _batch(job_id: int, update: int, credit: Credit | None) -> None:
             update=update,
         )
     values = read(training.metrics_at, job_id, update)
-    ui.tiles(*((chip(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
+    ui.facts(*((one_line(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
     total = read(training.batch_total, job_id, update)
     order = tables.ordered_by()
     window = ui.pager(total, "episodes, largest mean |A| first" if order is None else "episodes")

@@ -43,7 +43,7 @@ function blockOf(view, index, block) {
   const long = block.is_folded ? [el("span", "size", `${block.length.toLocaleString("en")} characters`)] : [];
   const tools = el("span", "tools");
   const text = el("div", "text");
-  made.append(el("summary", "", ...name, " ", ...long, tools), text);
+  made.append(el("summary", "", ...name, " ", ...long), tools, text);
   let whole = block.text;
   const isCut = () => block.form !== "json" && whole === block.text && block.shown < block.length;
   const show = (form) => {

@@ -1,4 +1,4 @@
-"""Command `anchors`: which definition of "the same state" would make steps comparable, measured without writing."""
+"""Command `anchors`: which definition of "the same state" would make steps comparable; its figures may be kept."""
 
 import shlex
 from pathlib import Path
@@ -46,6 +46,12 @@ _LARGEST = 10
     show_default=True,
     help="What --format json and csv print; a table shows both.",
 )
+@click.option(
+    "--keep",
+    "keeps",
+    is_flag=True,
+    help="Keep the figures in the lake, as a job: the viewer shows them beside anchors.",
+)
 @format_option
 def anchors(
     lake_uri: Lakes,
@@ -54,6 +60,7 @@ def anchors(
     given: tuple[str, ...],
     groups: int,
     rows: str,
+    keeps: bool,
     output_format: str,
 ) -> None:
     """Measure what anchor definitions would give: how many steps could be compared, and what the comparisons are worth.
@@ -80,13 +87,16 @@ def anchors(
     seconds     CPU time for the keys
 
     Without --anchors it looks for counters and error texts in the states, and prints the definition without them as the
-    command that computes with it. Writes nothing. docs/guides/which-anchor.md says how to choose.
+    command that computes with it. Writes nothing, unless --keep is given.
+    docs/guides/which-anchor.md says how to choose.
     """
     import polars as pl
     from polars import selectors
 
     from lake.cli.options import echo_rows, opened
+    from lake.opening import open as open_lake
     from pipelines.credit.anchors.advice import NAME, advise, in_a_line
+    from pipelines.credit.anchors.keeping import keep
     from pipelines.credit.anchors.measures import (
         CANDIDATES,
         Walks,
@@ -99,7 +109,8 @@ def anchors(
 
     definitions = dict(_read(text) for text in given) or dict(CANDIDATES)
     read = list(definitions.values())
-    steps = steps_to_measure(opened(lake_uri, as_of), read, where=where, groups=groups or None)
+    snapshot = opened(lake_uri, as_of)
+    steps = steps_to_measure(snapshot, read, where=where, groups=groups or None)
     walks = Walks.of(steps, (*STATE_COLUMNS, *columns_of(read, steps.collect_schema().names())))
     largest = largest_anchors(walks, next(iter(definitions.values())), _LARGEST)
     if rows == "largest" and output_format != "table":
@@ -109,6 +120,10 @@ def anchors(
     if advice is not None and advice.definition is not None:
         definitions[NAME] = advice.definition
     measured = measure(walks, definitions)
+    if keeps:
+        sample = {"where": where, "groups": groups or None}
+        asked = {name: value for name, value in sample.items() if value is not None}
+        keep(open_lake(lake_uri), snapshot, definitions=definitions, measured=measured, **asked)
     if output_format != "table":
         echo_rows(measured, output_format)
         return
