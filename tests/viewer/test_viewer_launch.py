@@ -2,6 +2,7 @@
 
 import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -13,13 +14,36 @@ from lake import Lake
 from lake.errors import UsageError
 from testkit.lakes import build_lake, rollout
 from testkit.processes import trajlake
-from testkit.viewer_process import free_port, viewer
+from testkit.viewer_process import Viewer, free_port, viewer
 from viewer import launch
 
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return build_lake(tmp_path_factory.mktemp("launch"), [rollout("t", 0, 1.0)])
+
+
+@pytest.fixture(scope="module")
+def untouched(lk: Lake) -> dict[str, tuple[int, int]]:
+    """The lake's files before any viewer was started on it."""
+    return files(lk.uri)
+
+
+@pytest.fixture(scope="module")
+def running(
+    lk: Lake, untouched: dict[str, tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Viewer]:
+    """A viewer whose reader has a Streamlit configuration that would open it to everybody."""
+    home = tmp_path_factory.mktemp("home")
+    (home / ".streamlit").mkdir()
+    (home / ".streamlit" / "config.toml").write_text(
+        '[server]\naddress = "0.0.0.0"\nenableCORS = false\nenableXsrfProtection = false\nallowedHosts = ["*"]\n'
+        'corsAllowedOrigins = ["http://localhost:9999"]\n[browser]\ngatherUsageStats = true\n'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        with viewer(lk.uri) as started:
+            yield started
 
 
 def files(folder: str) -> dict[str, tuple[int, int]]:
@@ -32,22 +56,21 @@ def files(folder: str) -> dict[str, tuple[int, int]]:
 # ---------------------------------------------------------------- downloads
 
 
-def test_a_list_is_downloaded_by_its_address_and_by_own_pages_alone(lk: Lake) -> None:
-    with viewer(lk.uri) as running:
-        with urlopen(f"{running.address}/download?format=csv&list=task%3Dt") as answer:
-            assert answer.headers["content-disposition"] == 'attachment; filename="episodes.csv"'
-            assert answer.headers["x-content-type-options"] == "nosniff"
-            assert len(answer.read().splitlines()) == 2
-        for address, headers, status in [
-            ("/download?format=exe", {}, 400),
-            ("/download?format=csv&list=text%3D...", {}, 400),
-            ("/download?format=csv", {"Host": "rebound.example"}, 403),
-            ("/download?format=csv", {"Origin": "http://127.0.0.1:1"}, 403),
-        ]:
-            with pytest.raises(HTTPError) as refused:
-                urlopen(Request(running.address + address, headers=headers))
-            with refused.value as answer:
-                assert answer.code == status
+def test_a_list_is_downloaded_by_its_address_and_by_own_pages_alone(running: Viewer) -> None:
+    with urlopen(f"{running.address}/download?format=csv&list=task%3Dt") as answer:
+        assert answer.headers["content-disposition"] == 'attachment; filename="episodes.csv"'
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert len(answer.read().splitlines()) == 2
+    for address, headers, status in [
+        ("/download?format=exe", {}, 400),
+        ("/download?format=csv&list=text%3D...", {}, 400),
+        ("/download?format=csv", {"Host": "rebound.example"}, 403),
+        ("/download?format=csv", {"Origin": "http://127.0.0.1:1"}, 403),
+    ]:
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(running.address + address, headers=headers))
+        with refused.value as answer:
+            assert answer.code == status
 
 
 # ---------------------------------------------------------------- refusals
@@ -136,59 +159,46 @@ def answer(address: str, host: str, origin: str | None = None, *, websocket: boo
         return int(connection.recv(200).split()[1])
 
 
-def test_it_answers_this_machine_alone_and_only_reads(lk: Lake) -> None:
-    before = files(lk.uri)
-    with viewer(lk.uri) as running:
-        assert urlsplit(running.address).hostname == "127.0.0.1"
-        assert running.said == [f"{lk.uri} is shown at {running.address} (Ctrl-C ends it)\n"]
-        with urlopen(f"{running.address}/_stcore/health", timeout=30) as health:
-            assert health.read() == b"ok"
-    assert files(lk.uri) == before
+def test_it_answers_this_machine_alone_and_only_reads(
+    lk: Lake, untouched: dict[str, tuple[int, int]], running: Viewer
+) -> None:
+    assert urlsplit(running.address).hostname == "127.0.0.1"
+    assert running.said == [f"{lk.uri} is shown at {running.address} (Ctrl-C ends it)\n"]
+    with urlopen(f"{running.address}/_stcore/health", timeout=30) as health:
+        assert health.read() == b"ok"
+    assert files(lk.uri) == untouched
 
 
-@pytest.fixture
-def generous_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Streamlit configuration of the reader's that would open the viewer to everybody."""
-    (tmp_path / ".streamlit").mkdir()
-    (tmp_path / ".streamlit" / "config.toml").write_text(
-        '[server]\naddress = "0.0.0.0"\nenableCORS = false\nenableXsrfProtection = false\nallowedHosts = ["*"]\n'
-        'corsAllowedOrigins = ["http://localhost:9999"]\n[browser]\ngatherUsageStats = true\n'
-    )
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-
-@pytest.mark.usefixtures("generous_home")
-def test_only_its_own_pages_are_answered(lk: Lake) -> None:
+def test_only_its_own_pages_are_answered(running: Viewer) -> None:
     """A page that another port of this machine serves is not one of them, nor is a name that leads here."""
-    with viewer(lk.uri) as running:
-        port = urlsplit(running.address).port
-        assert port is not None
-        numeric, named = f"127.0.0.1:{port}", f"localhost:{port}"
-        for host, origin in [
-            (numeric, f"http://{numeric}"),
-            (named, f"http://{named}"),
-            (named, f"http://{numeric}"),
-            ("localhost:7000", "http://localhost:7000"),  # forwarded with ssh -L 7000:127.0.0.1:PORT
-            (numeric, None),  # no browser
-        ]:
-            assert answer(running.address, host, origin) == 101, (host, origin)
-            assert answer(running.address, host, origin, websocket=False) == 200, (host, origin)
-        for host, origin in [
-            (numeric, "http://localhost:9999"),
-            (named, f"http://localhost:{port + 1}"),
-            (numeric, "http://127.0.0.1"),
-            (numeric, f"https://{numeric}"),
-            (numeric, f"http://{numeric}.example"),
-            (numeric, f"http://{numeric}@evil.example"),
-            (numeric, f"http://evil.example:{port}"),
-            (numeric, "null"),
-            (numeric, ""),
-            (numeric, "http://127.0.0.1:port"),
-            (f"rebound.example:{port}", f"http://rebound.example:{port}"),
-            (f"rebound.example:{port}", None),
-        ]:
-            assert answer(running.address, host, origin) == 403, (host, origin)
-            assert answer(running.address, host, origin, websocket=False) == 403, (host, origin)
+    port = urlsplit(running.address).port
+    assert port is not None
+    numeric, named = f"127.0.0.1:{port}", f"localhost:{port}"
+    for host, origin in [
+        (numeric, f"http://{numeric}"),
+        (named, f"http://{named}"),
+        (named, f"http://{numeric}"),
+        ("localhost:7000", "http://localhost:7000"),  # forwarded with ssh -L 7000:127.0.0.1:PORT
+        (numeric, None),  # no browser
+    ]:
+        assert answer(running.address, host, origin) == 101, (host, origin)
+        assert answer(running.address, host, origin, websocket=False) == 200, (host, origin)
+    for host, origin in [
+        (numeric, "http://localhost:9999"),
+        (named, f"http://localhost:{port + 1}"),
+        (numeric, "http://127.0.0.1"),
+        (numeric, f"https://{numeric}"),
+        (numeric, f"http://{numeric}.example"),
+        (numeric, f"http://{numeric}@evil.example"),
+        (numeric, f"http://evil.example:{port}"),
+        (numeric, "null"),
+        (numeric, ""),
+        (numeric, "http://127.0.0.1:port"),
+        (f"rebound.example:{port}", f"http://rebound.example:{port}"),
+        (f"rebound.example:{port}", None),
+    ]:
+        assert answer(running.address, host, origin) == 403, (host, origin)
+        assert answer(running.address, host, origin, websocket=False) == 403, (host, origin)
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -200,14 +210,12 @@ def test_a_signal_ends_it_without_a_traceback(lk: Lake, ending: signal.Signals) 
     assert running.process.returncode in (0, -ending, 128 + ending)
 
 
-@pytest.mark.usefixtures("generous_home")
-def test_a_setting_of_the_reader_does_not_open_the_viewer_to_the_network(lk: Lake) -> None:
+def test_a_setting_of_the_reader_does_not_open_the_viewer_to_the_network(running: Viewer) -> None:
     """Streamlit reads a configuration file from the home folder; what the viewer promises stands above it."""
-    with viewer(lk.uri) as running:
-        port = urlsplit(running.address).port
-        assert port is not None
-        listening = Path("/proc/net/tcp")
-        if not listening.exists():
-            pytest.skip("needs /proc/net/tcp to see who listens")
-        mine = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
-        assert [place for place in mine if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+    port = urlsplit(running.address).port
+    assert port is not None
+    listening = Path("/proc/net/tcp")
+    if not listening.exists():
+        pytest.skip("needs /proc/net/tcp to see who listens")
+    mine = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
+    assert [place for place in mine if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
