@@ -121,7 +121,7 @@ def credit_bare(path: Path) -> None:
 
 def credit_on_ray(path: Path) -> float:
     """The same on two Ray workers; when they were there, for their start is not in the figure."""
-    from pipelines.executor import executor_named
+    from lake.execution.choice import executor_named
 
     executor = executor_named("ray", 2)
     began = time.perf_counter()

@@ -8,7 +8,6 @@ job leaves nothing visible and is simply run again.
 import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import metadata
@@ -19,16 +18,16 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import ConflictError, ContractError, TrajlakeError
+from lake.errors import ConflictError, TrajlakeError
 from lake.read.parquet import collected, scan
 from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
 from lake.storage.commits import CommitLostError, revoked, until_committed
-from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.tables import TABLES, WRITTEN_BY_JOBS
+from lake.tables import TABLES
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
 from lake.write.index import Tombstones
+from lake.write.parts import JobPart, Written
 from lake.write.rows import ScoreRows, json_text
 from lake.write.writer import EpisodeWriter
 
@@ -49,63 +48,6 @@ class Counts(msgspec.Struct):
     refused: Sequence[int] = ()
     """Places of episodes that were fit to be recorded and are rejects all the same: conflicts, say."""
     first_reject: Reject | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What one append of a job put into a table."""
-
-    table: str
-    write_id: int
-    file: str
-    """Name of the data file below the table's folder."""
-    rows: int
-
-
-class JobPart:
-    """The right to write rows of a running job from another thread or process, where it opens the lake again.
-
-    A part appends under a fresh write_id of its own, so a part that is lost (its process was killed, or its answer was)
-    leaves rows that nobody sees, and is simply run again: only what `Job.take` got is accepted with the job.
-    """
-
-    def __init__(self, store: Store, stamps: Mapping[str, int]) -> None:
-        self._store = store
-        self._stamps = dict(stamps)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """By the lake's address, not by open handles."""
-        return _reopen, (self._store.objects, self._stamps)
-
-    @property
-    def objects(self) -> Objects:
-        """Where the lake lies."""
-        return self._store.objects
-
-    def write(self, name: str, frame: pl.DataFrame) -> Written | None:
-        """Append rows to a table under a fresh write_id, stamped with the job; None where there are none.
-
-        Args:
-            name: a judgement or lineage table, or `tokens`.
-            frame: the table's columns without write_id, job_id, series_id and attempt, which are filled in.
-
-        Raises:
-            ContractError: the frame breaks the table's contract, or the table is not written this way.
-        """
-        if name not in WRITTEN_BY_JOBS:
-            valid = ", ".join(WRITTEN_BY_JOBS)
-            raise ContractError(f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`")
-        if frame.is_empty():
-            return None
-        table = TABLES[name]
-        stamps = {"write_id": ids.fresh_id(), **self._stamps}
-        stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
-        file = self._store.append(name, conform(stamped, table), job_id=stamps["job_id"])
-        return Written(name, stamps["write_id"], file, frame.height)
-
-
-def _reopen(objects: Objects, stamps: Mapping[str, int]) -> JobPart:
-    return JobPart(Store(objects), stamps)
 
 
 class Job:
@@ -145,6 +87,7 @@ class Job:
         self._store = store
         self._writer = writer
         self._resumed = job_id is not None
+        self._versions = snapshot or {}
         self._guard = guard
         self._after = after
         self._accepted: list[int] = []
@@ -274,7 +217,8 @@ class Job:
 
     def part(self) -> JobPart:
         """What another thread or process needs to write rows of this job; `take` what it answers."""
-        return JobPart(self._store, {"job_id": self.job_id, "series_id": self.series_id, "attempt": self.attempt})
+        stamps = {"job_id": self.job_id, "series_id": self.series_id, "attempt": self.attempt}
+        return JobPart(self._store, stamps, self._versions)
 
     def take(self, written: Written) -> None:
         """Accept rows that a part of this job wrote: they become visible when the job succeeds."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lake.cli.executor_options import executor_options
 from lake.cli.options import SectionedCommand, lake_option, quiet
 from lake.errors import UsageError
 from lake.formats.base.secrets import redacted
@@ -72,10 +73,7 @@ _SECTIONS = {
 )
 @click.option("--carry-over", is_flag=True, help="With --keep first: the others go on in the next round.")
 @click.option("--record-only", metavar="FILE:FUNCTION", help="Record what function(record) is true of, and no more.")
-@click.option(
-    "--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where rollouts run."
-)
-@click.option("--workers", type=COUNT, help="Ray tasks that share a round.  [default: one per CPU]")
+@executor_options("Shares of a round", valid=("local", "ray"))
 def collect(
     *,
     lake_uri: str,
@@ -95,13 +93,13 @@ def collect(
     your own code and run in this process, not in a sandbox.
     """
     import lake
+    from lake.execution.on_ray import RayExecutor
     from pipelines.collect.agents.loading import agent_tasks
     from pipelines.collect.environments.system_prompt import prompt_text
     from pipelines.collect.manager.run import collect as collect_here
     from pipelines.collect.manager.shares import collect_with_ray
     from pipelines.collect.tasks import listed, read_tasks, seeds
     from pipelines.collect.wiring import PROMPTS, player_of, recorded_only, told_options
-    from pipelines.executor import RayExecutor
 
     if given["carry_over"] and (given["keep"] != "first" or executor == "ray"):
         raise UsageError("--carry-over needs --keep first, and --executor local")

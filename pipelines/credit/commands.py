@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lake.cli.executor_options import executor_of, executor_options
 from lake.cli.options import (
     ConfiguredCommand,
     Lakes,
@@ -159,16 +160,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="Look at actions and error texts of shared states, for credit_groups; their texts are read.",
     ),
     click.option("--force", is_flag=True, help="Compute all groups; else those that changed."),
-    click.option(
-        "--executor",
-        type=click.Choice(["local", "processes", "ray"]),
-        default="local",
-        show_default=True,
-        help="Where groups are computed: threads, processes of this machine, or a Ray cluster.",
-    ),
-    click.option(
-        "--workers", type=click.IntRange(min=1), help="Ranges of groups computed at once.  [default: a core each]"
-    ),
+    executor_options("Ranges of groups"),
     click.option(
         "--memory",
         "memory_gb",
@@ -209,7 +201,6 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
     from pipelines.credit.estimators.options import PRESETS
     from pipelines.credit.health.integrity import IntegrityConfig
     from pipelines.credit.job import run_credit, with_step_source
-    from pipelines.executor import executor_named
 
     uri = given.pop("lake_uri")
     target = lake.open(uri)
@@ -231,7 +222,7 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
         if getattr(chosen, "step_source", None) == "terminal_score":
             # A preset's sum of rewards is then the score itself.
             chosen = chosen.model_copy(update={"episode_source": "score"})
-    executor = executor_named(given.pop("executor"), given.pop("workers"))
+    executor = executor_of(given.pop("executor"), given.pop("workers"))
     report = run_credit(
         target, chosen, integrity=integrity, executor=executor, notice=partial(click.echo, err=True), **given
     )

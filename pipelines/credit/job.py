@@ -13,6 +13,8 @@ from pydantic import BaseModel, Field, SerializeAsAny
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.execution.executor import Executor
+from lake.execution.local import LocalExecutor
 from lake.judgements.credit import current_series
 from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
@@ -55,7 +57,6 @@ from pipelines.credit.inputs.ranges import (
     rows_per_range,
 )
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
-from pipelines.executor import Executor, LocalExecutor
 
 KIND = "credit"
 _EPISODES = pl.when(pl.col("steps") > 0).then("episodes").otherwise(0).alias("episodes")

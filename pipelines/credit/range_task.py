@@ -12,7 +12,7 @@ import polars as pl
 from lake.errors import UsageError
 from lake.read.parquet import collected
 from lake.tables import TABLES
-from lake.write.jobs import JobPart, Written
+from lake.write.parts import JobPart, Written
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.flags import count_unknown
 from pipelines.credit.health.groups import group_diagnostics, seen_at_steps

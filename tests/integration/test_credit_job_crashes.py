@@ -18,9 +18,9 @@ import polars as pl
 import pytest
 
 from lake import Lake
+from lake.execution.local import LocalExecutor
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
-from pipelines.executor import LocalExecutor
 from testkit.copies import empty_lake
 from testkit.credit_worker import TINY, DoomedGiGPO
 from testkit.fault_model import rollouts

@@ -15,12 +15,12 @@ from polars.testing import assert_frame_equal
 
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.errors import DataRefusedError, UsageError
+from lake.execution.local import LocalExecutor
 from lake.judgements.credit import find_credit, jobs_of, read_advantages
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS, estimator_class
 from pipelines.credit.health.integrity import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
-from pipelines.executor import LocalExecutor
 from testkit.copies import empty_lake
 from testkit.examples import mostly_slow
 from testkit.lakes import build_lake

@@ -11,9 +11,9 @@ from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from lake.execution.local import LocalExecutor
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS
-from pipelines.executor import LocalExecutor
 from testkit.credit_history import GROUPING, JUDGE, Choice, History
 
 GIGPO = GiGPO(default_step_reward=0.0)

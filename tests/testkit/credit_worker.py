@@ -17,12 +17,12 @@ from typing import Any
 import polars as pl
 
 import lake
-from lake.write.jobs import JobPart, Written
+from lake.execution.choice import executor_named
+from lake.write.parts import JobPart, Written
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.inputs.batch import StepBatch
 from pipelines.credit.job import run_credit
-from pipelines.executor import executor_named
 
 TINY = 1e-6
 """A budget of memory that holds one group."""

@@ -20,12 +20,12 @@ import lake
 from lake import Lake
 from lake.care.compaction import FEW_FILES
 from lake.errors import ConflictError
+from lake.execution.local import LocalExecutor
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
-from pipelines.executor import LocalExecutor
 from testkit.clocks import clock_of
 from testkit.episodes import episode
 

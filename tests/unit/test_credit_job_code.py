@@ -15,7 +15,7 @@ import pytest
 import pipelines.credit
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
-from lake.write.jobs import JobPart, Written
+from lake.write.parts import JobPart, Written
 from pipelines.credit import incremental
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.incremental import deciding_modules

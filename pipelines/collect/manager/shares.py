@@ -13,6 +13,7 @@ import msgspec
 
 import lake
 from lake.errors import WorkerLostError
+from lake.execution.on_ray import RayExecutor
 from lake.lake import Lake
 from lake.live.delivery import Deliveries
 from lake.live.places import root_of
@@ -36,7 +37,6 @@ from pipelines.collect.manager.store import Store
 from pipelines.collect.players import StartError
 from pipelines.collect.tasks import TaskSet
 from pipelines.collect.wiring import PlayerOptions, player_of, recorded_only
-from pipelines.executor import RayExecutor
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,16 +1,21 @@
 """Local executors: order, errors, and processes that die under their work."""
 
 import os
+import platform
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lake.errors import ContractError, MissingExtraError, UsageError, WorkerLostError
-from pipelines import executor
-from pipelines.executor import EXECUTORS, TRIES, LocalExecutor, executor_named
+from lake.execution.choice import EXECUTORS, executor_named
+from lake.execution.executor import TRIES
+from lake.execution.held import held
+from lake.execution.local import LocalExecutor
+from lake.execution.on_ray import RayExecutor
 
 KINDS = {
     "one thread": LocalExecutor(1),
@@ -91,8 +96,47 @@ def test_a_process_that_is_lost_costs_one_more_try(tmp_path: Path) -> None:
     assert done == [str(folder) for folder in folders]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_items_are_asked_for_when_a_worker_is_about_to_be_free(kind: str) -> None:
+    """So a generator may end a job early, or make items of what has come back."""
+    made = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    results = KINDS[kind].map(slower_first, items())
+    assert next(results)[0] == 0
+    results.close()
+    assert len(made) <= 2 * KINDS[kind].workers + 1
+
+
+def test_what_a_process_holds_is_made_anew_for_another_key() -> None:
+    made, closed = [], []
+
+    class Thing:
+        def __init__(self, key: str) -> None:
+            made.append(key)
+            self.key = key
+
+        def close(self) -> None:
+            closed.append(self.key)
+
+    for key in ("a", "a", "b", "a"):
+        assert held("thing", key, lambda key=key: Thing(key)).key == key
+    assert (made, closed) == (["a", "b", "a"], ["a", "b"])
+
+
+def test_this_machine_is_the_only_node() -> None:
+    (answer,) = LocalExecutor(2, processes=True).on_nodes(slower_first, 5)
+    assert (answer.name, answer.result) == (platform.node(), (25, os.getpid()))
+
+
 def test_processes_that_always_die_are_given_up_with_advice() -> None:
-    with pytest.raises(WorkerLostError, match=rf"died {TRIES} times in a row \(0 of 1 parts.*smaller --memory"):
+    with pytest.raises(
+        WorkerLostError, match=rf"died {TRIES} times in a row \(0 parts were done before it\).*smaller --memory"
+    ):
         list(LocalExecutor(1, processes=True).map(dies, [1]))
 
 
@@ -115,6 +159,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 def test_without_ray_the_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r'pip install "trajlake\[ray\]"$'):
-        executor.RayExecutor()
+        RayExecutor()
     with pytest.raises(UsageError, match="0 workers"):
         executor_named("ray", 0)

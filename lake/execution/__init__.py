@@ -1,0 +1,1 @@
+"""Where the parts of a job run: in this process, in processes of this machine, or on a Ray cluster."""
