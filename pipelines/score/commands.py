@@ -1,10 +1,12 @@
 """Command `score`: reward functions and built-in scorers over a lake."""
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from lake.cli.executor_options import executor_of, executor_options
 from lake.cli.options import ConfiguredCommand, Lakes, lakes_option
 
 if TYPE_CHECKING:
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
 
     from lake.lake import Lake
     from pipelines.score.functions import ScoreConfig
-    from pipelines.score.job import Progress, ScoreReport
+    from pipelines.score.job import ScoreReport
+    from pipelines.score.run import Progress
 
 
 def _configuration() -> "dict[str, type[BaseModel]]":
@@ -85,6 +88,7 @@ class _Score(ConfiguredCommand):
 @click.option("--force", is_flag=True, help="Score all; else those without a score.")
 @click.option("--default-step-reward", type=float, help="For steps the function gave no reward.  [default: no row]")
 @click.option("--allow-network", is_flag=True, help="Run a function that requires the network, outside the sandbox.")
+@executor_options("Calls of a function in this process, or parts of the episodes,")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Option of [score], e.g. batch_size=16.")
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
 def score(
@@ -98,6 +102,8 @@ def score(
     force: bool,
     default_step_reward: float | None,
     allow_network: bool,
+    executor: str,
+    workers: int | None,
     settings: tuple[str, ...],
     config: str | None,
 ) -> None:
@@ -120,6 +126,7 @@ def score(
         raise UsageError("`import` comes before all options: `trajlake score import FILE --name NAME`")
     if reward is not None:
         flags = {"--name": name, "--arg": arguments, "--set": settings, "--default-step-reward": default_step_reward}
+        flags |= {"--executor": executor != "local", "--workers": workers is not None}
         _require_alone(reward, target, flags | {"--retry-failed": retry_failed, "--allow-network": allow_network})
         _score_reward(lake.open(lake_uri), reward, config, where, force=force)
         return
@@ -128,6 +135,9 @@ def score(
 
     given = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
     options = _options(config, settings, arguments, {key: value for key, value in given.items() if value is not None})
+    if executor == "local" and workers is not None:
+        limits = options.limits.model_copy(update={"workers": workers})
+        options = options.model_copy(update={"limits": limits})
     lk = lake.open(lake_uri)
     if target is None:
         msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
@@ -142,7 +152,9 @@ def score(
         config=options,
         retry_failed=retry_failed,
         force=force,
+        executor=None if executor == "local" else executor_of(executor, workers),
         progress=_print_progress,
+        notice=partial(click.echo, err=True),
     )
     _print_report(report)
 

@@ -8,9 +8,12 @@ environment and may return it, raise it or print it, mostly by accident: `***` i
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -18,6 +21,7 @@ from pydantic import BaseModel, Field
 
 from lake import ids
 from lake.errors import UsageError
+from lake.execution.held import held
 from lake.read.episodes import parts
 from lake.read.snapshot import Snapshot
 from lake.settings import NAME
@@ -39,9 +43,11 @@ from pipelines.score.rollouts import (
 )
 from pipelines.score.rows import Reading, Scored, add_result, known_answers, response_rows
 from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
+from pipelines.score.sandbox.levels import weaker
 from pipelines.score.sandbox.pool import Sandbox, inspect_function
 from pipelines.score.scorers import SCORERS
 from pipelines.score.source import Source, find_source
+from pipelines.score.work import Share
 
 NETWORK_SECONDS = 300.0
 """Wall-clock seconds of one call of a function that asks over the network, unless it declares a `timeout`."""
@@ -141,6 +147,7 @@ class UserFunction:
         self.config = config
         self.mode: Mode = facts["mode"]
         self.is_grouped = self.mode == "group"
+        self.is_batched = self.mode == "batch"
         self.needs_network = bool(facts.get("requires_network"))
         if self.needs_network and not config.allow_network:
             msg = (
@@ -192,21 +199,33 @@ class UserFunction:
         except UsageError:
             return False
 
-    def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
+    def check(self, snapshot: Snapshot) -> None:
+        """Its options name nothing of a lake."""
+
+    @property
+    def asked(self) -> SandboxLimits:
+        """The levels that it may be held at."""
+        limits = self._limits()
+        return SandboxLimits(min_level=limits.min_level, max_level=limits.max_level)
+
+    def score(self, snapshot: Snapshot, episodes: pl.DataFrame, share: Share | None = None) -> Iterator[Scored]:
         """Score episodes (run_id, group_id, episode_id, num_steps), and give what there is every half second at least.
 
         LakeAccessError if a file of the lake is missing or damaged.
         """
-        source = FunctionSource(str(self.source.path), self.source.name, self.mode, _ADAPTER)
         limits = self._limits()
         keys = keys_in(limits.environment)
 
         def calls() -> Iterator[list[tuple[Unit, bytes]]]:
             for units, known in self._batches(snapshot, episodes, limits.rows_per_batch):
                 yield [(unit, self._call(unit, known)) for unit in units]
+                # Rollouts of a part are put into the same batches wherever it runs: those of one are not cut off.
+                if share is not None and not self.is_batched and share.stop():
+                    return
 
-        with Sandbox(source, limits) as sandbox:
-            reading = Reading(self._reading.step_index, self._reading.default_step_reward, sandbox.level)
+        with self._sandbox(limits, is_kept=share is not None) as sandbox:
+            level = weaker(sandbox.level, share.level if share else None)
+            reading = Reading(self._reading.step_index, self._reading.default_step_reward, level)
             for answered in sandbox.stream(calls()):
                 scored = Scored()
                 for unit, outcome in answered:
@@ -214,6 +233,20 @@ class UserFunction:
                     self._add(scored, unit, clean, reading)
                 self.printed = masked(sandbox.printed, keys)
                 yield scored
+
+    @contextmanager
+    def _sandbox(self, limits: SandboxLimits, *, is_kept: bool) -> Iterator[Sandbox]:
+        """Workers of the function; kept, with its source, for the next part that this process is given."""
+        if is_kept:
+            key = (str(self.source.path), self.source.hash, self.mode, limits.model_dump_json())
+            yield held("sandbox", key, lambda: _Kept(self, limits)).sandbox
+            return
+        with self.sandbox(self.source, limits) as sandbox:
+            yield sandbox
+
+    def sandbox(self, source: Source, limits: SandboxLimits) -> Sandbox:
+        """Workers of the function, whose source may lie elsewhere than where it was found."""
+        return Sandbox(FunctionSource(str(source.path), source.name, self.mode, _ADAPTER), limits)
 
     def _idle(self) -> dict[str, str]:
         """Options that were given and change nothing, and why."""
@@ -301,6 +334,22 @@ class UserFunction:
             add_result(scored, rollout, one, error, reading, siblings)
 
 
+class _Kept:
+    """A sandbox of a worker process, and a folder for the source if the function's file is not on this machine."""
+
+    def __init__(self, function: UserFunction, limits: SandboxLimits) -> None:
+        self._stack = ExitStack()
+        source = function.source
+        if not function.is_current():
+            folder = self._stack.enter_context(TemporaryDirectory(prefix="trajlake-source-"))
+            source = source.placed(Path(folder))
+        self.sandbox = self._stack.enter_context(function.sandbox(source, limits))
+
+    def close(self) -> None:
+        """End the sandbox, then delete the source."""
+        self._stack.close()
+
+
 def _texts(value: Any) -> list[str]:
     return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
@@ -332,28 +381,3 @@ def _answers_apart(value: Any) -> tuple[Any, list[dict[str, Any]]]:
         found = value[-1][NEW_ANSWERS]
         value = value[:-1]
     return value, [answer for answer in found if isinstance(answer, dict)] if isinstance(found, list) else []
-
-
-class Work(Protocol):
-    """A scorer as the job sees it."""
-
-    name: str
-    is_grouped: bool
-    notes: Sequence[str]
-    """What its user should know before it runs: options without effect, arguments that may not be meant."""
-    printed: str
-    """The end of what it printed."""
-
-    @property
-    def version(self) -> str:
-        """Equal versions give equal scores."""
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """For the job's row."""
-
-    def is_current(self) -> bool:
-        """Whether it is still what its version stands for."""
-
-    def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Rows of the episodes as they come; nothing, now and then, where they take long."""

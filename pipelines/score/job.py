@@ -1,32 +1,33 @@
 """The score job: a reward function or a built-in scorer over exactly the episodes that its version has not scored.
 
-Scores are committed as they come, each range as a job of its own, every few seconds: a killed run loses what came after
-its last commit, and the next run goes on from there. Two runs at once share nothing but the table: whoever commits
-second finds the other's scores in the compare-and-swap of its terminal row, and drops its own of the same episodes.
+Scores are committed as they come, every few seconds as a job of its own: a killed run loses what came after its last
+commit, and the next run goes on from there. On other executors each such job is a round of parts: see `rounds`. Two
+runs at once share nothing but the table: whoever commits second finds the other's scores in the compare-and-swap of its
+terminal row, and drops its own of the same episodes.
 """
 
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 from pydantic import BaseModel, ValidationError
 
-from lake.errors import ConflictError, UsageError
+from lake.errors import UsageError
+from lake.execution.executor import Executor
 from lake.lake import Lake
 from lake.read.episodes import KEYS, parts
 from lake.read.snapshot import Snapshot
 from lake.settings import faults
 from lake.write import jobs
-from lake.write.claims import Commit, commit_unclaimed
-from pipelines.score.functions import ScoreConfig, UserFunction, Work
-from pipelines.score.pending import Pending, confirm, find_pending, taken
+from pipelines.score.functions import ScoreConfig, UserFunction
+from pipelines.score.pending import Pending, confirm, find_pending
+from pipelines.score.rounds import score_in_rounds
 from pipelines.score.rows import EXAMPLES, SCHEMA, Scored, example
+from pipelines.score.run import KIND, Progress, ScoreRun
 from pipelines.score.scorers import SCORERS, read_inputs
 from pipelines.score.scorers.protocol import Scorer
 from pipelines.score.source import find_source
+from pipelines.score.work import Share, Work
 
 _EFFECTIVE = frozenset(("name", "arguments", "commit_seconds", "commit_episodes"))
 """Options of [score] that a built-in scorer heeds."""
@@ -35,7 +36,7 @@ _EFFECTIVE = frozenset(("name", "arguments", "commit_seconds", "commit_episodes"
 class BuiltIn:
     """A scorer of `pipelines.score.scorers`; of the config its name and how often it commits have an effect."""
 
-    is_grouped = False
+    is_grouped = is_batched = False
     printed = ""
 
     def __init__(self, scorer: Scorer, config: ScoreConfig | None = None) -> None:
@@ -59,9 +60,14 @@ class BuiltIn:
         """It is loaded, and stays what it is."""
         return True
 
-    def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
-        """Score episodes, a part at a time, in the order of the files; UsageError if an option finds nothing here."""
+    asked = None
+
+    def check(self, snapshot: Snapshot) -> None:
+        """UsageError if an option finds nothing here."""
         self.scorer.check(snapshot)
+
+    def score(self, snapshot: Snapshot, episodes: pl.DataFrame, share: Share | None = None) -> Iterator[Scored]:
+        """Score episodes, a part at a time, in the order of the files."""
         for part in parts(episodes):
             rows = self.scorer.scores(read_inputs(snapshot, part, self.scorer.reads()))
             frame = rows.join(part.select(*KEYS), on="episode_id").with_columns(isolation=pl.lit(None, pl.String))
@@ -72,12 +78,7 @@ class BuiltIn:
             yield scored
 
 
-KIND = "score"
-_ORDER = (*KEYS, "step_index")
-"""Of rows in a file: as the lake's own."""
 _COUNTED = ("known", "failed", "unscored", "steps", "known_steps", "overtaken")
-_TEXTS = 100
-"""Different errors and reasons of a commit that are counted; some functions never say the same twice."""
 
 
 class ScoreReport(BaseModel, frozen=True):
@@ -130,20 +131,6 @@ class ScoreReport(BaseModel, frozen=True):
         return self.scored > 0 and not self.known and not self.known_steps
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands; what it has scored is committed."""
-
-    done: int
-    """Episodes scored so far."""
-    total: int
-    """Episodes to score."""
-    failed: int
-    """Those with an error."""
-    seconds: float
-    """Since the start."""
-
-
 def scorer_of(target: str | Scorer | Work, config: ScoreConfig) -> Work:
     """What `trajlake score TARGET` runs: `module.py:function`, a built-in scorer's name, or what works as a scorer.
 
@@ -173,7 +160,9 @@ def run_score(
     config: ScoreConfig | None = None,
     retry_failed: bool = False,
     force: bool = False,
+    executor: Executor | None = None,
     progress: Callable[[Progress], None] | None = None,
+    notice: Callable[[str], None] = lambda _: None,
 ) -> ScoreReport:
     """Score the selected episodes that this version of the scorer has not scored.
 
@@ -184,13 +173,16 @@ def run_score(
         config: how it is run.
         retry_failed: score again those that have an error, and nothing else.
         force: score all, whether they have a score or not.
+        executor: where it runs; this process unless given, with `limits.workers` processes for the function.
         progress: told after every commit, and every `commit_seconds`.
+        notice: told of a node that gets no part, because isolation there is weaker than `min_level`.
 
     Raises:
         UsageError: no such scorer or function, wrong options, a bad predicate, a network that is not allowed, or
             `retry_failed` of a version that has scored nothing.
         DataRefusedError: no episode is selected.
-        SandboxUnavailableError: this machine cannot isolate the function as asked.
+        SandboxUnavailableError: this machine, or no node of the cluster, can isolate the function as asked.
+        WorkerLostError: worker processes died again and again; what was committed before stays.
         ConflictError: the function's source changed while it ran, or other processes scored the same episodes again
             and again; run it again.
     """
@@ -210,162 +202,38 @@ def run_score(
             "--retry-failed. Another source or another argument makes a new version"
         )
         raise UsageError(msg)
-    run = _Run(lake, snapshot, work, series, series_id, parameters, set(pending.jobs))
+    run = ScoreRun(lake, snapshot, work, series, series_id, parameters, set(pending.jobs))
     if len(pending.episodes):
-        run.score(pending, config, progress)
+        work.check(snapshot)
+        if executor is None or executor.is_here:
+            run.score(pending, config, progress)
+        else:
+            score_in_rounds(run, pending, config, executor, progress=progress, notice=notice)
     # Asked for, and all there: what its user scored last counts, also after an edit that was taken back.
     made_current = not run.job_ids and confirm(
         lake, work.name, series["version"], kind=KIND, series=series, parameters=parameters
     )
-    return run.report(pending, made_current=made_current)
+    return _report(run, pending, made_current=made_current)
 
 
-@dataclass
-class _Run:
-    """Scores on their way into the lake."""
-
-    lake: Lake
-    snapshot: Snapshot
-    work: Work
-    series: dict[str, Any]
-    series_id: int
-    parameters: dict[str, Any]
-    jobs: set[int]
-    """Jobs whose scores do not count as another run's: those known at the start, and our own."""
-    job_ids: list[int] = field(default_factory=list)
-    done: int = 0
-    unmatched: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
-    """Of all commits, see `_counts`."""
-    errors: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    answers: int = 0
-    examples: list[str] = field(default_factory=list)
-    waiting: int = 0
-    """Episodes that are not committed yet."""
-    _parts: list[Scored] = field(default_factory=list)
-    _began: float = field(default_factory=time.monotonic)
-
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.monotonic() - self._began
-
-    def score(self, pending: Pending, config: ScoreConfig, progress: Callable[[Progress], None] | None) -> None:
-        """Score what is pending, committed by number and by time; interrupted or not, what has been scored stays."""
-        committed_at = time.monotonic()
-        try:
-            for scored in self.work.score(self.snapshot, pending.episodes):
-                self.add(scored)
-                if self.waiting >= config.commit_episodes or time.monotonic() - committed_at >= config.commit_seconds:
-                    self.commit()
-                    committed_at = time.monotonic()
-                    if progress is not None:
-                        progress(Progress(self.done, len(pending.episodes), self.counts["failed"], self.seconds))
-        finally:
-            self.commit()
-
-    def add(self, scored: Scored) -> None:
-        """Take what was scored, which may be nothing."""
-        if not scored.episodes:
-            return
-        self._parts.append(scored)
-        self.waiting += scored.episodes
-        self.done += scored.episodes
-        self.unmatched += scored.unmatched
-        self.examples += scored.examples[: EXAMPLES - len(self.examples)]
-
-    def report(self, pending: Pending, *, made_current: bool) -> ScoreReport:
-        """What was done."""
-        return ScoreReport(
-            scorer=self.work.name,
-            version=self.series["version"],
-            series_id=self.series_id,
-            job_ids=self.job_ids,
-            selected=pending.selected,
-            present=pending.present,
-            failed_before=pending.failed,
-            scored=self.done - self.counts["overtaken"],
-            errors=dict(self.errors.most_common(EXAMPLES)),
-            reasons=dict(self.reasons.most_common(EXAMPLES)),
-            unmatched=self.unmatched,
-            **{name: self.counts[name] for name in _COUNTED},
-            answers=self.answers,
-            seconds=self.seconds,
-            examples=self.examples,
-            printed=self.work.printed,
-            made_current=made_current,
-        )
-
-    def commit(self) -> None:
-        """Make what was scored visible, without what another run has scored or someone has taken out meanwhile.
-
-        ConflictError if that happens again and again, or the scorer's source has changed.
-        """
-        if not self._parts:
-            return
-        if not self.work.is_current():
-            self._parts = []
-            msg = (
-                f"the source of {self.work.name} changed while it ran: what was not committed is dropped; run it again"
-            )
-            raise ConflictError(msg)
-        scores = pl.concat([part.frame() for part in self._parts]).sort(*_ORDER, nulls_last=False)
-        answers = [frame for part in self._parts for frame in part.responses]
-        responses = pl.concat(answers) if answers else None
-        episode_ids = scores["episode_id"].unique()
-
-        def claimed(now: Snapshot) -> pl.DataFrame:
-            return taken(now, self.series_id, episode_ids, frozenset(self.jobs)).to_frame()
-
-        def made(kept: pl.DataFrame, present: pl.Series) -> Commit:
-            named = kept.with_columns(scorer=pl.lit(self.work.name), scorer_version=pl.lit(self.series["version"]))
-            return Commit({"scores": named} | _kept_responses(responses, present), _counts(kept, len(episode_ids)))
-
-        refusal = f"another run has scored the same episodes with {self.work.name} meanwhile"
-        job = {"kind": KIND, "parameters": self.parameters, "series": self.series, "snapshot": self.snapshot}
-        kept, job_id = commit_unclaimed(self.lake, scores, claimed=claimed, made=made, refusal=refusal, **job)
-        if job_id is not None:
-            self.jobs.add(job_id)
-            self.job_ids.append(job_id)
-        self.counts.update(_counts(kept, len(episode_ids)))
-        self.errors.update(_texts(kept, pl.col("error").is_not_null(), "error"))
-        self.reasons.update(_texts(kept, pl.col("value").is_null() & pl.col("error").is_null(), "reason"))
-        self.answers += sum(part.answers for part in self._parts)
-        self._parts = []
-        self.waiting = 0
-
-
-def _kept_responses(responses: pl.DataFrame | None, present: pl.Series) -> dict[str, pl.DataFrame]:
-    """Answers of judges; one that told something of an episode that was taken out goes for its siblings, too."""
-    if responses is None:
-        return {}
-    gone = responses.filter(~pl.col("episode_id").is_in(present.implode()))
-    return {"responses": responses.join(gone, on="request_id", how="anti")}
-
-
-def _counts(scores: pl.DataFrame, asked: int) -> dict[str, int]:
-    """What was committed. known: episodes with a score (of steps, for a scorer that judges steps alone)."""
-    is_whole, is_known = pl.col("step_index").is_null(), pl.col("value").is_not_null()
-    whole = scores.filter(is_whole)
-    of_steps = scores.join(whole, on="episode_id", how="anti")
-    known = pl.concat([rows.filter(is_known)["episode_id"].unique() for rows in (whole, of_steps)])
-    failed = scores.filter(pl.col("error").is_not_null())["episode_id"].unique()
-    episodes = scores["episode_id"].n_unique()
-    return {
-        "known": len(known),
-        "failed": len(failed),
-        "unscored": episodes - pl.concat([known, failed]).n_unique(),
-        "steps": scores["step_index"].count(),
-        "known_steps": scores.filter(~is_whole & is_known).height,
-        "overtaken": asked - episodes,
-        "rows_in": episodes,
-        "rows_out": len(scores),
-    }
-
-
-def _texts(scores: pl.DataFrame, test: pl.Expr, column: str) -> dict[str, int]:
-    """The most frequent texts of whole episodes that a test marks, with their numbers."""
-    whole = scores.filter(pl.col("step_index").is_null() & test).drop_nulls(column)
-    counted = whole.group_by(column, maintain_order=True).len().sort("len", descending=True, maintain_order=True)
-    return dict(counted.head(_TEXTS).iter_rows())
+def _report(run: ScoreRun, pending: Pending, *, made_current: bool) -> ScoreReport:
+    found = run.figures
+    return ScoreReport(
+        scorer=run.work.name,
+        version=run.series["version"],
+        series_id=run.series_id,
+        job_ids=run.job_ids,
+        selected=pending.selected,
+        present=pending.present,
+        failed_before=pending.failed,
+        scored=run.done - found.counts["overtaken"],
+        errors=dict(found.errors.most_common(EXAMPLES)),
+        reasons=dict(found.reasons.most_common(EXAMPLES)),
+        unmatched=found.unmatched,
+        **{name: found.counts[name] for name in _COUNTED},
+        answers=found.answers,
+        seconds=run.seconds,
+        examples=found.examples,
+        printed=run.printed or run.work.printed,
+        made_current=made_current,
+    )

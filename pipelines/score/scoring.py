@@ -3,10 +3,11 @@
 from pydantic import BaseModel
 
 from lake.lake import Lake
-from pipelines.score.functions import ScoreConfig, Work
+from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score, scorer_of
 from pipelines.score.reward_definition import RewardDefinition
 from pipelines.score.rewards import run_reward
+from pipelines.score.work import Work
 
 
 class ScorerConfig(ScoreConfig, frozen=True):

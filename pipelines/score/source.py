@@ -8,7 +8,7 @@ seen: imports by computed names, installed packages, and data files.
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lake import ids
@@ -31,6 +31,15 @@ class Source:
     def hash(self) -> str:
         """Hash of the function's name and of all texts, as 13 characters."""
         return ids.to_text(ids.key_hash("source", self.name, *(part for file in self.files for part in file)))
+
+    def placed(self, folder: Path) -> "Source":
+        """The same source in a folder, into which its files are written: on a machine that does not have them."""
+        module = folder / self.path.name
+        for name, text in self.files:
+            file = folder / name if name else module
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+        return replace(self, path=module)
 
 
 def find_source(target: str) -> Source:

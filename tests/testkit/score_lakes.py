@@ -10,6 +10,7 @@ from lake import EpisodeRecord, Lake, Snapshot, StepRecord
 from lake.read.episodes import parts
 from pipelines.score.rollouts import Rollout, read_rollouts
 from pipelines.score.rows import Reading, Scored, add_result
+from pipelines.score.work import Share
 from testkit.copies import copied, empty_lake
 
 
@@ -93,6 +94,7 @@ class InProcess:
         self.name = name
         self.version = version
         self.is_grouped = grouped
+        self.is_batched = False
         self.batch = batch
         self.printed = ""
         self.parameters: dict[str, Any] = {}
@@ -101,7 +103,12 @@ class InProcess:
     def is_current(self) -> bool:
         return True
 
-    def score(self, snapshot: Snapshot, episodes: pl.DataFrame) -> Iterator[Scored]:
+    asked = None
+
+    def check(self, snapshot: Snapshot) -> None:
+        pass
+
+    def score(self, snapshot: Snapshot, episodes: pl.DataFrame, share: Share | None = None) -> Iterator[Scored]:
         for part in parts(episodes):
             rollouts = read_rollouts(snapshot, part, {"messages"})
             for unit in self._units(rollouts):

@@ -85,6 +85,19 @@ def choose(limits: SandboxLimits) -> Level:
     raise SandboxUnavailableError(msg)
 
 
+def level_here(limits: SandboxLimits) -> tuple[Level | None, str]:
+    """What `choose` says on the machine that this runs on; None and why, if nothing may run there."""
+    try:
+        return choose(limits), ""
+    except SandboxUnavailableError as error:
+        return None, str(error)
+
+
+def weaker(one: Level, other: Level | None) -> Level:
+    """The weaker of two levels; None is no bound."""
+    return one if other is None else min(one, other, key=ORDER.index)
+
+
 @cache
 def obstacle(level: Level) -> str | None:
     """Why a level cannot be had on this machine; None if a trial process was held at that level."""
