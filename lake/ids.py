@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from lake.errors import UsageError
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -83,16 +85,18 @@ def as_ids(values: Iterable[int | str]) -> list[int]:
     """Ids given as integers or as the 13 characters that people see, as integers, each once and in order.
 
     Raises:
-        ValueError: something that is no id.
-        TypeError: one text instead of several.
+        UsageError: something that is no id, or one text instead of several.
     """
     if isinstance(values, str):
-        raise TypeError(f"{values!r} is one text; give a list of ids")
+        raise UsageError(f"{values!r} is one text; give a list of ids")
     found = set()
     for value in values:
-        number = from_text(value) if isinstance(value, str) else value
+        try:
+            number = from_text(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MASK:
             msg = f"{value!r} is not an id: valid are integers from 0 to 2^63 - 1, or their {TEXT_LENGTH} characters"
-            raise ValueError(msg)
+            raise UsageError(msg)
         found.add(number)
     return sorted(found)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from lake.care import erasure
+    from lake.execution.executor import Executor
     from lake.read.history import Difference
     from lake.write.ingest import Report
     from lake.write.jobs import Code, Counts, Job
@@ -248,7 +249,7 @@ class Lake:
         """
         from lake.write.writer import known_episodes, write_retractions
 
-        episode_ids = _ids(episode_ids)
+        episode_ids = ids.as_ids(episode_ids)
         snapshot = self.snapshot()
         known = known_episodes(snapshot, episode_ids)["episode_id"]
         fresh = known.filter(~known.is_in(snapshot.retracted.implode()))
@@ -270,7 +271,7 @@ class Lake:
         """
         from lake.care import erasure
 
-        episode_ids = _ids(episode_ids)
+        episode_ids = ids.as_ids(episode_ids)
         with self.job(kind="retract", parameters={"reason": reason, "forget": True}) as job:
             erasure.tombstones(job, self.snapshot(), episode_ids, reason)
         with self.job(kind="forget", parameters={"reason": reason}) as job:
@@ -282,7 +283,7 @@ class Lake:
         """The named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`."""
         from lake.care import erasure
 
-        return erasure.cuts(self._store, _ids(episode_ids))
+        return erasure.cuts(self._store, ids.as_ids(episode_ids))
 
     def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
         """Content hash of those of the episodes that the lake has, retracted ones among them."""
@@ -341,18 +342,24 @@ class Lake:
     # ------------------------------------------------------------ looking after it
 
     def compact(
-        self, name: str, *, z_order: Sequence[str] = (), target_bytes: int = compaction.TARGET_BYTES
+        self,
+        name: str,
+        *,
+        z_order: Sequence[str] = (),
+        target_bytes: int = compaction.TARGET_BYTES,
+        executor: Executor | None = None,
     ) -> compaction.Compaction:
         """Merge a table's small files into sorted ones; no reader, old or new, sees a difference.
 
         Args:
             z_order: key columns to interleave instead of the table's own order; takes all files, not the small ones.
+            executor: where files are merged; in this process, one merged file after another, unless given.
 
         Raises:
             UsageError: no such table, or columns it cannot be ordered by.
             ConflictError: another process rewrote the table meanwhile; run it again.
         """
-        return compaction.compact(self._store, name, z_order=z_order, target_bytes=target_bytes)
+        return compaction.compact(self._store, name, z_order=z_order, target_bytes=target_bytes, executor=executor)
 
     def vacuum(self, *, retention: timedelta = vacuum.RETENTION, dry_run: bool = False) -> list[vacuum.Vacuumed]:
         """Drop dead writes and delete files that nobody needs: no pin, no version of the last week, no writer.
@@ -390,10 +397,3 @@ class Lake:
                 f"{when!r} is no time of a lake; valid: a datetime, a name, a version of `episodes`, versions of tables"
             )
         return versions_at_episodes(self._store, when)
-
-
-def _ids(values: Iterable[int | str]) -> list[int]:
-    try:
-        return ids.as_ids(values)
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from lake.cli.executor_options import executor_of, executor_options
 from lake.cli.options import Lakes, as_of_option, echo_rows, format_option, lakes_option, opened, quiet
 from lake.errors import UsageError
 from lake.read.text_table import counted
@@ -227,8 +228,17 @@ def former_evaluate() -> None:
 @click.option("--token-budget", type=int, help="Tokens of one forward pass.  [default: 8192]")
 @click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
 @click.option("--device", help="Torch device.  [default: cpu]")
+@executor_options("Processes that hold the model,")
 @format_option
-def rescore(checkpoint: str, lake_uri: Lakes, name: str | None, output_format: str, **flags: str | int | None) -> None:
+def rescore(
+    checkpoint: str,
+    lake_uri: Lakes,
+    name: str | None,
+    executor: str,
+    workers: int | None,
+    output_format: str,
+    **flags: str | int | None,
+) -> None:
     """Score stored tokens with a checkpoint, at the temperature they were sampled at, into the table ratios.
 
     CHECKPOINT is a model's folder, a run's or a checkpoint's, a .gguf file, or a row of the table checkpoints as
@@ -243,7 +253,8 @@ def rescore(checkpoint: str, lake_uri: Lakes, name: str | None, output_format: s
     lk = lake.open(lake_uri)
     options = {option: value for option, value in flags.items() if value is not None}
     with _bar() as progress:
-        report = run_rescore(lk, checkpoint, name=name, options=options, progress=progress)
+        there = executor_of(executor, workers)
+        report = run_rescore(lk, checkpoint, name=name, options=options, progress=progress, executor=there)
     for note in report.notes:
         click.echo(note, err=True)
     drops = ", ".join(f"{reason} {steps}" for reason, steps in report.drops.items())

@@ -6,16 +6,20 @@ Nothing a reader sees changes, and files that are replaced stay on disk until `v
 """
 
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lake.errors import UsageError
+from lake.execution.executor import Executor
+from lake.execution.local import LocalExecutor
 from lake.read.query_views import parquet, quoted, quoted_name
 from lake.read.snapshot import Snapshot
 from lake.read.visibility import is_clean
 from lake.storage.commits import CommitLostError
-from lake.storage.data_files import FileEntry
+from lake.storage.data_files import FileEntry, Written
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES
@@ -46,8 +50,41 @@ class Compaction:
     """Before and after count the files that were merged, not the table."""
 
 
-def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_bytes: int = TARGET_BYTES) -> Compaction:
-    """Merge a table's small files; see `Lake.compact`. Raises CommitLostError: another process rewrote the table."""
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Files of a table that become one."""
+
+    objects: Objects
+    table: str
+    files: list[FileEntry]
+    z_order: tuple[str, ...]
+    since: tuple[int, int] | None
+    """Versions of `episodes` and `jobs` from which on all rows are visible."""
+
+
+def merged(part: Bin) -> Written:
+    """Write the rows of a bin into a file that no commit names yet; a part of an executor."""
+    return _merged_by(Store(part.objects), part)
+
+
+def _merged_by(store: Store, part: Bin) -> Written:
+    rows = ordered_rows(part.objects, part.files, TABLES[part.table], z_order=part.z_order)
+    return store.put_aside(part.table, rows, part.since)
+
+
+def compact(
+    store: Store,
+    name: str,
+    *,
+    z_order: Sequence[str] = (),
+    target_bytes: int = TARGET_BYTES,
+    executor: Executor | None = None,
+) -> Compaction:
+    """Merge a table's small files; see `Lake.compact`. Raises CommitLostError: another process rewrote the table.
+
+    Bins are merged by an executor, one after another in this process unless given; each is then put in the place of its
+    files, in their order.
+    """
     _require_columns(name, z_order)
     snapshot = Snapshot(store)
     is_always = TABLES[name].visibility is Visibility.ALWAYS
@@ -57,20 +94,48 @@ def compact(store: Store, name: str, *, z_order: Sequence[str] = (), target_byte
         if is_always or is_clean(entry, snapshot.versions) or snapshot.write_ids(entry) <= snapshot.accepted_write_ids
     ]
     chosen = decided if z_order else [entry for entry in decided if entry.bytes < target_bytes // 2]
+    since = None if is_always else (snapshot.versions["episodes"], snapshot.versions["jobs"])
+    parts = [
+        Bin(store.objects, name, files, tuple(z_order), since)
+        for files in _bins(chosen, target_bytes, alone=bool(z_order))
+    ]
     done = Compaction(name)
-    for files in _bins(chosen, target_bytes, alone=bool(z_order)):
-        version, live = store.files(name)
-        if not {entry.name for entry in files} <= {entry.name for entry in live}:
-            continue  # another process was quicker
-        since = None if is_always else (snapshot.versions["episodes"], snapshot.versions["jobs"])
-        rows = ordered_rows(store.objects, files, TABLES[name], z_order=z_order)
-        operation = "z-order" if z_order else "compact"
-        written = store.rewrite(name, version, files, rows, operation=operation, clean_since=since)
+    there = (part for part in parts if _live(store, part) is not None)
+    executor = executor or LocalExecutor(1)
+    merge = partial(_merged_by, store) if executor.is_here else merged
+    for part, written in _with_results(executor, merge, there):
+        files = part.files
+        if (version := _live(store, part)) is None:
+            store.objects.delete([f"{name}/{written.add.path}"])
+            msg = f"table `{name}` of {store.root} was rewritten by another process; run it again"
+            raise CommitLostError(msg)
+        store.swap(name, version, files, written, operation="z-order" if z_order else "compact")
         done.files_before += len(files)
         done.files_after += written.rows > 0
         done.bytes_before += sum(entry.bytes for entry in files)
         done.bytes_after += written.add.size if written.rows else 0
     return done
+
+
+def _with_results(
+    executor: Executor, merge: Callable[[Bin], Written], parts: Iterator[Bin]
+) -> Iterator[tuple[Bin, Written]]:
+    """Bins with their files, in order."""
+    given: deque[Bin] = deque()
+
+    def noted() -> Iterator[Bin]:
+        for part in parts:
+            given.append(part)
+            yield part
+
+    for written in executor.map(merge, noted()):
+        yield given.popleft(), written
+
+
+def _live(store: Store, part: Bin) -> int | None:
+    """The version of the table, at which all files of a bin are live; None if another process was quicker."""
+    version, live = store.files(part.table)
+    return version if {entry.name for entry in part.files} <= {entry.name for entry in live} else None
 
 
 def compact_if_many(store: Store, names: Collection[str], few: int = FEW_FILES) -> list[Compaction]:

@@ -252,16 +252,9 @@ def _rewrite(store: Store, removal: _Removal, job_id: int, replaced: _Replaced) 
             if not count:
                 continue
             rows = _others(store, removal, entry, whole=entry.rows == count)
-            replaced[f"{removal.table}/{entry.name}"] = store.rewrite(
-                removal.table,
-                version,
-                [entry],
-                rows,
-                operation="forget",
-                clean_since=entry.clean_since,
-                erases=True,
-                job_id=job_id,
-            )
+            written = store.put_aside(removal.table, rows, entry.clean_since)
+            store.swap(removal.table, version, [entry], written, operation="forget", erases=True, job_id=job_id)
+            replaced[f"{removal.table}/{entry.name}"] = written
             version = store.refresh(removal.table)
         return sum(counts)
 

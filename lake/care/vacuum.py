@@ -117,7 +117,8 @@ def _drop(store: Store, suspects: dict[str, list[FileEntry]]) -> dict[str, int]:
         live = {entry.name for entry in entries}
         dead = [entry for entry in dead if entry.name in live]
         if dead:
-            store.rewrite(name, version, dead, _survivors(store, snapshot, name, dead), operation="drop dead writes")
+            kept = store.put_aside(name, _survivors(store, snapshot, name, dead), None)
+            store.swap(name, version, dead, kept, operation="drop dead writes")
             dropped[name] = len(dead)
     return dropped
 

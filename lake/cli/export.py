@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import click
 
 import lake
+from lake.cli.executor_options import executor_of, executor_options
 from lake.cli.options import Lakes, lakes_option
 from lake.errors import UsageError
 from lake.read.text_table import counted
@@ -46,6 +47,7 @@ _FORMATS = (
     show_default=True,
     help="Most episodes of a shard; a group is never divided.",
 )
+@executor_options("Shards")
 def export(
     lake_uri: Lakes,
     format_name: str,
@@ -58,6 +60,8 @@ def export(
     pairs: str,
     threshold: float | None,
     shard_episodes: int,
+    executor: str,
+    workers: int | None,
 ) -> None:
     """Write episodes in a format that others read.
 
@@ -78,7 +82,7 @@ def export(
         if sys.stderr.isatty():
             click.echo(f"{out}: {done:,} of {chosen:,} episodes", err=True)
 
-    manifest = run(lake.open(lake_uri), request, show)
+    manifest = run(lake.open(lake_uri), request, show, executor=executor_of(executor, workers))
     shards = "" if len(manifest.shards) == 1 else f" in {len(manifest.shards)} shards"
     written = counted(manifest.rows, "file" if request.target.container == "tree" else "row")
     click.echo(

@@ -3,11 +3,13 @@
 import sys
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import lake
+from lake.cli.executor_options import executor_of, executor_options
 from lake.cli.options import Lakes, chosen_episodes, echo_rows, format_option, lake_option, lakes_option, opened
 from lake.errors import UsageError
 from lake.read.text_table import counted
@@ -25,13 +27,24 @@ if TYPE_CHECKING:
 @format_option
 @click.option("--z-order", help="Columns to interleave, comma-separated.  [default: the table's own order]")
 @click.option("--target-mb", type=click.IntRange(min=1), default=128, show_default=True, help="Size of a merged file.")
-def compact(tables: tuple[str, ...], lake_uri: str, output_format: str, z_order: str | None, target_mb: int) -> None:
+@executor_options("Merged files")
+def compact(
+    tables: tuple[str, ...],
+    lake_uri: str,
+    output_format: str,
+    z_order: str | None,
+    target_mb: int,
+    executor: str,
+    workers: int | None,
+) -> None:
     """Merge the small files of TABLES (all of them unless named) into sorted ones. Safe beside writers and readers."""
     import polars as pl
 
     target = lake.open(lake_uri)
     columns = [name.strip() for name in z_order.split(",")] if z_order else []
-    done = [target.compact(name, z_order=columns, target_bytes=target_mb << 20) for name in tables or TABLES]
+    there = executor_of(executor, workers)
+    merge = partial(target.compact, z_order=columns, target_bytes=target_mb << 20, executor=there)
+    done = [merge(name) for name in tables or TABLES]
     _echo_done(pl.DataFrame(done), output_format, "no table has small files to merge")
 
 

@@ -13,7 +13,8 @@ shard holds, and what the format had no place for.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -21,10 +22,15 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import DataRefusedError, UsageError
+from lake.errors import ConflictError, DataRefusedError, UsageError
+from lake.execution.executor import Executor
+from lake.execution.held import held
+from lake.execution.local import LocalExecutor
+from lake.export import target
 from lake.export.place import Place
-from lake.export.request import Manifest, Request, State
+from lake.export.request import Manifest, Request, Shard, State
 from lake.export.target import FROM_ELSEWHERE, Credit, Exported, Losses, Row
+from lake.joined import JoinedLake
 from lake.judgements.credit import Credit as Series
 from lake.judgements.credit import find_credit, jobs_of
 from lake.judgements.predicates import select_where
@@ -32,7 +38,10 @@ from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.judgements.selections import Kept, read_kept
 from lake.lake import Lake
 from lake.read.episodes import KEYS, Episode, parts, read_episodes, read_scores
+from lake.read.joined_snapshot import JoinedSnapshot
+from lake.read.snapshot import Snapshot
 from lake.records import ScoreRecord
+from lake.storage.store import Store
 from lake.write.jobs import package_version
 
 STEPS_A_PART = (1024, 8192)
@@ -53,11 +62,23 @@ _SCORERS = """
 _CREDIT = "episode_id, step_index, advantage, a_episode, a_step, return_to_go, anchor_key"
 
 
-def export(lake: Lake, request: Request, progress: Callable[[int, int], None] = lambda *_: None) -> Manifest:
+def export(
+    lake: Lake,
+    request: Request,
+    progress: Callable[[int, int], None] = lambda *_: None,
+    *,
+    executor: Executor | None = None,
+) -> Manifest:
     """Write the chosen episodes; `progress` hears of episodes written and chosen, after every shard.
 
+    Args:
+        executor: where shards are written; every node must have the folder. This process, one after another, unless
+            given.
+
     Raises:
-        UsageError: a bad predicate, no such selection or credit, a place that holds something else.
+        UsageError: a bad predicate, no such selection or credit, a place that holds something else; an executor for a
+            format that is a tree of files, or a node that does not have the folder.
+        WorkerLostError: worker processes died again and again; run it again, and it goes on from there.
         DataRefusedError: nothing is chosen, or the format needs advantages and there are none.
         LakeAccessError: the lake cannot be read, or the place cannot be written to.
     """
@@ -74,22 +95,68 @@ def export(lake: Lake, request: Request, progress: Callable[[int, int], None] = 
             begun = State(request.asked, run.fingerprint, run.snapshot.versions)
             place.begin(begun, state)
             state = begun
-        return _written(place, run, state, progress)
+        return _written(place, run, state, progress, executor or LocalExecutor(1))
 
 
-def _written(place: Place, run: "_Run", state: State, progress: Callable[[int, int], None]) -> Manifest:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard, for a process that may run elsewhere."""
+
+    snapshot: Snapshot
+    target: str
+    """Its name: formats hold functions, which do not travel."""
+    asked: tuple[Any, ...]
+    """The other fields of the request."""
+    state: State
+    """How the export began."""
+    number: int
+
+
+def write_shard(part: Part) -> tuple[Shard, Losses]:
+    """Write one shard; what it holds depends on the snapshot alone, so it may be written again over itself."""
+    key = (part.snapshot.root, part.state.fingerprint)
+    request = Request(target(part.target), *part.asked)
+    run = held("export", key, lambda: _Run(_lake_of(part.snapshot), request, part.state))
+    if run.fingerprint != part.state.fingerprint:
+        raise ConflictError("episodes were retracted while they were exported; run it again: it begins anew")
+    return _one_shard(Place(request), run, part.number)
+
+
+def _lake_of(snapshot: Snapshot) -> Lake:
+    """The lake that a snapshot is of, or the lakes."""
+    if isinstance(snapshot, JoinedSnapshot):
+        return JoinedLake([_lake_of(member) for member in snapshot.members])
+    return Lake(Store(snapshot.objects))
+
+
+def _one_shard(place: Place, run: "_Run", number: int) -> tuple[Shard, Losses]:
+    shard, losses = run.shards[number], Losses()
+    return place.write(number, run.rows(shard, losses), shard.height), losses
+
+
+def _written(
+    place: Place, run: "_Run", state: State, progress: Callable[[int, int], None], executor: Executor
+) -> Manifest:
     """Write the shards that are not there yet."""
     done = sum(shard.episodes for shard in state.shards)
     progress(done, run.episodes.height)
-    for number, shard in enumerate(run.shards):
-        if number < len(state.shards):
-            continue
+    todo = range(len(state.shards), len(run.shards))
+    begun = State(state.asked, state.fingerprint, state.snapshot)
+    written: Iterator[tuple[Shard, Losses]]
+    if executor.is_here:
+        written = executor.map(partial(_one_shard, place, run), todo)
+    else:
+        place.require_shards()
+        named = run.request.target.name, msgspec.structs.astuple(run.request)[1:]
+        written = executor.map(write_shard, (Part(run.snapshot, *named, begun, number) for number in todo))
+    for shard, found in written:
+        place.require(shard)
         losses = Losses(Counter(state.left_out), dict(state.names))
-        written = place.write(number, run.rows(shard, losses), shard.height)
-        state.shards.append(written)
+        losses.update(found)
+        state.shards.append(shard)
         state.left_out, state.names = dict(losses.counts), losses.names
         place.save(state)
-        done += shard.height
+        done += shard.episodes
         progress(done, run.episodes.height)
     manifest = run.manifest(state)
     place.finish(manifest)

@@ -141,5 +141,16 @@ class Place:
                 count, size, digest = write_table(self._folder / name, rows, self._target)
         return Shard(name, episodes, count, size, digest)
 
+    def require_shards(self) -> None:
+        """Raise UsageError where shards cannot be written apart: a tree's files are noted in one log."""
+        if self._is_tree:
+            raise UsageError(f"{self._target.name} is a tree of files, which one process writes: --executor local")
+
+    def require(self, shard: Shard) -> None:
+        """Raise UsageError if a shard that was written is not here: another node has another folder of that name."""
+        file = self._folder / shard.name
+        if not self._is_tree and not (file.is_file() and file.stat().st_size == shard.bytes):
+            raise UsageError(f"{file} was written by a node, and is not here: every node must mount the folder")
+
     def _name(self, number: int) -> str:
         return self._out.name if self._is_file else f"{number:05d}{SUFFIXES.get(self._target.container, '')}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -54,6 +54,10 @@ class JoinedSnapshot(Snapshot):
         self.forgotten = sum(member.forgotten for member in self.members)
         self._joined = JoinedObjects([member.objects for member in self.members])
         self._of_place: dict[int, pl.Series] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its members."""
+        return JoinedSnapshot, (self.members,)
 
     @property
     def objects(self) -> JoinedObjects:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from lake import ids
 from lake.errors import ContractError, UsageError
+from lake.execution.held import held
 from lake.read.visibility import DataFile, all_files, is_clean, visible_files
 from lake.storage.commits import NOTE
 from lake.storage.data_files import FileEntry, applied
@@ -44,11 +45,9 @@ class Reads(Protocol):
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT."""
-        ...
 
     def __hash__(self) -> int:
         """By identity: what is read from never changes."""
-        ...
 
 
 class Snapshot:
@@ -67,8 +66,7 @@ class Snapshot:
         self.forgotten = 0
         """Episodes that were erased with `forget` since: an earlier snapshot shows the others."""
         self._emptied: frozenset[int] = frozenset()
-        self._warned = False
-        self.root = store.root
+        self._warned, self.root = False, store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
             if all(name.partition("@")[0] in TABLES for name in unknown):
                 others = sorted({name.partition("@")[2] for name in unknown})
@@ -77,6 +75,11 @@ class Snapshot:
         self._resolve(versions)
         while self._is_newest and self._forget_began():
             self._resolve(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By address and versions; a worker process opens it once for all parts that it is given."""
+        key = tuple(self.versions.items())
+        return held, (f"snapshot of {self.root}", key, partial(Snapshot, self._store, self.versions))
 
     def _resolve(self, versions: Mapping[str, int] | None) -> None:
         known = {} if versions is None else self._store.replacements.known()

@@ -75,6 +75,10 @@ class Store:
         self._inside: dict[str, frozenset[int]] = {}
         self._lock, self.root = threading.RLock(), objects.root
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By address: what is open here is not carried to another process, whose clock counts there."""
+        return Store, (self.objects,)
+
     def exists(self) -> bool:
         """Whether the root holds a lake."""
         # Not DeltaTable.is_deltatable: it keeps the GIL while a bucket answers.
@@ -223,32 +227,28 @@ class Store:
 
         return until_committed(fence)
 
-    def rewrite(
+    def swap(
         self,
         name: str,
         version: int,
         removed: Sequence[FileEntry],
-        rows: Iterable[pa.Table],
+        written: Written,
         *,
         operation: str,
-        clean_since: tuple[int, int] | None = None,
         erases: bool = False,
         job_id: int | None = None,
-    ) -> Written:
-        """Replace files by one that holds the given rows, in one commit.
+    ) -> None:
+        """Replace files by one that was put aside, in one commit.
 
         Args:
             version: at which the removed files are live.
-            rows: what takes their place, in pieces; none at all leaves nothing in their place.
             operation: what this is called in the history.
-            clean_since: versions of `episodes` and `jobs` at which all these rows are visible.
             erases: rows are gone for good, so writers of `episodes` must look again at what is there.
 
         Raises:
             CommitLostError: another rewrite was first.
         """
         self._prepare(name)
-        written = self.put_aside(name, rows, clean_since)
         now = int(self.clock().timestamp() * 1000)
         actions: list[AddAction | RemoveAction] = [
             RemoveAction(entry.name, erases, now, size=entry.bytes) for entry in removed
@@ -266,10 +266,13 @@ class Store:
         except CommitLostError as error:
             msg = f"table `{name}` of {self.root} was rewritten by another process; nothing changed, run it again"
             raise CommitLostError(msg) from error
-        return written
 
     def put_aside(self, name: str, rows: Iterable[pa.Table], clean_since: tuple[int, int] | None) -> Written:
-        """Write a file that no commit names; no rows leave no file behind."""
+        """Write a file that no commit names; no rows leave no file. All are visible at `clean_since`, if that is known.
+
+        Args:
+            clean_since: versions of `episodes` and `jobs`.
+        """
         written = self._write(name, iter(rows), stem(clean_since))
         if not written.rows:
             self.objects.delete([f"{name}/{written.add.path}"])

@@ -87,7 +87,6 @@ class Job:
         self._store = store
         self._writer = writer
         self._resumed = job_id is not None
-        self._versions = snapshot or {}
         self._guard = guard
         self._after = after
         self._accepted: list[int] = []
@@ -217,8 +216,7 @@ class Job:
 
     def part(self) -> JobPart:
         """What another thread or process needs to write rows of this job; `take` what it answers."""
-        stamps = {"job_id": self.job_id, "series_id": self.series_id, "attempt": self.attempt}
-        return JobPart(self._store, stamps, self._versions)
+        return JobPart(self._store, {"job_id": self.job_id, "series_id": self.series_id, "attempt": self.attempt})
 
     def take(self, written: Written) -> None:
         """Accept rows that a part of this job wrote: they become visible when the job succeeds."""

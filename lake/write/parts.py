@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from lake import ids
 from lake.errors import ContractError
-from lake.execution.held import held
 from lake.read.parquet import collected, scan
-from lake.read.snapshot import Snapshot
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES, WRITTEN_BY_JOBS
@@ -35,20 +32,9 @@ class JobPart:
     leaves rows that nobody sees, and is simply run again: only what `Job.take` got is accepted with the job.
     """
 
-    def __init__(self, store: Store, stamps: Mapping[str, int], versions: Mapping[str, int]) -> None:
+    def __init__(self, store: Store, stamps: Mapping[str, int]) -> None:
         self._store = store
         self._stamps = dict(stamps)
-        self._versions = dict(versions)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """By the lake's address and the versions that the job reads, not by open handles."""
-        return _reopen, (self._store.objects, self._stamps, self._versions)
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """The tables as the job reads them; a process of an executor opens them once for all its parts."""
-        key = (self._store.root, *sorted(self._versions.items()))
-        return held("snapshot", key, lambda: Snapshot(self._store, self._versions))
 
     @property
     def objects(self) -> Objects:
@@ -84,7 +70,3 @@ def read_back(objects: Objects, written: Written) -> pl.DataFrame:
         raise FileNotFoundError(place)
     rows = collected(scan([objects.uri(place)], TABLES[written.table], objects.polars_options))
     return rows.drop("write_id", "job_id", "series_id", "attempt", strict=False)
-
-
-def _reopen(objects: Objects, stamps: Mapping[str, int], versions: Mapping[str, int]) -> JobPart:
-    return JobPart(Store(objects), stamps, versions)

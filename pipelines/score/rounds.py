@@ -19,6 +19,7 @@ import polars as pl
 from lake.errors import SandboxUnavailableError
 from lake.execution.executor import Executor
 from lake.read.episodes import EPISODES_A_PART, parts
+from lake.read.snapshot import Snapshot
 from lake.write.parted import run_parts, until
 from lake.write.parts import JobPart, Written
 from pipelines.score.figures import Figures
@@ -43,6 +44,7 @@ class Task:
     seconds: float
     """After which a part begins no more calls."""
     level: Level | None
+    snapshot: Snapshot
     part: JobPart
 
 
@@ -63,7 +65,7 @@ def score_part(item: tuple[Task, pl.DataFrame]) -> ScoredPart:
     """Score the episodes of a part in a worker process, and write the rows."""
     task, episodes = item
     share = Share(time.monotonic() + task.seconds, task.level)
-    found = [scored for scored in task.work.score(task.part.snapshot, episodes, share) if scored.episodes]
+    found = [scored for scored in task.work.score(task.snapshot, episodes, share) if scored.episodes]
     figures = Figures()
     for scored in found:
         figures.take(scored)
@@ -98,7 +100,7 @@ def score_in_rounds(
     seconds = config.commit_seconds
 
     def handed(part: JobPart) -> Iterator[tuple[Task, pl.DataFrame]]:
-        task = Task(run.work, run.series, seconds, level, part)
+        task = Task(run.work, run.series, seconds, level, run.snapshot, part)
         yield from ((task, episodes) for episodes in until(seconds, todo))
 
     while todo:

@@ -14,6 +14,7 @@ import pytest
 
 import lake
 from lake import Lake
+from lake.execution.local import LocalExecutor
 from lake.records import EpisodeRecord
 from testkit.processes import environment
 from testkit.sampled_lake import (
@@ -163,12 +164,27 @@ def test_chunks_and_budgets_change_nothing(lk: Lake, models: Path, monkeypatch: 
     whole = ratios(lk, rescore(lk, str(models / "e")).series_id)
     other = lake.open(Path(lk.uri).parent / "copy", create=True)
     other.append([*play(models / "b", tasks=4, siblings=4, turns=3, heat=0.7, seed=1)], run_id="games")
-    monkeypatch.setattr("trainer.evaluation.scoring.chunks.__defaults__", (60,))
+    monkeypatch.setattr("trainer.evaluation.scoring.CHUNK_TOKENS", (60, 60))
     small = ratios(other, rescore(other, str(models / "e"), options={"token_budget": 20}, commit_seconds=0).series_id)
     both = small.join(whole, on=[*KEYS, "encoding_id"], suffix="_whole")
     assert both.height == small.height
     for row in both.iter_rows(named=True):
         assert row["logprobs"] == pytest.approx(row["logprobs_whole"], abs=2e-5)
+
+
+def test_processes_give_the_same_bits_and_load_the_model_once_each(
+    lk: Lake, models: Path, games: list[EpisodeRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.evaluation.scoring.CHUNK_TOKENS", (60, 60))
+    here = rescore(lk, str(models / "e"))
+    other = recorded(tmp_path / "other", games)
+    there = rescore(other, str(models / "e"), executor=LocalExecutor(1, processes=True))
+    plain = ["write_id", "job_id", "sequence"]
+    assert ratios(other).drop(plain, strict=False).equals(ratios(lk).drop(plain, strict=False), null_equal=True)
+    assert (there.scored, there.tokens, len(there.job_ids)) == (here.scored, here.tokens, len(here.job_ids))
+    counts = "SELECT rows_in, rows_out, counts FROM job_runs WHERE kind = 'rescore'"
+    assert other.sql(counts).rows() == lk.sql(counts).rows()
+    assert other.scan("ratios").select(pl.col("write_id").n_unique()).collect().item() > 1, "there were several parts"
 
 
 # ---------------------------------------------------------------- others at work

@@ -11,6 +11,7 @@ import lake
 from lake import Lake
 from lake.care.compaction import Compaction
 from lake.errors import UsageError
+from lake.execution.local import LocalExecutor
 from lake.storage.commits import CommitLostError
 from lake.tables import TABLES
 from testkit.copies import empty_lake
@@ -41,6 +42,20 @@ def test_every_table_shows_the_same_rows_before_and_after(lk: Lake) -> None:
     assert done["episodes"].files_before == 6
     assert done["episodes"].files_after == 1
     assert len(lk.snapshot().entries("jobs")) == 1
+
+
+def test_processes_merge_the_same_files(lk: Lake, tmp_path: Path) -> None:
+    """Bins of two files; a merged file has the digest of its bytes in its name."""
+    other = full_lake(tmp_path / "other")
+    size = max(entry.bytes for entry in lk.snapshot().entries("steps")) * 5 // 2
+
+    def merged(one: Lake, executor: LocalExecutor | None) -> tuple[Compaction, list[str]]:
+        done = one.compact("steps", target_bytes=size, executor=executor)
+        return done, sorted(entry.name.rpartition("-")[2] for entry in one.snapshot().entries("steps"))
+
+    here, there = merged(lk, None), merged(other, LocalExecutor(2, processes=True))
+    assert there == here
+    assert here[0].files_after > 1
 
 
 def test_rows_are_in_the_tables_order_and_the_file_in_the_lakes_encoding(lk: Lake) -> None:

@@ -14,6 +14,7 @@ import lake
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, FormatError, UsageError
+from lake.execution.local import LocalExecutor
 from lake.export import TARGETS, target
 from lake.export import files as export_files
 from lake.export.job import export
@@ -570,3 +571,25 @@ def test_scores_of_elsewhere_leave_with_our_lines_also_where_a_scorer_of_their_n
     values = {score["value"] for row in rows for score in row["scores"] if "step_index" not in score}
     assert values == {0.25}
     assert manifest.left_out == {"scores of functions": 4}
+
+
+# ---------------------------------------------------------------- executors
+
+
+def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([rollout(f"t{n}", index) for n in range(3) for index in range(2)], run_id="r")
+    folders = {name: tmp_path / name for name in ("here", "there")}
+    for name, folder in folders.items():
+        executor = LocalExecutor(2, processes=True) if name == "there" else None
+        export(lk, Request(target("messages"), folder, shard_episodes=2), executor=executor)
+    here, there = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders.values())
+    assert len(here) == 4, "three shards and their manifest"
+    assert there == here
+
+
+def test_a_tree_is_written_by_one_process(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([rollout()], run_id="r")
+    with pytest.raises(UsageError, match="tree of files, which one process writes: --executor local"):
+        export(lk, Request(target("atif"), tmp_path / "out"), executor=LocalExecutor(1, processes=True))

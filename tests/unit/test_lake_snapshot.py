@@ -1,6 +1,7 @@
 """Snapshots: fixed versions of all tables, reopened at will, the same for Polars and for SQL."""
 
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,17 @@ def test_contents_of_a_pinned_snapshot_do_not_need_its_writer(tmp_path: Path) ->
     expected = contents(lk.snapshot())
     moved = shutil.copytree(lk.uri, tmp_path / "moved")
     assert_same(contents(lake.open(moved).at(lk.snapshot().versions)), expected)
+
+
+def test_a_snapshot_travels_by_address_and_versions(tmp_path: Path) -> None:
+    """To worker processes: of one lake, and of several that are read as one."""
+    first, second = (empty_lake(tmp_path / name) for name in ("first", "second"))
+    first.append([episode()], run_id="a")
+    second.append([episode(), episode(index=1)], run_id="b")
+    both = lake.open([first.uri, second.uri])
+    sent = [pickle.dumps(one.snapshot()) for one in (first, both)]
+    first.append([episode(index=2)], run_id="a")
+    counts = [pickle.loads(one).sql("SELECT count(*) FROM episodes").item() for one in sent]
+    assert counts == [1, 3]
+    again = [pickle.loads(sent[0]) for _ in range(2)]
+    assert again[0] is again[1], "a process opens it once for all its parts"

@@ -7,9 +7,10 @@ whoever commits second finds the other's rows, and drops its own of the same act
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,17 +18,22 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from lake.errors import UsageError
+from lake.execution.executor import Executor
 from lake.lake import Lake
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.settings import validated
 from lake.write import jobs
 from lake.write.claims import Commit, commit_unclaimed
+from lake.write.parted import run_parts, until
+from lake.write.parts import JobPart
 from trainer.backends.base import tensor_digest
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import prepare
+from trainer.data.select.selection import Selection
 from trainer.evaluation.checkpoints import Place, find_checkpoint, open_policy
 from trainer.evaluation.ratios import KEYS, KIND, STORED, names_of, ratio_rows
+from trainer.evaluation.rescore_parts import Task, rescore_part
 from trainer.evaluation.scoring import chunks, pending, score
 
 if TYPE_CHECKING:
@@ -72,6 +78,7 @@ def rescore(
     options: dict[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
     commit_seconds: float = COMMIT_SECONDS,
+    executor: Executor | None = None,
 ) -> RescoreReport:
     """Score the selected actions that a checkpoint has not scored.
 
@@ -80,12 +87,14 @@ def rescore(
         name: of the checkpoint in `ratios`; None names it after its folder or run.
         options: fields of TrainConfig: where, selection, tokens, token_budget, max_length, device, ...
         progress: told actions done and actions to do.
+        executor: where it runs; this process unless given. Each worker process loads the checkpoint, once.
 
     Raises:
         UsageError: no such checkpoint, a bad predicate, or a name that other weights have.
         CheckpointError: the checkpoint is damaged or gone.
         DataRefusedError: nothing can be scored.
         ConflictError: other processes scored the same actions again and again.
+        WorkerLostError: worker processes died again and again; what was committed before stays.
     """
     began = time.monotonic()
     place = find_checkpoint(lk.snapshot(), checkpoint)
@@ -100,8 +109,12 @@ def rescore(
     selection = pending(prepared.selection, run.done(prepared.snapshot))
     total = int(selection.members["trained"].sum())
     with lk.lease(prepared.snapshot, f"rescore {name}"):
-        scored = (rows for chunk in chunks(selection) for rows in score(policy, prepared.snapshot, chunk, config))
-        for seen in run.commit_all(scored, commit_seconds):
+        if executor is None or executor.is_here:
+            scored = (rows for chunk in chunks(selection) for rows in score(policy, prepared.snapshot, chunk, config))
+            steps = run.commit_all(scored, commit_seconds)
+        else:
+            steps = run.commit_parts(deque(chunks(selection)), executor, commit_seconds)
+        for seen in steps:
             if progress is not None:
                 progress(seen, total)
     judged = int(prepared.selection.members["trained"].sum())
@@ -204,32 +217,69 @@ class _Run:
             yield self.seen
         self.commit()
 
-    def commit(self) -> None:
-        """Make what waits visible, without what another run has scored or someone has taken out meanwhile.
+    def commit_parts(self, todo: deque[Selection], executor: Executor, seconds: float) -> Iterator[int]:
+        """Score chunks on an executor, in rounds that are a job each; yields the number seen so far."""
 
-        A ConflictError if that happens again and again.
-        """
-        if not self._waiting:
-            return
-        rows = ratio_rows(self.snapshot, pl.concat(self._waiting), self.name, self.place.policy_version)
-        self._waiting = []
+        def handed(part: JobPart) -> Iterator[tuple[Task, Selection]]:
+            task = Task(self.place, self.digest, self.name, self.config, self.snapshot, part)
+            for chunk in until(seconds, todo):
+                given.append(chunk.members.filter("trained").select(KEYS))
+                yield task, chunk
+
+        while todo:
+            given: list[pl.DataFrame] = []
+            parted = run_parts(
+                self.lk,
+                executor,
+                rescore_part,
+                handed,
+                claimed=lambda now, _: self.done(now),
+                keys=partial(_keys_of, given),
+                counts=lambda results: _counts(
+                    sum(result.rows for result in results), sum(result.tokens for result in results)
+                ),
+                refusal=self._refusal,
+                **self._of_job,
+            )
+            rows = sum(result.rows for result in parted.results)
+            self.seen += rows
+            if parted.job_id is not None:
+                self.scored += rows
+                self.tokens += sum(result.tokens for result in parted.results)
+                self.job_ids.append(parted.job_id)
+            elif "ratios" in parted.left:
+                self._commit_rows(parted.left["ratios"])
+            yield self.seen
+
+    def commit(self) -> None:
+        """Make what waits visible; see `_commit_rows`."""
+        if self._waiting:
+            rows = ratio_rows(self.snapshot, pl.concat(self._waiting), self.name, self.place.policy_version)
+            self._waiting = []
+            self._commit_rows(rows)
+
+    @property
+    def _refusal(self) -> str:
+        return f"another run has scored the same actions with {self.name} meanwhile"
+
+    @property
+    def _of_job(self) -> dict[str, Any]:
         parameters = self._series | {
             "checkpoint": self.name,
             "spelled": self.spelled,
             "path": str(self.place.path),
             "config": self.config.model_dump(mode="json"),
         }
+        of_series = {"series": self._series, "code": _code()}
+        return {"kind": KIND, "parameters": parameters, "snapshot": self.snapshot} | of_series
+
+    def _commit_rows(self, rows: pl.DataFrame) -> None:
+        """Make rows visible, without what another run has scored or someone has taken out meanwhile.
+
+        A ConflictError if that happens again and again.
+        """
         kept, job_id = commit_unclaimed(
-            self.lk,
-            rows,
-            claimed=self.done,
-            made=_written,
-            refusal=f"another run has scored the same actions with {self.name} meanwhile",
-            kind=KIND,
-            parameters=parameters,
-            series=self._series,
-            code=_code(),
-            snapshot=self.snapshot,
+            self.lk, rows, claimed=self.done, made=_written, refusal=self._refusal, **self._of_job
         )
         self.scored += kept.height
         self.tokens += int(kept["n_action"].sum())
@@ -238,5 +288,12 @@ class _Run:
 
 
 def _written(rows: pl.DataFrame, _: pl.Series) -> Commit:
-    tokens = int(rows["n_action"].sum())
-    return Commit({"ratios": rows}, {"rows_in": rows.height, "rows_out": rows.height, "tokens": tokens})
+    return Commit({"ratios": rows}, _counts(rows.height, int(rows["n_action"].sum())))
+
+
+def _keys_of(given: list[pl.DataFrame], _: object) -> pl.DataFrame:
+    return pl.concat(given)
+
+
+def _counts(rows: int, tokens: int) -> dict[str, int]:
+    return {"rows_in": rows, "rows_out": rows, "tokens": tokens}

@@ -24,8 +24,11 @@ from trainer.policy.model import check_vocabulary
 if TYPE_CHECKING:
     from trainer.policy.model import Policy
 
-CHUNK_TOKENS = 4_000_000
-"""Tokens that are planned and read together: neighbours in the files, whatever the plan's order."""
+CHUNKS = 64
+CHUNK_TOKENS = 32_768, 1_000_000
+"""Tokens that are planned and read together, neighbours in the files whatever the plan's order: a part of all of them,
+and how few and how many at most. They do not depend on where the chunks are scored: what is batched together may show
+in the last bits."""
 _NEEDS = Needs(temperature=Temperature.AS_SAMPLED)
 
 
@@ -47,11 +50,13 @@ def pending(selection: Selection, done: pl.DataFrame) -> Selection:
     return replace(selection, members=members.filter(pl.col("step_index") <= last))
 
 
-def chunks(selection: Selection, tokens: int = CHUNK_TOKENS) -> Iterator[Selection]:
+def chunks(selection: Selection) -> Iterator[Selection]:
     """Parts of a selection: whole episodes that lie together in the files, up to a number of tokens."""
     sizes = selection.members.group_by("episode_id").agg(
         file=pl.col("file").min(), row=pl.col("row").min(), tokens=(pl.col("n_context") + pl.col("n_action")).sum()
     )
+    least, most = CHUNK_TOKENS
+    tokens = min(most, max(least, int(sizes["tokens"].sum()) // CHUNKS))
     sizes = sizes.sort("file", "row", "episode_id").with_columns(
         chunk=((pl.col("tokens").cum_sum() - pl.col("tokens")) // tokens).cast(pl.Int64)
     )

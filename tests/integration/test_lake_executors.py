@@ -1,0 +1,241 @@
+"""Every job on every executor gives the same rows, figures and files; on Ray with several nodes, and a lake in S3.
+
+1. Nobody dies.
+2. A worker, a node, the driver is killed.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import lake
+from lake import Lake
+from lake.execution.local import LocalExecutor
+from testkit.job_worker import JOBS
+from testkit.object_store import Store, new_bucket, s3_server
+from testkit.processes import environment
+from testkit.ray_cluster import OBJECT_STORE_BYTES, RayCluster, ray_cluster
+from testkit.score_lakes import conversation, module
+
+__all__ = ["ray_cluster", "s3_server"]
+
+STAMPS = ("write_id", "job_id", "series_id")
+SORTED = ("scorer", "episode_id", "step_index")
+FUNCTIONS = """
+from helpers import third
+
+@reward_function
+def pointwise(messages, task_id, rollout_index, steps, **kwargs):
+    if task_id == "t1" and rollout_index == 1:
+        raise ValueError("this one cannot be judged")
+    outputs = [StepOutput(step["index"], third(step["index"])) for step in steps]
+    return EvaluateResult(score=third(len(str(messages))) + third(rollout_index), reason=task_id, step_outputs=outputs)
+
+@reward_function(mode="group")
+def grouped(rollouts_messages, rollout_index, **kwargs):
+    return [third(index) / third(1 + sum(rollout_index)) for index in rollout_index]
+
+@reward_function(mode="batch")
+def batched(rollouts_messages, rollout_index, **kwargs):
+    return [third(index + len(rollout_index)) for index in rollout_index]
+"""
+RECORDS = [conversation(f"t{task}", index) for task in range(4) for index in range(3)]
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A module with a helper beside it."""
+    folder = tmp_path_factory.mktemp("functions")
+    module(folder, "def third(n):\n    return n / 3\n", "helpers.py")
+    return module(folder, FUNCTIONS)
+
+
+def filled(uri: str | Path, options: Mapping[str, str] | None = None) -> Lake:
+    """A lake with a file per task."""
+    lk = lake.open(str(uri), create=True, storage_options=dict(options or {}))
+    for task in range(4):
+        lk.append(RECORDS[3 * task : 3 * task + 3], run_id="r")
+    return lk
+
+
+def jobs_of(functions: str, out: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each job with its arguments; scoring by a function first."""
+    names = ("pointwise", "grouped", "batched")
+    return [
+        *(("score", {"target": f"{functions}:{name}"}) for name in names),
+        ("score", {"target": "tool_success"}),
+        ("credit", {}),
+        ("export", {"out": str(out)}),
+        ("compact", {"target_bytes": 1 << 15}),
+    ]
+
+
+def rows(lk: Lake) -> dict[str, pl.DataFrame]:
+    """What the jobs wrote, and what they left as it was."""
+    found = {name: lk.scan(name).collect() for name in ("scores", "advantages", "steps")}
+    return {
+        name: frame.drop(*STAMPS, strict=False).sort(
+            *(name for name in SORTED if name in frame.columns), nulls_last=True
+        )
+        for name, frame in found.items()
+    }
+
+
+def assert_same_rows(lk: Lake, expected: Lake, *names: str) -> None:
+    mine, theirs = rows(lk), rows(expected)
+    for name in names or theirs:
+        assert mine[name].equals(theirs[name], null_equal=True), name
+
+
+def counts(lk: Lake) -> list[tuple[Any, ...]]:
+    return lk.sql("SELECT kind, rows_in, rows_out, rows_dropped, counts FROM job_runs ORDER BY started_at").rows()
+
+
+def plain(report: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in report.items() if name not in ("said", "printed")}
+
+
+@pytest.fixture(scope="module")
+def expected(functions: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[dict[str, Any]]]:
+    """All jobs in this process, into a lake in a folder."""
+    folder = tmp_path_factory.mktemp("here")
+    lk = filled(folder / "lake")
+    return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(functions, folder / "out")]
+
+
+def driver(
+    store: Store, cluster: RayCluster, fate: str, folder: Path, *jobs: tuple[str, dict[str, Any]]
+) -> subprocess.Popen[str]:
+    """A process that runs jobs on the cluster."""
+    words = [store.root, json.dumps(store.options), "ray", fate, str(folder)]
+    words += [f"{name} {json.dumps(job)}" for name, job in jobs]
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "testkit.job_worker", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(RAY_ADDRESS=cluster.address, RAY_USAGE_STATS_ENABLED="0"),
+        start_new_session=True,
+    )
+
+
+def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err[-4000:]
+    return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+# ---------------------------------------------------------------- 1. nobody dies
+
+
+def test_processes_give_the_same(functions: str, expected: tuple[Lake, list[dict[str, Any]]], tmp_path: Path) -> None:
+    lk = filled(tmp_path / "lake")
+    executor = LocalExecutor(2, processes=True)
+    reports = [plain(JOBS[name](lk, executor, **job)) for name, job in jobs_of(functions, tmp_path / "out")]
+    assert reports == expected[1]
+    assert_same_rows(lk, expected[0])
+    assert counts(lk) == counts(expected[0])
+
+
+def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
+    functions: str,
+    expected: tuple[Lake, list[dict[str, Any]]],
+    s3_server: str,
+    ray_cluster: RayCluster,
+    tmp_path: Path,
+) -> None:
+    store = new_bucket(s3_server)
+    lk = filled(store.root, store.options)
+    jobs = jobs_of(functions, tmp_path / "out")
+    *reports, end = reports_of(driver(store, ray_cluster, "none", tmp_path / "marks", *jobs))
+    assert list(map(plain, reports)) == expected[1]
+    assert_same_rows(lk, expected[0])
+    assert counts(lk) == counts(expected[0])
+    for report in reports[:3]:
+        (said,) = report["said"]
+        assert "gets no part" in said
+        assert "riscv64" in said
+    assert reports[3]["said"] == [], "a built-in scorer needs no isolation"
+    assert end["object_store_bytes"] < OBJECT_STORE_BYTES / 100, "rows travel through the lake"
+
+
+# ---------------------------------------------------------------- 2. somebody dies
+
+
+JOB_NAMES = ("score", "credit", "export", "compact")
+
+
+@pytest.mark.parametrize(
+    ("name", "fate"),
+    [
+        ("score", "node"),
+        *(
+            pytest.param(name, fate, marks=pytest.mark.slow)
+            for name in JOB_NAMES
+            for fate in ("before", "after", "node")
+            if (name, fate) != ("score", "node")
+        ),
+    ],
+)
+def test_what_is_lost_on_ray_runs_again(
+    functions: str,
+    expected: tuple[Lake, list[dict[str, Any]]],
+    s3_server: str,
+    ray_cluster: RayCluster,
+    tmp_path: Path,
+    name: str,
+    fate: str,
+) -> None:
+    """A worker before its part, after it when its answer is lost, or with its node."""
+    store = new_bucket(s3_server)
+    lk = filled(store.root, store.options)
+    job = _first(functions, tmp_path, name)
+    report, _ = reports_of(driver(store, ray_cluster, fate, tmp_path / "marks", job))
+    assert (tmp_path / "marks" / "lost").exists(), "nobody was killed"
+    if fate == "node":
+        ray_cluster.ask("node")
+    alone = filled(tmp_path / "alone")
+    assert plain(report) == plain(JOBS[name](alone, None, **_first(functions, tmp_path / "alone-out", name)[1]))
+    assert_same_rows(lk, alone)
+    assert counts(lk) == counts(alone)
+    if fate == "after" and name in ("score", "credit"):
+        assert lk.snapshot().dead_write_ids, "what the lost one wrote stays dead"
+
+
+def _first(functions: str, out: Path, name: str) -> tuple[str, dict[str, Any]]:
+    return next(job for job in jobs_of(functions, out) if job[0] == name)
+
+
+@pytest.mark.parametrize("name", ["score", *(pytest.param(n, marks=pytest.mark.slow) for n in ("export", "compact"))])
+def test_a_driver_that_is_killed_is_run_again(
+    functions: str, s3_server: str, ray_cluster: RayCluster, tmp_path: Path, name: str
+) -> None:
+    store = new_bucket(s3_server)
+    lk = filled(store.root, store.options)
+    job, marks = _first(functions, tmp_path / "out", name), tmp_path / "marks"
+    process = driver(store, ray_cluster, "wait", marks, job)
+    deadline = time.monotonic() + 300
+    while not (marks / "part-2").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no part was begun"
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    (marks / "go").touch()
+    alone = filled(tmp_path / "alone")
+    assert_same_rows(lk, alone)
+    JOBS[name](lk, None, **job[1])
+    JOBS[name](alone, None, **_first(functions, tmp_path / "alone-out", name)[1])
+    assert_same_rows(lk, alone)
+    if name == "export":
+        mine, theirs = ({f.name: f.read_bytes() for f in (tmp_path / n).glob("*.jsonl")} for n in ("out", "alone-out"))
+        assert mine == theirs
