@@ -43,16 +43,20 @@ class Lake:
     once. Usable as a context.
     """
 
-    def __init__(self, store: Store, *, compact_above: int = compaction.FEW_FILES) -> None:
+    def __init__(
+        self, store: Store, *, compact_above: int = compaction.FEW_FILES, commits_in_groups: bool = False
+    ) -> None:
         self._store = store
         self._pins = Pins(store)
         self._compact_above = compact_above
+        self._commits_in_groups = commits_in_groups
 
     @cached_property
     def _writer(self) -> EpisodeWriter:
+        from lake.write.fleet.client import Fleet
         from lake.write.writer import EpisodeWriter
 
-        return EpisodeWriter(self._store)
+        return EpisodeWriter(self._store, Fleet(self._store.objects) if self._commits_in_groups else None)
 
     @property
     def uri(self) -> str:

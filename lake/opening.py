@@ -1,5 +1,6 @@
 """Opening a lake, and making one."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,8 @@ from lake.storage.objects import Objects
 from lake.storage.store import Store, utc_now
 from lake.tables import TABLES
 
+GROUP_COMMIT = "TRAJLAKE_GROUP_COMMIT"
+
 
 def open(  # noqa: A001 - `lake.open` is the name people guess
     uri: str | Path | Sequence[str | Path],
@@ -21,6 +24,7 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
     storage_options: Mapping[str, str] | None = None,
     clock: Callable[[], datetime] = utc_now,
     compact_above: int = compaction.FEW_FILES,
+    group_commit: bool | None = None,
 ) -> Lake:
     """Open a lake, or several as one.
 
@@ -32,6 +36,8 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
             environment (AWS_*, GOOGLE_*, AZURE_*). They are never stored.
         clock: what time it is, with a timezone.
         compact_above: a job that leaves a table with this many small files merges them; 0 never does.
+        group_commit: writers of this machine that get in each other's way let one process commit for all of them
+            (`lake.write.fleet`). Unless given, TRAJLAKE_GROUP_COMMIT says it (on, off); else they do.
 
     Raises:
         NotALakeError: nothing there, or something that is not a lake.
@@ -40,7 +46,8 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
         UsageError: a URI scheme that is not supported, no usable path, or lakes that cannot be read together.
     """
     if not isinstance(uri, str | Path):
-        return _joined(uri, create=create, storage_options=storage_options, clock=clock, compact_above=compact_above)
+        options = {"storage_options": storage_options, "clock": clock, "compact_above": compact_above}
+        return _joined(uri, create=create, group_commit=group_commit, **options)
     objects = Objects(uri, storage_options)
     store = Store(objects, clock)
     if not store.exists():
@@ -59,7 +66,17 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
             raise LakeAccessError(missing_table(objects.root, "episodes"))
         store.create()
     store.check_format()
-    return Lake(store, compact_above=compact_above)
+    if group_commit is None:
+        group_commit = _is_on(os.environ.get(GROUP_COMMIT, "on"))
+    # A committer goes by the clock of its machine, and is found by sockets and locks of POSIX.
+    group_commit = group_commit and clock is utc_now and os.name == "posix"
+    return Lake(store, compact_above=compact_above, commits_in_groups=group_commit)
+
+
+def _is_on(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise UsageError(f"{GROUP_COMMIT} is {text!r}; valid: on, off")
+    return text == "on"
 
 
 def _joined(uris: Sequence[str | Path], *, create: bool, **options: Any) -> Lake:

@@ -14,6 +14,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Indexes of the tests' lakes go with the temporary folder of the machine.
 os.environ.setdefault("TRAJLAKE_CACHE", tempfile.mkdtemp(prefix="trajlake-test-cache-"))
 
+# Writers commit by themselves, where tests hold and kill them; those of committers ask for one.
+os.environ.setdefault("TRAJLAKE_GROUP_COMMIT", "off")
+
 import pytest
 from hypothesis import settings
 

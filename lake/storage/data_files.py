@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Self, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -87,6 +87,18 @@ def stem(clean_since: tuple[int, int] | None) -> str:
     return "" if clean_since is None else f"{CLEAN}-{clean_since[0]}-{clean_since[1]}-"
 
 
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A data file that another process wrote: what the log is going to say of it."""
+
+    name: str
+    bytes: int
+    modified: int
+    """Milliseconds."""
+    statistics: str
+    rows: int
+    at: datetime
+
+
 @dataclass(slots=True)
 class Written:
     """A data file that is on its way into the log, or was put aside for earlier versions."""
@@ -95,13 +107,25 @@ class Written:
     rows: int
     at: datetime
 
+    def told(self) -> Told:
+        """As another process can be told of it."""
+        return Told(self.add.path, self.add.size, self.add.modification_time, self.add.stats, self.rows, self.at)
+
+    @classmethod
+    def of(cls, told: Told) -> Self:
+        """As another process has told of it."""
+        add = AddAction(told.name, told.bytes, {}, told.modified, True, told.statistics)
+        return cls(add, told.rows, told.at)
+
 
 @dataclass(slots=True)
 class Staged:
     """Rows with the file that holds them already."""
 
-    rows: pl.DataFrame
+    rows: pl.DataFrame | None
+    """None in a process that only commits the file: whoever wrote it looks after it."""
     written: Written
+    job_id: int | None = None
 
 
 def write_file(objects: Objects, table: Table, rows: Iterator[pa.Table], stem: str, at: datetime) -> Written:

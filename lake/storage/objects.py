@@ -4,6 +4,7 @@ Everything in a lake that is not a Delta table's own read or write goes through 
 compaction, pins, orphans. A local lake uses file operations and never loads obstore.
 """
 
+import builtins
 import os
 import re
 import secrets
@@ -193,6 +194,12 @@ class Objects:
         """Storage options for Polars; empty for a local folder."""
         return self._bucket.polars_options if self._bucket else {}
 
+    @property
+    def reached_by(self) -> builtins.list[tuple[str, str]]:
+        """All that says where the objects are and who asks for them: options, and what the environment has of them."""
+        environment = {name: value for name, value in os.environ.items() if name.upper().startswith(_FAMILIES)}
+        return [*environment.items(), *self._options.items()]
+
     def uri(self, path: str) -> str:
         """Full address of an object: an absolute path, or scheme://bucket/key."""
         return f"{self.root}/{path}" if path else self.root
@@ -261,9 +268,7 @@ class Objects:
 
     def redacted(self, text: str) -> str:
         """A text with every secret of the options and of the environment replaced by ***."""
-        environment = {name: value for name, value in os.environ.items() if name.upper().startswith(_FAMILIES)}
-        given = [*environment.items(), *self._options.items()]
-        values = {value for name, value in given if _SECRET.search(name) and not _PLACE.search(name)}
+        values = {value for name, value in self.reached_by if _SECRET.search(name) and not _PLACE.search(name)}
         secrets = {value for value in values if len(value) >= _SHORTEST_SECRET}
         # As they are and as a URL spells them, the longest first.
         for secret in sorted(secrets | {quote(value, safe="") for value in secrets}, key=len, reverse=True):

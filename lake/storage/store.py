@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _APPEND_TRIES = 20
-_SOON = timedelta(hours=1)
+SOON = timedelta(hours=1)
 """A data file that waits longer for its commit may have been taken for an orphan."""
 _FEW_COMMITS = 50
 _REWRITE = "rewrite"
@@ -163,44 +163,51 @@ class Store:
 
     def append(self, name: str, frame: pl.DataFrame, *, job_id: int | None = None) -> str:
         """Append rows unconditionally, and return the name of the file that holds them."""
-        self._prepare(name)
-        written = self._write(name, sorted_rows(frame, TABLES[name]))
-        note = self._note("append", job_id, rows=written.rows)
+        staged = self.stage(name, frame, job_id=job_id)
+        self.append_staged(name, [staged])
+        return staged.written.add.path
 
-        def append() -> Written:
+    def stage(self, name: str, frame: pl.DataFrame, *, job_id: int | None = None) -> Staged:
+        """Write rows to a file that a commit can name, alone or beside others, as often as it takes."""
+        self._prepare(name)
+        return Staged(frame, self._write(name, sorted_rows(frame, TABLES[name])), job_id)
+
+    def append_staged(self, name: str, staged: Sequence[Staged]) -> None:
+        """Append files unconditionally, in one commit."""
+
+        def append() -> None:
             with self._lock:
                 self.refresh(name)
-                fresh = self._fresh(name, written, frame)
                 # delta-rs has no blind append: beside a rewrite it may call a conflict where there is none.
-                self._commit(self._handles[name], name, [fresh.add], note)
-            return fresh
+                self._append(self._handles[name], name, staged)
 
         busy = f"table `{name}` of {self.root} is too busy: {_APPEND_TRIES} commits failed; try again later"
-        return self._kept(name, until_committed(append, tries=_APPEND_TRIES, busy=busy), frame)
+        until_committed(append, tries=_APPEND_TRIES, busy=busy)
+        self.keep(name, staged)
 
-    def stage(self, name: str, frame: pl.DataFrame) -> Staged:
-        """Write rows to a file that `append_episodes` or `append_terminal` can commit, as often as it takes."""
-        self._prepare(name)
-        return Staged(frame, self._write(name, sorted_rows(frame, TABLES[name])))
-
-    def append_episodes(self, staged: Staged, checked_version: int, *, job_id: int | None = None) -> None:
+    def append_episodes(self, staged: Sequence[Staged], checked_version: int) -> None:
         """Append to `episodes` as a compare-and-swap on the version that was checked. Raises CommitLostError."""
-        self._append_if(EPISODES.name, staged, checked_version, job_id)
+        self._append_if(EPISODES.name, staged, checked_version)
 
-    def append_terminal(self, staged: Staged, checked_version: int, *, job_id: int) -> None:
-        """Append a terminal row likewise. Raises CommitLostError: a job ended, or dead writes were dropped: retry."""
-        self._append_if("jobs", staged, checked_version, job_id)
+    def append_terminal(self, staged: Sequence[Staged], checked_version: int) -> None:
+        """Append terminal rows likewise. Raises CommitLostError: a job ended, or dead writes were dropped: retry."""
+        self._append_if("jobs", staged, checked_version)
 
-    def _append_if(self, name: str, staged: Staged, checked_version: int, job_id: int | None) -> None:
+    def _append_if(self, name: str, staged: Sequence[Staged], version: int) -> None:
         with self._lock:
-            handle = self._handles[name]
             # Only what is not newer than the caller's look is a base for its commit.
-            base = handle if handle.version() == checked_version else self._at(name, checked_version)
-            staged.written = self._fresh(name, staged.written, staged.rows)
-            note = self._note("append", job_id, rows=staged.written.rows)
-            # If it fails the file stays: over a network a commit may have arrived although it was reported lost.
-            self._commit(base, name, [staged.written.add], note, [self._next(base, name)])
-        self._kept(name, staged.written, staged.rows)
+            base = self._handles[name] if self._handles[name].version() == version else self._at(name, version)
+            # If it fails the files stay: over a network a commit may have arrived although it was reported lost.
+            self._append(base, name, staged, [self._next(base, name)])
+        self.keep(name, staged)
+
+    def _append(
+        self, handle: DeltaTable, name: str, staged: Sequence[Staged], marks: list[Transaction] | None = None
+    ) -> None:
+        for one in staged:
+            one.written = self._fresh(name, one)
+        note = self._note("append", *(one.job_id for one in staged), rows=sum(one.written.rows for one in staged))
+        self._commit(handle, name, [one.written.add for one in staged], note, marks)
 
     def added(self, name: str, since: int, until: int) -> list[FileEntry]:
         """Files that a few commits after a version brought, up to another; all files where that cannot be told."""
@@ -222,7 +229,7 @@ class Store:
             with self._lock:
                 self.refresh(name)
                 marks = [self._next(self._handles[name], app) for app in (name, _REWRITE)]
-                self._commit(self._handles[name], name, [], self._note("fence", None), marks)
+                self._commit(self._handles[name], name, [], self._note("fence"), marks)
                 return self.refresh(name)
 
         return until_committed(fence)
@@ -284,36 +291,35 @@ class Store:
             commits = [] if self.refresh(name) == -1 else self._handles[name].history(limit)
         return [commit | {"note": commit.get(NOTE) or {}} for commit in commits]
 
-    def _kept(self, name: str, written: Written, frame: pl.DataFrame) -> str:
-        """The name of a committed file, written again if it is gone.
+    def keep(self, name: str, staged: Sequence[Staged]) -> None:
+        """See to it that committed files are there, and write them again where they are gone.
 
         A writer that was stopped for days between writing a file and committing it finds it taken for an orphan.
         """
-        while not self.objects.exists(f"{name}/{written.add.path}"):
-            version, entries = self.files(name)
-            missing = [entry for entry in entries if entry.name == written.add.path]
-            if not missing:
-                break  # committed, seen by a rewrite, and replaced by it
-            again = self._write(name, sorted_rows(frame, TABLES[name]))
-            now = int(self.clock().timestamp() * 1000)
-            gone = RemoveAction(missing[0].name, False, now, size=missing[0].bytes)
-            handle = self._at(name, version)
-            with suppress(CommitLostError):
-                note = self._note("repair", None, rows=again.rows)
-                self._commit(handle, name, [gone, again.add], note, [self._next(handle, _REWRITE)])
-                written = again
-        return written.add.path
+        for one in staged:
+            while one.rows is not None and not self.objects.exists(f"{name}/{one.written.add.path}"):
+                version, entries = self.files(name)
+                if not (missing := [entry for entry in entries if entry.name == one.written.add.path]):
+                    break  # committed, seen by a rewrite, and replaced by it
+                again = self._write(name, sorted_rows(one.rows, TABLES[name]))
+                now = int(self.clock().timestamp() * 1000)
+                gone = RemoveAction(missing[0].name, False, now, size=missing[0].bytes)
+                handle = self._at(name, version)
+                with suppress(CommitLostError):
+                    note = self._note("repair", rows=again.rows)
+                    self._commit(handle, name, [gone, again.add], note, [self._next(handle, _REWRITE)])
+                    one.written = again
 
     def _write(self, name: str, rows: Iterator[pa.Table], beginning: str = "") -> Written:
         with self._translated(name):
             return write_file(self.objects, TABLES[name], rows, beginning, self.clock())
 
-    def _fresh(self, name: str, written: Written, frame: pl.DataFrame) -> Written:
+    def _fresh(self, name: str, staged: Staged) -> Written:
         """A file about to be committed, written again if vacuum may have taken it meanwhile."""
-        age = self.clock() - written.at
-        if timedelta(0) <= age < _SOON or self.objects.exists(f"{name}/{written.add.path}"):
-            return written
-        return self._write(name, sorted_rows(frame, TABLES[name]))
+        is_young = timedelta(0) <= self.clock() - staged.written.at < SOON
+        if is_young or staged.rows is None or self.objects.exists(f"{name}/{staged.written.add.path}"):
+            return staged.written
+        return self._write(name, sorted_rows(staged.rows, TABLES[name]))
 
     def _commit(
         self,
@@ -327,8 +333,9 @@ class Store:
             commit(handle, name, actions, {NOTE: note}, marks)
         self._logs[name].wrote(handle.version())
 
-    def _note(self, operation: str, job_id: int | None, **figures: int) -> dict[str, Any]:
-        job = {} if job_id is None else {"job": ids.to_text(job_id)}
+    def _note(self, operation: str, *jobs: int | None, **figures: int) -> dict[str, Any]:
+        """What a commit says of itself; it names its job if it is of one alone."""
+        job = {"job": ids.to_text(jobs[0])} if jobs and jobs[0] is not None and len(set(jobs)) == 1 else {}
         return {"at": self.clock().isoformat(), "operation": operation, **figures, **job}
 
     def _next(self, handle: DeltaTable, app: str) -> Transaction:

@@ -1,13 +1,15 @@
 """Which episodes a lake holds, and which were forgotten: what a writer looks up before it commits.
 
 Brought up to date from the files added since the last look, and kept as a few sorted runs that are merged when they
-grow alike (a log-structured merge), so a batch costs what it brings, not what is there: 100 bytes an episode in
+grow alike (a log-structured merge), so a batch costs what it brings, not what is there: 110 bytes an episode in
 memory, logarithmic time a lookup.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -52,7 +54,29 @@ class Tombstones:
         self._announced = self._announced.filter(~real)
 
 
-_COLUMNS = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt")
+_COLUMNS = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt", "write_id")
+
+Slot = tuple[int, int, str | None]
+"""group_id, rollout_index and agent_id: what a retry shares with its predecessor."""
+
+
+class Newest(msgspec.Struct, frozen=True, array_like=True):
+    """The last attempt at a rollout."""
+
+    attempt: int
+    episode_id: int
+    content_hash: int
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What a lake holds, at a version of `episodes`, of what was asked about."""
+
+    version: int
+    contents: dict[int, tuple[int, int]]
+    """Episode -> its content_hash and its write_id."""
+    newest: dict[Slot, Newest]
+    forgotten: set[int]
+    """Episodes that were erased and must not come back, those among them that were asked about."""
 
 
 @dataclass(slots=True)
@@ -118,25 +142,33 @@ class EpisodeIndex:
             entries = self._store.added(EPISODES.name, self._version, version)
         if paths := [entry.path for entry in entries if entry.path not in self._seen]:
             rows = scan(paths, EPISODES, self._store.objects.polars_options).select(_COLUMNS)
-            self._runs.append(_Run.of(collected(rows)))
-            # Every run stays at least twice as long as the next.
-            while len(self._runs) > 1 and self._runs[-2].rows_E.height < 2 * self._runs[-1].rows_E.height:
-                last, before = self._runs.pop(), self._runs.pop()
-                self._runs.append(_Run.of(pl.concat([before.rows_E, last.rows_E])))
+            self._merge(collected(rows))
             self._seen.update(paths)
 
-    def contents(self, episode_ids: Iterable[int]) -> dict[int, int]:
-        """Content hash of those that are present."""
+    def _merge(self, rows: pl.DataFrame) -> None:
+        self._runs.append(_Run.of(rows))
+        # Every run stays at least twice as long as the next.
+        while len(self._runs) > 1 and self._runs[-2].rows_E.height < 2 * self._runs[-1].rows_E.height:
+            last, before = self._runs.pop(), self._runs.pop()
+            self._runs.append(_Run.of(pl.concat([before.rows_E, last.rows_E])))
+
+    def known(self, episode_ids: Iterable[int], group_ids: Iterable[int]) -> Known:
+        """What was there at the last look of some episodes, and of the attempts in some groups."""
         wanted = np.unique(np.fromiter(episode_ids, np.int64))
         found = pl.concat([self._nothing, *(run.episodes(wanted) for run in self._runs)])
-        return dict(zip(found["episode_id"], found["content_hash"], strict=True))
+        contents = zip(found["content_hash"], found["write_id"], strict=True)
+        groups = np.unique(np.fromiter(group_ids, np.int64))
+        of_groups = pl.concat([self._nothing, *(run.groups(groups) for run in self._runs)])
+        newest: dict[Slot, Newest] = {}
+        for episode_id, content, group, rollout, agent, attempt, _ in of_groups.iter_rows():
+            last = newest.get((group, rollout, agent))
+            is_newer = last is None or (attempt, episode_id) > (last.attempt, last.episode_id)
+            if is_newer and episode_id not in self._forgotten:
+                newest[group, rollout, agent] = Newest(attempt, episode_id, content)
+        version = -1 if self._version is None else self._version
+        return Known(version, dict(zip(found["episode_id"], contents, strict=True)), newest, self._forgotten)
 
-    def of_groups(self, group_ids: Iterable[int]) -> pl.DataFrame:
-        """Episodes of some groups: episode_id, content_hash, group_id, rollout_index, agent_id, attempt."""
-        wanted = np.unique(np.fromiter(group_ids, np.int64))
-        found = pl.concat([self._nothing, *(run.groups(wanted) for run in self._runs)]).unique("episode_id")
-        return found.filter(~pl.col("episode_id").is_in(list(self._forgotten))) if self._forgotten else found
-
-    def is_forgotten(self, episode_id: int) -> bool:
-        """Whether the episode was erased and must not come back."""
-        return episode_id in self._forgotten
+    def take(self, paths: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Take in files that this process committed itself, by their rows: they need not be read."""
+        self._merge(pl.DataFrame(rows, schema=self._nothing.schema, orient="row"))
+        self._seen.update(paths)

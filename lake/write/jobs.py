@@ -251,9 +251,9 @@ class Job:
             if event == "succeeded":
                 self._require_live()
                 self._guard()
-            staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}))
+            staged = self._store.stage("jobs", _jobs_frame(row | {"sequence": version}), job_id=self.job_id)
             try:
-                self._store.append_terminal(staged, version, job_id=self.job_id)
+                self._store.append_terminal([staged], version)
             except CommitLostError:
                 if not self._store.holds("jobs", row["write_id"], version):
                     raise

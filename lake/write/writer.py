@@ -17,6 +17,7 @@ earlier state of what is there: it changes nothing.
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -28,20 +29,23 @@ from lake.errors import UsageError
 from lake.read.parquet import collected, scan
 from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Identity, identify
-from lake.storage.commits import CommitLostError, revoked, until_committed
 from lake.storage.store import Store
 from lake.tables import EPISODES, RETRACTIONS, TABLES
 from lake.tables.contracts import conform
-from lake.write.index import EpisodeIndex
+from lake.write.index import Known, Slot
+from lake.write.ledger import Attempt, Claim, Ledger, superseded
 from lake.write.rows import blobs_frame, episodes_frame, moved_out, spans_frame, steps_frame, tokens_frame
 
 if TYPE_CHECKING:
+    from lake.write.fleet.client import Committer, Fleet
     from lake.write.jobs import Job
 
-_Slot = tuple[int, int, str | None]
-"""group_id, rollout_index and agent_id: what a retry shares with its predecessor."""
 _Extent = tuple[int, datetime]
 """How far a session is: its steps and its end; the longer one is the greater."""
+
+
+_PATIENCE = 3
+"""Lost races after which a batch goes to the committer instead, once: who loses again and again would wait for long."""
 
 
 @dataclass(slots=True)
@@ -61,11 +65,17 @@ class Outcome:
 
 
 class EpisodeWriter:
-    """Appends records to a lake's fact tables exactly once."""
+    """Appends records to a lake's fact tables exactly once.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        fleet: the way to the committer of this machine, which commits what its writers bring together; None always
+            commits in this process.
+    """
+
+    def __init__(self, store: Store, fleet: "Fleet | None" = None) -> None:
         self._store = store
-        self._index = EpisodeIndex(store)
+        self._ledger = Ledger(store)
+        self._fleet = fleet
         # Threads of one process take turns: a lost update of the index would let a duplicate through.
         self._lock = threading.Lock()
 
@@ -83,111 +93,108 @@ class EpisodeWriter:
         """
         identities = [identify(record, record.run_id or "") for record in records]
         first = {place: records[place].attempt for place in growing}
+        own: set[int] = set()
         with self._lock:
             while True:
-                version = self._index.refresh()
-                todo, outcome = self._sort_out(records, identities, first, version)
-                if not todo:
-                    return outcome
-                batch = _Batch([records[i] for i in todo], [identities[i] for i in todo], ids.fresh_id(), job_id)
-                if self._attempt(batch, version):
-                    outcome.new = len(todo)
-                    outcome.new_steps = sum(len(records[i].steps) for i in todo)
+                # What a session is that goes on is asked of the index again and again: it has to be this process's.
+                fleet = self._fleet if records and not growing else None
+                is_accepted = False
+                with nullcontext() if fleet is None else fleet.committer(self._ledger.lost) as far:
+                    known = self._look(identities, far)
+                    todo, outcome = self._sort_out(records, identities, first, known, own)
+                    if not todo:
+                        return outcome
+                    batch = _Batch([records[i] for i in todo], [identities[i] for i in todo], ids.fresh_id(), job_id)
+                    losses = _PATIENCE if fleet is not None and not own else None
+                    own.add(batch.write_id)
+                    is_accepted = self._accepted(self._staged(batch, known), known, far, losses)
+                if is_accepted:
+                    outcome.new += len(todo)
+                    outcome.new_steps += sum(len(records[i].steps) for i in todo)
                     outcome.write_ids.append(batch.write_id)
                     return outcome
 
     def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
         """Content hash of those that are present, retracted ones among them."""
         with self._lock:
-            self._index.refresh()
-            return self._index.contents(episode_ids)
+            known = self._ledger.look(episode_ids, ())
+        return {episode_id: content for episode_id, (content, _) in known.contents.items()}
 
-    def _attempt(self, batch: "_Batch", version: int) -> bool:
-        """Write a batch under its write_id; False if that had to be abandoned."""
-        superseded = self._superseded(batch)
+    def _look(self, identities: Sequence[Identity], far: "Committer | None") -> Known:
+        episode_ids, group_ids = ({i.episode_id for i in identities}, {i.group_id for i in identities})
+        return (far or self._ledger).look(episode_ids, group_ids)
+
+    def _staged(self, batch: "_Batch", known: Known) -> Attempt:
+        """The files of a batch, written and not committed."""
         rows = (batch.records, batch.identities, batch.write_id)
+        claims = [
+            Claim(i.episode_id, i.content_hash, i.group_id, record.rollout_index, record.agent_id, record.attempt)
+            for record, i in zip(batch.records, batch.identities, strict=True)
+        ]
+        replaced = superseded(known.newest, claims)
         tables = (TABLES["episodes"], TABLES["steps"])
         episodes, steps, blobs = moved_out(episodes_frame(*rows), steps_frame(*rows), tables)
-        # Predecessor -> successor.
-        pairs = {"episode_id": list(superseded), "superseded_by": list(superseded.values())}
+        pairs = {"episode_id": list(replaced), "superseded_by": list(replaced.values())}
         retractions = pl.DataFrame(pairs, schema=dict.fromkeys(pairs, pl.Int64)).with_columns(
             write_id=pl.lit(batch.write_id), kind=pl.lit("superseded"), at=pl.lit(self._store.clock())
         )
-        for name, frame in (
-            ("blobs", blobs_frame(blobs, batch.write_id)),
-            ("spans", spans_frame(*rows)),
-            ("tokens", tokens_frame(*rows)),
-            ("steps", steps),
-            ("retractions", retractions),
-        ):
-            if frame.height:
-                self._store.append(name, conform(frame, TABLES[name]), job_id=batch.job_id)
-        staged = self._store.stage("episodes", conform(episodes, TABLES["episodes"]))
-        checked = version
+        frames = {
+            "blobs": blobs_frame(blobs, batch.write_id),
+            "spans": spans_frame(*rows),
+            "tokens": tokens_frame(*rows),
+            "steps": steps,
+            "retractions": retractions,
+            "episodes": episodes,
+        }
+        staged = {
+            name: self._store.stage(name, conform(frame, TABLES[name]), job_id=batch.job_id)
+            for name, frame in frames.items()
+            if frame.height
+        }
+        return Attempt(batch.write_id, claims, replaced, staged, staged.pop("episodes"))
 
-        def commit() -> bool:
-            nonlocal checked
-            try:
-                self._store.append_episodes(staged, checked, job_id=batch.job_id)
-            except CommitLostError:
-                lost, checked = checked, self._index.refresh()
-                if self._store.holds("episodes", batch.write_id, lost):
-                    return True
-                # Long after their writer stopped, children are dropped as dead; their write attempt is revoked before.
-                is_taken = self._index.contents(batch.episode_ids) or batch.write_id in revoked(self._store.objects)
-                is_forgotten = any(map(self._index.is_forgotten, batch.episode_ids))
-                if is_taken or is_forgotten or self._superseded(batch) != superseded:
-                    return False
-                raise
-            return True
-
-        return until_committed(commit)
-
-    def _superseded(self, batch: "_Batch") -> dict[int, int]:
-        """Episodes that the batch's retries replace, or that retries already there replace -> their successors."""
-        known = self._index.of_groups({identity.group_id for identity in batch.identities})
-        best: dict[_Slot, tuple[int, int]] = {}
-        for row in known.iter_rows(named=True):
-            slot = (row["group_id"], row["rollout_index"], row["agent_id"])
-            best[slot] = max(best.get(slot, (-1, 0)), (row["attempt"], row["episode_id"]))
-        replaced: dict[int, int] = {}
-        pairs = zip(batch.records, batch.identities, strict=True)
-        for record, identity in sorted(pairs, key=lambda pair: pair[0].attempt):
-            slot = _slot(record, identity)
-            attempt, other = best.get(slot, (-1, 0))
-            if attempt > record.attempt:
-                replaced[identity.episode_id] = other
-            else:
-                if attempt >= 0:
-                    replaced[other] = identity.episode_id
-                best[slot] = (record.attempt, identity.episode_id)
-        return replaced
+    def _accepted(self, attempt: Attempt, known: Known, far: "Committer | None", losses: int | None) -> bool:
+        """Commit an attempt, here or elsewhere; False if it was abandoned, or nobody can say whether it was."""
+        if far is None:
+            return bool(self._ledger.accept([attempt], known.version, losses=losses))
+        if is_accepted := far.accept(attempt):
+            for name, staged in attempt.staged.items():
+                self._store.keep(name, [staged])
+        return is_accepted
 
     def _sort_out(
-        self, records: Sequence[EpisodeRecord], identities: list[Identity], first: Mapping[int, int], version: int
+        self,
+        records: Sequence[EpisodeRecord],
+        identities: list[Identity],
+        first: Mapping[int, int],
+        known: Known,
+        own: Collection[int],
     ) -> tuple[list[int], Outcome]:
         """Positions of the records that are new, and the others counted.
 
         A key's second record in the batch counts as if its first were in the lake: batching changes nothing. `first` is
         the attempt that each growing record was read as; their identities are replaced by those of the attempts that
-        they are.
+        they are. `own` are write attempts of this batch of which it was not known whether they were accepted: what they
+        brought is new.
         """
-        content = self._index.contents(identity.episode_id for identity in identities)
-        sessions = self._sessions(records, identities, first) if first else {}
+        content = {episode_id: found for episode_id, (found, _) in known.contents.items()}
+        brought = {episode_id: by for episode_id, (_, by) in known.contents.items() if by in own}
+        sessions = self._sessions(records, identities, first, known) if first else {}
 
         def known_of(of: Collection[Identity]) -> list[int | None]:
             """The content that is known of earlier attempts."""
-            there = self._index.contents(identity.episode_id for identity in of) | content
+            found = self._ledger.remembered((identity.episode_id for identity in of), ()).contents
+            there = {episode_id: one for episode_id, (one, _) in found.items()} | content
             return [there.get(identity.episode_id) for identity in of]
 
         def extent_of(newest: _Reading) -> _Extent:
             if newest.extent is None:
-                self._measure(sessions.values(), version)
+                self._measure(sessions.values(), known.version)
             return newest.extent or _extent(0, None)
 
         content |= {newest.identity.episode_id: newest.identity.content_hash for newest in sessions.values()}
         todo: list[int] = []
-        outcome = Outcome()
+        outcome = Outcome(write_ids=sorted(set(brought.values())))
         for position, record in enumerate(records):
             slot = _slot(record, identities[position])
             newest = sessions.get(slot) if position in first else None
@@ -199,32 +206,35 @@ class EpisodeWriter:
                     continue
                 identities[position] = found
             identity = identities[position]
-            known = content.get(identity.episode_id)
-            if self._index.is_forgotten(identity.episode_id):
+            there = content.get(identity.episode_id)
+            if identity.episode_id in known.forgotten:
                 outcome.forgotten.append(position)
-            elif known is None:
+            elif there is None:
                 content[identity.episode_id] = identity.content_hash
                 todo.append(position)
                 if position in first:
                     outcome.replaced += newest is not None
                     sessions[slot] = _Reading(record.attempt, identity, _extent(len(record.steps), record.ended_at))
-            elif known == identity.content_hash:
-                outcome.present += 1
-            else:
+            elif there != identity.content_hash:
                 outcome.conflicts.append(position)
+            elif brought.pop(identity.episode_id, None) is not None:
+                outcome.new += 1
+                outcome.new_steps += len(record.steps)
+            else:
+                outcome.present += 1
         return todo, outcome
 
+    @staticmethod
     def _sessions(
-        self, records: Sequence[EpisodeRecord], identities: Sequence[Identity], places: Collection[int]
-    ) -> dict[_Slot, "_Reading"]:
+        records: Sequence[EpisodeRecord], identities: Sequence[Identity], places: Collection[int], known: Known
+    ) -> dict[Slot, "_Reading"]:
         """The reading that counts of each session that the lake holds."""
         wanted = {_slot(records[place], identities[place]) for place in places}
-        found: dict[_Slot, _Reading] = {}
-        for row in self._index.of_groups({slot[0] for slot in wanted}).sort("attempt").iter_rows(named=True):
-            if (slot := (row["group_id"], row["rollout_index"], row["agent_id"])) in wanted:
-                identity = Identity(row["episode_id"], row["group_id"], row["content_hash"], "")
-                found[slot] = _Reading(row["attempt"], identity)
-        return found
+        return {
+            slot: _Reading(last.attempt, Identity(last.episode_id, slot[0], last.content_hash, ""))
+            for slot, last in known.newest.items()
+            if slot in wanted
+        }
 
     def _measure(self, sessions: Collection["_Reading"], version: int) -> None:
         """Look up how far readings are that came from the lake."""
@@ -245,7 +255,7 @@ class _Reading:
     """None if nobody has asked yet."""
 
 
-def _slot(record: EpisodeRecord, identity: Identity) -> _Slot:
+def _slot(record: EpisodeRecord, identity: Identity) -> Slot:
     return identity.group_id, record.rollout_index, record.agent_id
 
 
@@ -291,10 +301,6 @@ class _Batch:
     identities: list[Identity]
     write_id: int
     job_id: int | None
-
-    @property
-    def episode_ids(self) -> list[int]:
-        return [identity.episode_id for identity in self.identities]
 
 
 def known_episodes(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:

@@ -17,7 +17,7 @@ from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.tables.contracts import conform
-from lake.write.index import EpisodeIndex
+from lake.write.index import EpisodeIndex, Newest
 from lake.write.rows import episodes_frame
 from testkit.episodes import episode
 
@@ -57,16 +57,16 @@ def assert_agree(index: EpisodeIndex, oracle: dict[int, tuple[Any, ...]]) -> Non
     """The index answers as the dictionary does, for what is there and for what is not."""
     some = list(oracle)[::2]
     absent = [0, 1, ids.MASK]
-    assert index.contents([]) == {}
-    assert index.contents(absent) == {}
-    assert index.contents([*oracle, *absent, *oracle]) == {key: value[1] for key, value in oracle.items()}
-    assert index.contents(some) == {key: oracle[key][1] for key in some}
+    for asked in ([], absent, [*oracle, *absent, *oracle], some):
+        found = {key: content for key, (content, _) in index.known(asked, ()).contents.items()}
+        assert found == {key: oracle[key][1] for key in asked if key in oracle}
     groups = {value[2] for value in oracle.values()}
     for chosen in ([], absent, list(groups), [*absent, *list(groups)[:1]]):
-        found = index.of_groups(chosen)
-        columns = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt")
-        assert tuple(found.columns) == columns
-        assert sorted(found.rows(), key=str) == sorted((v for v in oracle.values() if v[2] in chosen), key=str)
+        newest: dict[tuple[Any, ...], Newest] = {}
+        for episode_id, content, *slot, attempt in sorted(oracle.values(), key=lambda value: value[-1]):
+            if slot[0] in chosen:
+                newest[tuple(slot)] = Newest(attempt, episode_id, content)
+        assert index.known((), chosen).newest == newest
 
 
 @settings(max_examples=12)
@@ -105,4 +105,4 @@ def test_an_empty_lake_holds_nothing(empty: Path) -> None:
     index = EpisodeIndex(Store(Objects(empty)))
     assert index.refresh() == 0
     assert_agree(index, {})
-    assert not index.is_forgotten(1)
+    assert index.known([1], [1]).forgotten == set()

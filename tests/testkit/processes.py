@@ -21,8 +21,8 @@ _TIMEOUT = 120
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a child: the checkout and the testkit importable, nothing of ours configured but the cache."""
-    ours = {name for name in os.environ if name.startswith("TRAJLAKE_")} - {"TRAJLAKE_CACHE"}
+    """The environment of a child: the checkout and the testkit importable, nothing of ours but what all tests have."""
+    ours = {name for name in os.environ if name.startswith("TRAJLAKE_")} - {"TRAJLAKE_CACHE", "TRAJLAKE_GROUP_COMMIT"}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))} | more
 

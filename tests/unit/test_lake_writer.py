@@ -253,12 +253,12 @@ def test_two_commits_checked_at_one_version_cannot_both_succeed(lk: Lake) -> Non
     frames = [prepared(one) for one in (episode("a"), episode("b"))]
     version = lk._store.refresh("episodes")
     assert other._store.refresh("episodes") == version
-    lk._store.append_episodes(lk._store.stage("episodes", frames[0]), version)
+    lk._store.append_episodes([lk._store.stage("episodes", frames[0])], version)
     with pytest.raises(CommitLostError):
-        other._store.append_episodes(other._store.stage("episodes", frames[1]), version)
+        other._store.append_episodes([other._store.stage("episodes", frames[1])], version)
     with pytest.raises(CommitLostError):
-        lk._store.append_episodes(lk._store.stage("episodes", frames[1]), version)
-    other._store.append_episodes(other._store.stage("episodes", frames[1]), other._store.refresh("episodes"))
+        lk._store.append_episodes([lk._store.stage("episodes", frames[1])], version)
+    other._store.append_episodes([other._store.stage("episodes", frames[1])], other._store.refresh("episodes"))
     assert lk.scan("episodes").collect()["task_id"].sort().to_list() == ["a", "b"]
 
 

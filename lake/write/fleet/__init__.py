@@ -1,0 +1,1 @@
+"""Fleets: writers of one machine whose batches one process commits together; see `client` and `server`."""

@@ -1,0 +1,218 @@
+"""Writers of one machine whose batches a committer commits together, and committers that die.
+
+1. Killed anywhere: between any two lines of a round, and as real processes at random moments; nothing is lost and
+   nothing is there twice, and every batch is told once that it is new.
+2. Without a committer: alone, no room for one, one that does not answer.
+
+The rule by which attempts are accepted together is in test_lake_ledger.
+"""
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lake
+from lake import EpisodeRecord, ids
+from lake.errors import UsageError
+from lake.records import identify
+from lake.storage.commits import CommitLostError
+from lake.storage.objects import Objects
+from lake.storage.store import Store
+from lake.write.fleet import client
+from lake.write.fleet.client import Fleet
+from lake.write.fleet.messages import Bring
+from lake.write.fleet.place import Place
+from lake.write.ledger import Ledger
+from lake.write.writer import EpisodeWriter, _Batch
+from testkit.copies import copied, empty_lake
+from testkit.episodes import assert_whole, episode
+from testkit.fault_log import Faults
+from testkit.fleets import DyingFleet, committer_of, killing, start_committer
+from testkit.object_store import Store as Bucket
+from testkit.object_store import s3, s3_server
+from testkit.processes import Forked, at_the_gate
+
+__all__ = ["s3", "s3_server"]
+
+BATCHES, SIZE = 6, 3
+
+
+def fleet_of(objects: Objects, number: int, writers: int) -> Callable[[], None]:
+    """Let writers loose on a lake; what waits for their end: each batch was told once that it is new."""
+    options = json.dumps(objects.options)
+    names = [f"fleet {number} writer {n}" for n in range(writers)]
+    workers = [Forked("testkit.fleet_worker", objects.root, options, name, BATCHES, SIZE) for name in names]
+    at_the_gate(*workers)
+
+    def finished() -> None:
+        for worker in workers:
+            assert worker.finish() == str(BATCHES * SIZE)
+
+    return finished
+
+
+def assert_all_there(objects: Objects, writers: int) -> None:
+    """All that fleets recorded is there once, their jobs among it."""
+    snapshot = lake.open(objects.root, storage_options=objects.options).snapshot()
+    assert assert_whole(snapshot) == writers * BATCHES * SIZE
+    rollouts = snapshot.scan("episodes").select("task_id", "rollout_index").collect()
+    assert rollouts.n_unique() == writers * BATCHES * SIZE
+    tokens = snapshot.scan("tokens").select("episode_id", "step_index").collect()
+    assert tokens.n_unique() == tokens.height == writers * BATCHES * SIZE * 2
+    assert snapshot.sql("SELECT status FROM job_runs")["status"].to_list() == ["succeeded"] * writers
+
+
+def records(task: str, count: int = SIZE, **fields: Any) -> list[EpisodeRecord]:
+    """Episodes with tokens, in a run."""
+    return [episode(task, n, tokens=True, run_id="run", **fields) for n in range(count)]
+
+
+# ---------------------------------------------------------------- 1. killed
+
+
+def another(store: Store, batch: list[EpisodeRecord]) -> Bring:
+    """A write attempt as another writer would hand it over."""
+    identities = [identify(record, "run") for record in batch]
+    ledger, writer = Ledger(store), EpisodeWriter(store)
+    known = ledger.look([i.episode_id for i in identities], [i.group_id for i in identities])
+    return Bring.of(writer._staged(_Batch(batch, identities, ids.fresh_id(), None), known))
+
+
+def before(folder: Path) -> None:
+    """A lake with episodes that there are retries of."""
+    lake.open(folder, create=True).append(records("before", attempt=0), run_id="run")
+
+
+def died_at(folder: Path, line: int) -> DyingFleet:
+    """Let the committer of two batches die at a line, and look at the lake when the writer is done."""
+    lk = copied("before", before, folder)
+    store = lk._store
+    retries = records("before", attempt=1)
+    fleet = DyingFleet(store.objects, another(Store(store.objects), records("beside")), line)
+    outcome = EpisodeWriter(store, fleet).write([*retries, *records("new")])  # type: ignore[arg-type]
+    assert (outcome.new, outcome.new_steps, outcome.present) == (2 * SIZE, 4 * SIZE, 0)
+    snapshot = lk.snapshot()
+    beside = snapshot.scan("episodes").filter(task_id="beside").collect().height
+    assert beside in (0, SIZE), "a batch is there as a whole or not at all"
+    assert assert_whole(snapshot) == 2 * SIZE + beside
+    assert set(outcome.write_ids) <= snapshot.accepted_write_ids
+    return fleet
+
+
+@pytest.mark.parametrize("share", [0.01, pytest.param(0.2, marks=pytest.mark.slow)])
+def test_killed_between_any_two_lines_of_a_round(tmp_path: Path, share: float) -> None:
+    """Of two batches, one with retries: whatever was committed, the writer is told once that its episodes are new."""
+    undisturbed = died_at(tmp_path / "undisturbed", 0)
+    assert not undisturbed.died
+    assert undisturbed.lines > 100
+    lines = range(1, undisturbed.lines + 1)
+    with Faults() as faults:
+        for line in random.Random(1).sample(lines, round(share * len(lines))):
+            assert died_at(tmp_path / str(line), line).died
+            faults.inject("committer killed between two lines of a round")
+
+
+@pytest.mark.parametrize(("writers", "kills"), [(4, 2), pytest.param(8, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_killed_at_random_moments(tmp_path: Path, s3: Bucket, where: str, writers: int, kills: int) -> None:
+    root, options = (str(tmp_path / "lake"), {}) if where == "folder" else (s3.root, s3.options)
+    lake.open(root, create=True, storage_options=options)
+    objects, rng, killed, fleets = Objects(root, options), random.Random(kills), 0, 0
+    present = Place(objects).present()
+    with Faults() as faults:
+        while killed < kills:
+            start_committer(objects)
+            finished, done = fleet_of(objects, fleets, writers), threading.Event()
+            with ThreadPoolExecutor(1) as pool:
+                killer = pool.submit(killing, objects, kills - killed, done, rng)
+                try:
+                    finished()
+                finally:
+                    done.set()
+            faults.inject("committer killed at a random moment", killer.result())
+            killed, fleets = killed + killer.result(), fleets + 1
+            assert_all_there(objects, fleets * writers)
+    os.close(present)
+
+
+def test_a_batch_that_loses_again_and_again_goes_to_the_committer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    near, lost = DyingFleet(lk._store.objects), list[int]()
+
+    class LateFleet:
+        @contextmanager
+        def committer(self, losses: int) -> Iterator[DyingFleet | None]:
+            lost.append(losses)
+            yield near if losses else None
+
+    def too_late(*_: Any) -> None:
+        raise CommitLostError
+
+    monkeypatch.setattr(lk._store, "append_episodes", too_late)
+    outcome = EpisodeWriter(lk._store, LateFleet()).write(records("task"))  # type: ignore[arg-type]
+    assert (outcome.new, len(outcome.write_ids), lost) == (SIZE, 1, [0, 3])
+    assert assert_whole(lk.snapshot()) == SIZE
+
+
+# ---------------------------------------------------------------- 2. without
+
+
+def test_a_writer_that_is_alone_asks_nobody(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake", group_commit=True)
+    fleet = Fleet(lk._store.objects)
+    with fleet.committer(lost=1) as far:
+        assert far is None
+    other = Fleet(lk._store.objects)
+    start_committer(lk._store.objects)
+    with other.committer(lost=0), fleet.committer(lost=1) as far:
+        assert far is not None, "there is another writer, and a committer"
+
+
+def test_where_there_is_no_room_for_one_each_writer_commits_by_itself_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    lk = empty_lake(tmp_path / "lake", group_commit=True)
+    for task in ("a", "b"):
+        assert lk.append(records(task), run_id="run").new == SIZE
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said.startswith(f"{lk.uri}: this process commits its batches by itself: ")
+    assert "Not a directory" in said
+
+
+def test_a_committer_that_stands_still_holds_writers_up_for_a_while_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lk, other = (lake.open(tmp_path / "lake", create=True, group_commit=True) for _ in range(2))
+    other.append(records("other"), run_id="run")
+    pid = start_committer(lk._store.objects)
+    assert lk.append(records("before"), run_id="run").new == SIZE
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(client, "ANSWER_SECONDS", 0.2)
+    assert lk.append(records("task"), run_id="run").new == SIZE
+    assert lk.append(records("after"), run_id="run").new == SIZE
+    assert "does not answer" in caplog.text
+    os.kill(pid, signal.SIGCONT)
+    monkeypatch.undo()
+    assert other.append([*records("task"), *records("later")], run_id="run").new == SIZE
+    assert assert_whole(lk.snapshot()) == 5 * SIZE
+    assert committer_of(lk._store.objects) == pid
+
+
+@pytest.mark.parametrize("text", ["yes", ""])
+def test_a_wrong_setting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("TRAJLAKE_GROUP_COMMIT", text)
+    with pytest.raises(UsageError, match="valid: on, off"):
+        lake.open(tmp_path / "lake", create=True)

@@ -1,0 +1,50 @@
+"""Which write attempts may be accepted together: first come, first served, and nothing twice."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from lake.storage.data_files import Staged, Told, Written
+from lake.write.index import Known, Newest
+from lake.write.ledger import Attempt, Claim, acceptable, superseded
+
+NOTHING = Known(0, {}, {}, set())
+
+
+def claim(episode: int, *, rollout: int = 0, attempt: int = 0) -> Claim:
+    return Claim(episode, 100 + episode, 7, rollout, None, attempt)
+
+
+def attempt(write_id: int, *claims: Claim, known: Known = NOTHING) -> Attempt:
+    file = Staged(None, Written.of(Told("file", 1, 0, "{}", len(claims), datetime.now(UTC))))
+    return Attempt(write_id, list(claims), superseded(known.newest, claims), {}, file)
+
+
+def taken(*attempts: Attempt, known: Known = NOTHING, revoked: Any = ()) -> list[int]:
+    return [one.write_id for one in acceptable(attempts, known, revoked)]
+
+
+def test_of_two_that_bring_the_same_episode_the_first_is_taken() -> None:
+    one, other, third = (attempt(n, claim(episode, rollout=episode)) for n, episode in ((1, 5), (2, 5), (3, 6)))
+    assert taken(one, other, third) == [1, 3]
+    assert taken(other, one, third) == [2, 3]
+
+
+def test_what_is_there_forgotten_or_revoked_is_not_taken() -> None:
+    batch = attempt(1, claim(5), claim(6, rollout=1))
+    assert taken(batch) == [1]
+    assert taken(batch, known=Known(0, {6: (106, 9)}, {}, set())) == []
+    assert taken(batch, known=Known(0, {}, {}, {5})) == []
+    assert taken(batch, revoked={1}) == []
+
+
+def test_a_retry_is_not_taken_with_the_predecessor_that_it_does_not_know_of() -> None:
+    """Its retractions would lack the predecessor: it has to look again."""
+    first, retry = attempt(1, claim(5)), attempt(2, claim(6, attempt=1))
+    assert taken(first, retry) == [1]
+    there = Known(1, {5: (105, 1)}, {(7, 0, None): Newest(0, 5, 105)}, set())
+    assert taken(retry, known=there) == []
+    assert taken(attempt(3, claim(6, attempt=1), known=there), known=there) == [3]
+
+
+def test_a_late_predecessor_is_replaced_by_the_retry_that_is_there() -> None:
+    assert superseded({(7, 0, None): Newest(2, 9, 0)}, [claim(5), claim(6, attempt=3)]) == {5: 9, 9: 6}
