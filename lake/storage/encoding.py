@@ -80,7 +80,7 @@ def _settings(table: Table) -> dict[str, Any]:
     for column in table.columns:
         if column.type is Type.FLOAT:
             encodings[column.name] = "BYTE_STREAM_SPLIT"
-        elif column.type is Type.LOGPROBS:
+        elif column.type is Type.FLOATS:
             encodings[f"{column.name}.list.element"] = "BYTE_STREAM_SPLIT"
     return {
         "compression": dict.fromkeys(slow, "zstd") | dict.fromkeys(fast, "lz4"),

@@ -44,8 +44,8 @@ class Type(StrEnum):
     """Ids, none NULL."""
     TOKENS = "list<int32>"
     """Token ids, none NULL."""
-    LOGPROBS = "list<float32>"
-    """Log-probabilities in nats, none NULL."""
+    FLOATS = "list<float32>"
+    """A number for each token or step, none NULL; log-probabilities and entropies are in nats."""
     MASK = "list<bool>"
     """One flag per token, none NULL."""
 
@@ -68,7 +68,7 @@ _ENGINES: dict[Type, tuple[str, str, str]] = {
     Type.BYTES: ("BLOB", "binary", "Binary"),
     Type.IDS: ("BIGINT[]", "int64", "Int64"),
     Type.TOKENS: ("INTEGER[]", "int32", "Int32"),
-    Type.LOGPROBS: ("FLOAT[]", "float32", "Float32"),
+    Type.FLOATS: ("FLOAT[]", "float32", "Float32"),
     Type.MASK: ("BOOLEAN[]", "bool_", "Boolean"),
 }
 """Names of the types in DuckDB, Arrow and Polars; for the latter two, those of a list's elements."""

@@ -31,7 +31,7 @@ _TAKES: dict[Type, Callable[[pl.DataType], bool]] = {
     Type.TIME: lambda dtype: isinstance(dtype, pl.Datetime | pl.Date),
 }
 """What a column of a type may be cast from."""
-_ELEMENTS = {Type.IDS: Type.ID, Type.TOKENS: Type.INT, Type.LOGPROBS: Type.FLOAT, Type.MASK: Type.BOOL}
+_ELEMENTS = {Type.IDS: Type.ID, Type.TOKENS: Type.INT, Type.FLOATS: Type.FLOAT, Type.MASK: Type.BOOL}
 
 
 def conform(frame: pl.DataFrame, table: Table) -> pl.DataFrame:

@@ -149,7 +149,7 @@ TOKENS = Table(
         Column("version_spans", Type.JSON, "[[version, first, last], ...] where weights changed inside the action."),
         Column("context_ids", Type.TOKENS, "Only the tokens added since the prefix.", required=True),
         Column("action_ids", Type.TOKENS, "Tokens the policy produced, its end token included.", required=True),
-        Column("action_logprobs", Type.LOGPROBS, "Log-probabilities under the behaviour policy."),
+        Column("action_logprobs", Type.FLOATS, "Log-probabilities under the behaviour policy."),
         Column("action_mask", Type.MASK, "True where the token was sampled by the policy.", required=True),
         Column("constrained", Type.MASK, "True where a grammar or a bias changed the choice."),
     ),

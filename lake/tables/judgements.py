@@ -110,7 +110,12 @@ RATIOS = Table(
             "Sum over the sampled tokens of log-probability minus the behaviour policy's; NULL if that is unknown, or "
             "of another distribution (truncated, constrained, before the temperature).",
         ),
-        Column("logprobs", Type.LOGPROBS, "Of each token of action_ids.", required=True),
+        Column("logprobs", Type.FLOATS, "Of each token of action_ids.", required=True),
+        Column(
+            "entropies",
+            Type.FLOATS,
+            "Entropy of the distribution that each of these tokens came from, in nats; NULL if it was not computed.",
+        ),
     ),
 )
 

@@ -55,6 +55,18 @@ BATCHES = Table(
         Column("action_tokens", Type.INT, "Tokens that carried loss.", required=True),
         Column("epoch", Type.SMALL_INT, "Pass over the data.", required=True),
         WRITE_ID,
+        Column(
+            "loss_weight",
+            Type.FLOAT,
+            "What its tokens weigh in the update's loss, added up; NULL for losses on preferences, which weigh whole "
+            "units, and in rows of older versions.",
+        ),
+        Column(
+            "token_weights",
+            Type.FLOATS,
+            "Of each step from first_step to last_step what every trained token of it weighs in the update's loss; 0 "
+            "where the step carried none. NULL where loss_weight is.",
+        ),
     ),
 )
 

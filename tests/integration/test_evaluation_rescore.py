@@ -55,14 +55,15 @@ def ratios(lk: Lake, series_id: int | None = None) -> pl.DataFrame:
     return rows.filter(pl.col("series_id") == series_id).sort(KEYS) if series_id else rows.sort(KEYS)
 
 
-def test_log_probabilities_are_those_of_a_plain_forward_pass(lk: Lake, models: Path) -> None:
+def test_log_probabilities_and_entropies_are_those_of_a_plain_forward_pass(lk: Lake, models: Path) -> None:
     report = rescore(lk, str(models / "e"))
     rows = ratios(lk)
-    expected = one_by_one(models / "e", lk)
+    expected, entropies = one_by_one(models / "e", lk), one_by_one(models / "e", lk, entropies=True)
     assert report.scored == rows.height == len(expected)
     assert report.tokens == rows["n_action"].sum() == ACTION * len(expected)
     for row in rows.iter_rows(named=True):
         assert row["logprobs"] == pytest.approx(expected[row["episode_id"], row["step_index"]], abs=2e-5)
+        assert row["entropies"] == pytest.approx(entropies[row["episode_id"], row["step_index"]], abs=2e-5)
     assert set(rows["temperature"]) == {0.7, 1.0}
     assert set(rows["checkpoint"]) == {"e"}
 

@@ -1,21 +1,24 @@
 """Laws of aggregation: what the tokens of an optimizer step weigh, against a slow count; under any cut into parts."""
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from testkit.plans import EPISODES, Episodes, episode_of, plan_of
+from testkit.plans import EPISODES, Episodes, episode_of, plan_of, selection_of
 from testkit.training import config
 from trainer.data.plan.plan import OptimizerStep, Plan
 from trainer.data.stream.aggregation import Aggregation, Atom, Unit
 from trainer.data.stream.collate import Shares
 from trainer.data.stream.stream import shares_of
+from trainer.runs.batches import batches_frame
 
 MODES = [("token_mean", unit) for unit in ("token", "turn", "sequence", "episode")] + [
     (mode, unit)
@@ -155,3 +158,24 @@ def test_the_options_override_what_the_loss_has_by_default() -> None:
 def test_a_mean_over_units_needs_a_unit() -> None:
     with pytest.raises(ValidationError, match=r"unit_mean_token_sum averages over units: set loss.unit to turn"):
         config("sft", {"aggregation": "unit_mean_token_sum"})
+
+
+@pytest.mark.parametrize(("mode", "unit"), MODES)
+@given(episodes=EPISODES)
+def test_what_each_step_weighed_is_on_record(mode: str, unit: str, episodes: Episodes) -> None:
+    selection = selection_of(episodes)
+    in_order = pl.int_range(pl.len(), dtype=pl.Int32).over("episode_id")
+    members = selection.members.with_columns(step_index=in_order)
+    averaged = {"aggregation": mode, "unit": unit, "aggregation_constant": CONSTANT}
+    plan = Plan(replace(selection, members=members), config(options=averaged, episodes_per_step=5))
+    steps = members["step_index"].to_list()
+    for step in plan.steps:
+        weights = slow_weights(trained_tokens(plan, step), mode, unit)
+        rows = batches_frame(plan, [step])
+        for row in rows.iter_rows(named=True):
+            mine = {steps[m]: float(weight) for (e, _, m), weight in weights.items() if e == row["episode_id"]}
+            span = range(row["first_step"], row["last_step"] + 1)
+            assert row["token_weights"] == pytest.approx([mine.get(index, 0.0) for index in span])
+        assert rows["loss_weight"].sum() == pytest.approx(
+            sum(float(weights[key]) * count for key, count in trained_tokens(plan, step).items())
+        )

@@ -113,13 +113,13 @@ def judged_lake(folder: Path) -> Lake:
     with lk.job(kind="train", run_id="resumed") as job:
         batches = [
             {"attempt": attempt, "optimizer_step": step, "episode_id": episodes[e]["episode_id"]}
-            | {"first_step": 0, "last_step": last, "action_tokens": 1, "epoch": epoch}
-            for attempt, step, e, last, epoch in [
-                (0, 0, 0, 2, 0),
-                (0, 1, 1, 2, 0),
-                (0, 2, 2, 2, 0),
-                (1, 1, 1, 1, 0),
-                (1, 2, 0, 2, 1),
+            | {"first_step": 0, "last_step": last, "action_tokens": 1, "epoch": epoch, "token_weights": weights}
+            for attempt, step, e, last, epoch, weights in [
+                (0, 0, 0, 2, 0, [0.5, 0.0, 0.25]),
+                (0, 1, 1, 2, 0, None),
+                (0, 2, 2, 2, 0, None),
+                (1, 1, 1, 1, 0, None),
+                (1, 2, 0, 2, 1, None),
             ]
         ]
         for attempt in (0, 1):

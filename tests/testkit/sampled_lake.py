@@ -136,8 +136,8 @@ def recorded(folder: Path, episodes: list[EpisodeRecord], run_id: str = "games")
     return lk
 
 
-def one_by_one(model: Path, lk: Lake) -> dict[tuple[int, int], list[float]]:
-    """Log-probabilities of every action token, an episode at a time, by transformers alone."""
+def one_by_one(model: Path, lk: Lake, *, entropies: bool = False) -> dict[tuple[int, int], list[float]]:
+    """Log-probabilities of every action token, or entropies, an episode at a time, by transformers alone."""
     from transformers import AutoModelForCausalLM
 
     policy: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -155,7 +155,8 @@ def one_by_one(model: Path, lk: Lake) -> dict[tuple[int, int], list[float]]:
             temperature = row["temperature"] if row["temperature"] else 1.0
             scaled = (logits_TV / temperature).log_softmax(-1)
             found[episode_id, row["step_index"]] = [
-                float(scaled[at + n - 1, token]) for n, token in enumerate(row["action_ids"])
+                float(torch.special.entr(scaled[at + n - 1].exp()).sum() if entropies else scaled[at + n - 1, token])
+                for n, token in enumerate(row["action_ids"])
             ]
             at += row["n_action"]
     return found

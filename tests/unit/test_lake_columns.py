@@ -32,7 +32,7 @@ VALUES: dict[Type, object] = {
     Type.BYTES: b"\x00\xff",
     Type.IDS: [0, 2**63 - 1],
     Type.TOKENS: [],
-    Type.LOGPROBS: [-0.5, -1.25],
+    Type.FLOATS: [-0.5, -1.25],
     Type.MASK: [True, False],
 }
 

@@ -35,7 +35,7 @@ VALUES: dict[Type, st.SearchStrategy[Any]] = {
     Type.BYTES: st.binary(max_size=20),
     Type.IDS: st.lists(_INT64, max_size=4),
     Type.TOKENS: st.lists(st.integers(0, 2**31 - 1), max_size=4),
-    Type.LOGPROBS: st.lists(st.floats(width=32), max_size=4),
+    Type.FLOATS: st.lists(st.floats(width=32), max_size=4),
     Type.MASK: st.lists(st.booleans(), max_size=4),
 }
 
@@ -189,7 +189,7 @@ def sample(table: Table) -> pl.DataFrame:
         Type.BYTES: b"b",
         Type.IDS: [1],
         Type.TOKENS: [1],
-        Type.LOGPROBS: [-0.5],
+        Type.FLOATS: [-0.5],
         Type.MASK: [True],
     }
     row = {column.name: values.get(column.type, 1) for column in table.columns}
@@ -206,7 +206,7 @@ def test_every_column_is_encoded_as_its_type_says(table: Table) -> None:
         assert stored.path_in_schema.split(".")[0] == column.name
         narrow = table.row_bytes < 1024
         assert stored.compression == ("LZ4" if narrow and column.type is Type.FLOAT else "ZSTD"), column
-        assert ("BYTE_STREAM_SPLIT" in encodings) == (column.type in (Type.FLOAT, Type.LOGPROBS)), column
+        assert ("BYTE_STREAM_SPLIT" in encodings) == (column.type in (Type.FLOAT, Type.FLOATS)), column
         assert ("RLE_DICTIONARY" in encodings) == (column.type is Type.WORD), column
         has_range = column.type in (
             Type.ID, Type.INT, Type.SMALL_INT, Type.FLOAT, Type.BOOL, Type.WORD, Type.TIME
@@ -215,7 +215,7 @@ def test_every_column_is_encoded_as_its_type_says(table: Table) -> None:
 
 
 def test_numbers_that_floats_have_and_numbers_have_not_come_back() -> None:
-    table = table_of(Column("x", Type.FLOAT, "A number."), Column("p", Type.LOGPROBS, "Numbers."))
+    table = table_of(Column("x", Type.FLOAT, "A number."), Column("p", Type.FLOATS, "Numbers."))
     odd = [math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7976931348623157e308]
     frame = pl.DataFrame({"x": odd, "p": [[value] for value in odd]}, schema=table.polars())
     data, _ = written(frame, table)

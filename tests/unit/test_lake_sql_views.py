@@ -170,7 +170,8 @@ def test_step_seen_says_which_update_consumed_which_step(lk: Lake) -> None:
     seen: dict[Any, list[Row]] = defaultdict(list)
     for row in consumed(lk):
         for step in range(row["first_step"], row["last_step"] + 1):
-            seen[row["job_id"], row["episode_id"], step].append(row)
+            if row["token_weights"] is None or row["token_weights"][step - row["first_step"]] > 0:
+                seen[row["job_id"], row["episode_id"], step].append(row)
     expected = [
         {
             "job_id": job_id,

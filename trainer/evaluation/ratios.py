@@ -130,6 +130,8 @@ def ratio_rows(snapshot: Snapshot, scored: pl.DataFrame, checkpoint: str, policy
         .join(groups, on="episode_id", maintain_order="left")
         .with_columns(
             pl.col("log_ratio").fill_nan(None),
+            # A logit of minus infinity leaves none.
+            entropies=pl.when(pl.col("entropies").list.eval(pl.element().is_finite()).list.all()).then("entropies"),
             checkpoint=pl.lit(checkpoint),
             policy_version=pl.lit(policy_version, pl.Int64),
         )

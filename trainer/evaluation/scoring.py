@@ -1,7 +1,7 @@
-"""Log-probabilities of stored actions under a policy, read through the plan and the stream that training uses.
+"""Log-probabilities and entropies of a policy at stored actions, read through the plan and the stream of training.
 
-Every token of a scored action gets its log-probability, sampled or not; the table's action mask says which were. The
-distribution is that of the stored sampling temperature, and of temperature 1 where none is known or it was 0.
+Every token of a scored action gets both, sampled or not; the table's action mask says which were. The distribution is
+that of the stored sampling temperature, and of temperature 1 where none is known or it was 0.
 """
 
 from collections.abc import Iterator
@@ -68,25 +68,28 @@ def chunks(selection: Selection) -> Iterator[Selection]:
 def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: TrainConfig) -> Iterator[pl.DataFrame]:
     """Score the trained steps of a selection.
 
-    Each plan step gives a frame: `KEYS`, n_action, temperature, logprobs (list of float32, one per token of the
-    action). A ContractError where a token id is outside the policy's vocabulary.
+    Each plan step gives a frame: `KEYS`, n_action, temperature, logprobs and entropies (lists of float32, one per token
+    of the action). A ContractError where a token id is outside the policy's vocabulary.
     """
     plan = Plan(selection, config)
     with Stream(snapshot, plan, _NEEDS, config) as stream, torch.no_grad():
         for step, batches in stream.steps():
             for batch in batches:
                 check_vocabulary(batch, policy.vocabulary)
-            parts = [policy.logprobs(batch.to(policy.device))[0].float().cpu() for batch in batches]
-            yield _rows(plan, step, torch.cat(parts).numpy())
+            parts = [policy.logprobs(batch.to(policy.device), entropy=True) for batch in batches]
+            both_N = [torch.cat([part[at].float().cpu() for part in parts]) for at in (0, 1)]
+            # Rounding takes the entropy of a sure token a hair below 0.
+            found_N = {"logprobs": both_N[0].numpy(), "entropies": both_N[1].clamp(min=0).numpy()}
+            yield _rows(plan, step, pl.DataFrame(found_N))
 
 
-def _rows(plan: Plan, step: OptimizerStep, logprobs_N: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> pl.DataFrame:
-    """The log-probabilities of a plan step by row of `tokens`: they come in the order of its micro-batches."""
+def _rows(plan: Plan, step: OptimizerStep, found_N: pl.DataFrame) -> pl.DataFrame:
+    """What was found of a plan step's tokens by row of `tokens`: they come in the order of its micro-batches."""
     (bins,) = plan.micro_batches(step)
     starts_Q = plan.member_starts_Q
     members_M = np.concatenate([np.arange(starts_Q[q], starts_Q[q + 1]) for part in bins for q in part])
     members = plan.members[members_M].filter(pl.col("trained")).select(*KEYS, "n_action", "temperature")
     ends = members["n_action"].cast(pl.Int64).cum_sum()
-    numbered = np.searchsorted(ends.to_numpy(), np.arange(len(logprobs_N)), side="right")
-    lists = pl.DataFrame({"row": numbered, "logprobs": logprobs_N}).group_by("row", maintain_order=True).all()
-    return members.with_columns(lists["logprobs"])
+    numbered = np.searchsorted(ends.to_numpy(), np.arange(found_N.height), side="right")
+    lists = found_N.with_columns(row=pl.Series(numbered)).group_by("row", maintain_order=True).all()
+    return members.with_columns(lists["logprobs"], lists["entropies"])

@@ -32,6 +32,7 @@ from trainer.data.stream.stream import Stream
 from trainer.losses import Loss
 from trainer.losses.policy import CorrectedLoss
 from trainer.policy.model import check_vocabulary
+from trainer.runs.batches import batches_frame
 from trainer.runs.factories import learning_rate, make_reference
 from trainer.runs.metrics import Returns, from_sums, metrics_frame
 
@@ -164,11 +165,6 @@ def _gradient(
     return backend.ranks.summed({name: math.fsum(map(float, values)) for name, values in parts.items()})
 
 
-def batches_frame(plan: Plan, reports: list[StepReport]) -> pl.DataFrame:
-    """Rows for the table `batches`: which episodes each update consumed."""
-    return pl.concat([plan.consumed(report.step) for report in reports])
-
-
 @dataclass(frozen=True, slots=True)
 class Update:
     """What an update phase did."""
@@ -227,5 +223,7 @@ def update(
         if on_step is not None:
             on_step(report, len(plan.steps))
     metrics = metrics_frame([(report.step.index + first_step, report.metrics) for report in reports])
-    batches = batches_frame(plan, reports).with_columns(pl.col("optimizer_step") + first_step)
+    batches = batches_frame(plan, [report.step for report in reports]).with_columns(
+        pl.col("optimizer_step") + first_step
+    )
     return Update(selection, reports, batches, metrics)

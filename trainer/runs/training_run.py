@@ -29,8 +29,9 @@ from trainer.monitor.watch import Alarms, Watch, data_alarms
 from trainer.policy.lora import merged, save_adapters
 from trainer.policy.model import Policy
 from trainer.policy.model_files import add_tied, load_tokenizer
+from trainer.runs.batches import batches_frame
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
-from trainer.runs.loop import StepReport, batches_frame, run_steps
+from trainer.runs.loop import StepReport, run_steps
 from trainer.runs.metrics import metrics_frame
 from trainer.runs.progress import counted
 from trainer.runs.runs import SPEED, RunFolder, RunJob, RunRecord, prune, retained
@@ -212,7 +213,7 @@ class TrainingRun:
             standing_alarms=sorted(self.alarms.active),
         )
         state = save_checkpoint(place, self.backend, state)
-        self.job.write("batches", batches_frame(self.prepared.plan, self.pending))
+        self.job.write("batches", batches_frame(self.prepared.plan, [report.step for report in self.pending]))
         self.job.write("metrics", metrics_frame([(r.step.index, r.metrics) for r in self.pending]))
         cursor = {
             "epoch": epoch,
@@ -241,6 +242,7 @@ class TrainingRun:
         plan, selection = self.prepared.plan, self.prepared.selection
         drops = {f"dropped_{row['reason']}": row["steps"] for row in selection.drops.iter_rows(named=True)}
         return {
+            "episodes_in_lake": self.prepared.snapshot.scan("episodes").select(pl.len()).collect().item(),
             "rows_in": selection.episodes,
             "rows_dropped": selection.episodes - plan.episodes,
             "optimizer_steps": done,

@@ -182,7 +182,7 @@ class Plan:
         return sequences_Q, (np.cumsum(counts_E) - counts_E)[:: 2 if self.paired else 1]
 
     def consumed(self, step: OptimizerStep) -> pl.DataFrame:
-        """What `batches` records of an optimizer step: a row for each entry, with its first and last trained step."""
+        """What an optimizer step consumes: a row for each entry, with its first and last trained step."""
         return self._trained[step.episodes_E].with_columns(
             optimizer_step=pl.lit(step.index, pl.Int64), epoch=pl.lit(step.epoch, pl.Int32)
         )
