@@ -7,10 +7,11 @@ import re
 import pytest
 
 from lake.errors import UsageError
+from lake.read.ratio_limits import CORRECTION_LIMITS
 from testkit.shared import CHECKOUT
 from trainer.losses import LOSSES, Aggregation, Unit
 from trainer.losses.base import PairsConfig
-from trainer.losses.correction import LIMITS, CorrectionConfig, CorrectionMethod
+from trainer.losses.correction import CorrectionConfig, CorrectionMethod
 from trainer.losses.kl import KLConfig, KLEstimator
 from trainer.runs import presets
 from trainer.train_settings import configured, given_settings
@@ -51,7 +52,7 @@ def test_estimators_and_methods_are_listed_with_their_limits() -> None:
     for option in [*KLConfig.model_fields, *CorrectionConfig.model_fields]:
         assert f"`{option}`" in PAGE or option in {"low", "high"}
     for method in CorrectionMethod:
-        limits = ", ".join(f"{limit:g}" for limit in LIMITS[method] if limit is not None)
+        limits = ", ".join(f"{limit:g}" for limit in CORRECTION_LIMITS[method] if limit is not None)
         assert ROWS[method].split("|")[3].strip() == limits
 
 

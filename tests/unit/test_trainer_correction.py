@@ -6,8 +6,8 @@ import pytest
 import torch  # noqa: TID253
 from pydantic import ValidationError
 
+from lake.read.ratio_limits import CORRECTION_LIMITS
 from trainer.losses.correction import (
-    LIMITS,
     OVER_UNITS,
     CorrectionConfig,
     CorrectionMethod,
@@ -119,7 +119,7 @@ def test_each_method_knows_its_limits() -> None:
         "sequence_mask": (0.0, 3.0),
         "geometric_mask": (0.999, 1.001),
     }
-    assert LIMITS.keys() == set(CorrectionMethod)
+    assert CORRECTION_LIMITS.keys() == set(CorrectionMethod)
 
 
 @pytest.mark.parametrize(

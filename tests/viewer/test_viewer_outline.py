@@ -135,7 +135,6 @@ def test_a_token_strip_has_what_is_stored_and_says_what_is_not(lk: Lake) -> None
         ("behaviour log-probability", [-0.5, -1.0, 0.0])
     ]
     assert "No checkpoint was asked about this step" in strip["notes"][0]
-    assert strip["notes"][-1] == tokens.NOT_STORED
     assert strips(lk, 1) == [], "no tokens are not a strip of zeros"
 
 
@@ -159,10 +158,12 @@ def test_without_the_policys_own_there_is_no_ratio() -> None:
     encoding = {"encoding_id": 1, "provenance": "rendered", "n_action": 1, "n_trained": 1, "action_ids": [4]}
     unknown = ("policy_version", "temperature", "logprobs_mode", "engine", "version_spans", "constrained")
     row = encoding | {"action_mask": [True], "action_logprobs": None} | dict.fromkeys(unknown)
-    seen = {"encoding_id": 1, "checkpoint": "now", "log_ratio": None, "logprobs": [-1.0]}
+    seen = {"series_id": 1, "encoding_id": 1, "checkpoint": "now", "log_ratio": None, "logprobs": [-1.0]}
+    seen["entropies"] = None
     (strip,) = tokens.strips([row], [seen, seen | {"encoding_id": 2}])
     assert [track["label"] for track in strip["tracks"]] == ["now: log-probability"]
     assert strip["notes"][0].startswith("No log-probabilities of the policy that sampled are stored")
+    assert strip["notes"][1] == "No entropy under now: an older version rescored it, which stored none."
 
 
 def test_long_actions_are_cut(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import OptimizerStep, Plan
 from trainer.data.select.selection import Selection
+from trainer.data.stream.batch import PackedBatch
 from trainer.data.stream.stream import Stream
 from trainer.evaluation.ratios import KEYS
 from trainer.losses import Needs, Temperature
@@ -76,11 +77,16 @@ def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: Tr
         for step, batches in stream.steps():
             for batch in batches:
                 check_vocabulary(batch, policy.vocabulary)
-            parts = [policy.logprobs(batch.to(policy.device), entropy=True) for batch in batches]
-            both_N = [torch.cat([part[at].float().cpu() for part in parts]) for at in (0, 1)]
-            # Rounding takes the entropy of a sure token a hair below 0.
-            found_N = {"logprobs": both_N[0].numpy(), "entropies": both_N[1].clamp(min=0).numpy()}
-            yield _rows(plan, step, pl.DataFrame(found_N))
+            yield _rows(plan, step, pl.concat(_of_batch(policy, batch) for batch in batches))
+
+
+def _of_batch(policy: "Policy", batch: PackedBatch) -> pl.DataFrame:
+    """Logprobs and entropies of a micro-batch's target tokens, in its order."""
+    logprobs_N, entropies_N = policy.logprobs(batch.to(policy.device), entropy=True)
+    assert entropies_N is not None
+    # Rounding takes the entropy of a sure token a hair below 0.
+    found_N = {"logprobs": logprobs_N, "entropies": entropies_N.clamp(min=0)}
+    return pl.DataFrame({name: values_N.float().cpu().numpy() for name, values_N in found_N.items()})
 
 
 def _rows(plan: Plan, step: OptimizerStep, found_N: pl.DataFrame) -> pl.DataFrame:

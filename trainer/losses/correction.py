@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
+from lake.read.ratio_limits import CORRECTION_LIMITS, correction_bounds, outside
 from trainer.frozen import FrozenModel
 from trainer.losses.base import unit_mean, unit_sum
 from trainer.losses.kl import MAX_LOG_RATIO
@@ -61,16 +62,6 @@ class CorrectionMethod(StrEnum):
     """Leave units out whose geometric mean is outside [low, high]."""
 
 
-LIMITS: dict[CorrectionMethod, tuple[float | None, float | None]] = {
-    CorrectionMethod.NONE: (None, None),
-    CorrectionMethod.TOKEN_TRUNCATE: (None, 2.0),
-    CorrectionMethod.TOKEN_MASK: (None, 2.0),
-    CorrectionMethod.ICEPOP: (0.5, 5.0),
-    CorrectionMethod.SEQUENCE_TRUNCATE: (None, 5.0),
-    CorrectionMethod.SEQUENCE_MASK: (None, 3.0),
-    CorrectionMethod.GEOMETRIC_MASK: (0.999, 1.001),
-}
-"""Low and high of each method where the options leave them open; None where the method has no such limit."""
 TRUNCATIONS = frozenset({CorrectionMethod.TOKEN_TRUNCATE, CorrectionMethod.SEQUENCE_TRUNCATE})
 """Methods that mask nothing."""
 OVER_UNITS = frozenset(
@@ -103,7 +94,7 @@ class CorrectionConfig(FrozenModel):
 
     @model_validator(mode="after")
     def _limits_have_an_effect(self) -> Self:
-        defaults = LIMITS[self.method]
+        defaults = CORRECTION_LIMITS[self.method]
         for name, value, default in zip(("low", "high"), (self.low, self.high), defaults, strict=True):
             if value is not None and default is None:
                 raise ValueError(f"method {self.method} has no limit `{name}`: leave it out")
@@ -119,10 +110,7 @@ class CorrectionConfig(FrozenModel):
     @property
     def limits(self) -> tuple[float, float]:
         """Low and high: those given, or the method's own (0 and infinity where it has none)."""
-        low, high = LIMITS[self.method]
-        given_low = low if self.low is None else self.low
-        given_high = high if self.high is None else self.high
-        return 0.0 if given_low is None else given_low, float("inf") if given_high is None else given_high
+        return correction_bounds(self.method, self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +147,7 @@ def correct(log_rho_N: Tensor, unit_N: Tensor | None, units: int, config: Correc
     if method in TRUNCATIONS:
         limited_N = rho_N > high
         return Correction(rho_N.clamp(max=high), limited_N.new_ones(len(limited_N)), limited_N)
-    keep_N = (rho_N >= low) & (rho_N <= high)
+    keep_N = ~outside(rho_N, low, high)
     weight_N = rho_N.new_ones(len(rho_N)) if method is CorrectionMethod.GEOMETRIC_MASK else rho_N
     return Correction(weight_N * keep_N, keep_N, keep_N.new_zeros(len(keep_N)))
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from lake.read.ratio_limits import clipped_above, clipped_below, clipped_dual
 from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, required
 from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
 
@@ -39,8 +40,8 @@ def surrogate(
 def clip_sums(ratio_N: Tensor, advantages_N: Tensor, *, clip_low: float, clip_high: float) -> dict[str, Tensor]:
     """Tokens whose gradient the clip stops, by side."""
     return {
-        "clipped_high": ((advantages_N > 0) & (ratio_N > 1 + clip_high)).sum(),
-        "clipped_low": ((advantages_N < 0) & (ratio_N < 1 - clip_low)).sum(),
+        "clipped_high": clipped_above(ratio_N, advantages_N, clip_high).sum(),
+        "clipped_low": clipped_below(ratio_N, advantages_N, clip_low).sum(),
     }
 
 
@@ -65,7 +66,7 @@ class ClippedLoss(RatioLoss, ABC):
         loss_N, sums = corrected(rows, self.correction, loss_N, weighted=self.correction.decoupled)
         sums |= clip_sums(ratio_N, advantages_N, **limits)
         if self.dual_clip is not None:
-            sums["clipped_dual"] = ((advantages_N < 0) & (ratio_N > self.dual_clip)).sum()
+            sums["clipped_dual"] = clipped_dual(ratio_N, advantages_N, self.dual_clip).sum()
         return regularised(rows, self, loss_N, sums)
 
 

@@ -138,9 +138,12 @@ def tokens(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
 
 
 def rescored(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
-    """What checkpoints think of the same tokens: encoding_id, checkpoint, log_ratio, logprobs; of each the newest."""
+    """What checkpoints think of the same tokens, of each the newest.
+
+    series_id, encoding_id, checkpoint, log_ratio, logprobs, entropies (NULL where they were not computed).
+    """
     query = """
-        SELECT r.encoding_id, r.checkpoint, r.log_ratio, r.logprobs
+        SELECT r.series_id, r.encoding_id, r.checkpoint, r.log_ratio, r.logprobs, r.entropies
         FROM ratios AS r JOIN job_runs AS j USING (job_id)
         WHERE r.episode_id = $episode AND r.step_index = $step
         QUALIFY row_number() OVER (PARTITION BY r.encoding_id, r.checkpoint ORDER BY j.sequence DESC) = 1

@@ -7,7 +7,7 @@ import polars as pl
 
 from lake.read.text_table import counted
 from viewer import plain
-from viewer.queries import Row, transcripts
+from viewer.queries import Row, transcripts, updates
 from viewer.queries.episodes import TEXT
 from viewer.transcript import blocks, ledger, outline
 from viewer.transcript import tokens as strip
@@ -58,7 +58,8 @@ def tokens(told: Told, index: int) -> list[dict[str, Any]]:
     encodings, rescored = (
         told.read(query, told.episode_id, index) for query in (transcripts.tokens, transcripts.rescored)
     )
-    return strip.strips(encodings.to_dicts(), rescored.to_dicts())
+    consumed = told.read(updates.of_step, told.episode_id, index)
+    return strip.strips(encodings.to_dicts(), rescored.to_dicts(), consumed)
 
 
 def _read(told: Told, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:

@@ -6,6 +6,8 @@ const TRACK = 9;
 const GAP = 5;
 const LOWEST = -5;
 const FARTHEST = 0.7;
+const MOST_ENTROPY = 3;
+const STRENGTH = { stopped: 1, masked: 0.5, limited: 0.7, kept: 0.12 };
 
 function tokensButton(view, index) {
   const made = button("Tokens", "The tokens of the action: log-probabilities and masks");
@@ -44,8 +46,9 @@ function stripOf(strip) {
   };
   new ResizeObserver(draw).observe(canvas);
   const legend = [...strip.tracks.map(({ label }) => label), "sampled by the policy"].join(" \u00b7 ");
-  const notes = strip.notes.map((note) => el("div", "size", note));
-  return el("div", "strip", el("div", "", strip.title), el("div", "size", `From above: ${legend}`), canvas, said, ...notes);
+  const [facts, notes] = [strip.facts, strip.notes].map((lines) => lines.map((line) => el("div", "size", line)));
+  const above = el("div", "size", `From above: ${legend}`);
+  return el("div", "strip", el("div", "", strip.title), ...facts, above, canvas, said, ...notes);
 }
 
 function columns(canvas) {
@@ -61,8 +64,9 @@ function tokenAt(canvas, strip, x, y) {
 }
 
 function words(strip, place) {
-  const known = strip.tracks.map(({ label, kind, values }) => {
+  const known = strip.tracks.map(({ label, kind, values, names }) => {
     const value = values[place];
+    if (kind === "fate") return `${label}: ${names[value] ?? "carried no loss"}`;
     if (value === null || value === undefined) return `${label} unknown`;
     return kind === "ratio" ? `${label} ${value.toFixed(3)} (ratio ${Math.exp(value).toFixed(3)})` : `${label} ${value.toFixed(3)}`;
   });
@@ -84,7 +88,7 @@ function paintTokens(canvas, strip, state) {
   for (let place = 0; place < strip.ids.length; place++) {
     const left = (place % across) * CELL;
     const top = Math.floor(place / across) * tall(strip);
-    strip.tracks.forEach(({ kind, values }, row) => paintCell(pen, colour, kind, values[place], left, top + row * TRACK));
+    strip.tracks.forEach((track, row) => paintCell(pen, colour, track, track.values[place], left, top + row * TRACK));
     pen.globalAlpha = 1;
     pen.fillStyle = strip.constrained?.[place] ? colour.negative : colour.accent;
     const under = top + strip.tracks.length * TRACK;
@@ -93,16 +97,22 @@ function paintTokens(canvas, strip, state) {
   }
 }
 
-// Darker is less likely; blue above the policy that sampled, orange below; a thin line where nothing is known.
-function paintCell(pen, colour, kind, value, left, top) {
+// Darker is less likely, or less sure; blue above the policy that sampled, orange below; of a clip orange is what has no
+// gradient, blue what counts with a weight at its limit; a thin line where nothing is known.
+function paintCell(pen, colour, { kind, tones }, value, left, top) {
   if (value === null || value === undefined) {
     pen.globalAlpha = 1;
     pen.fillStyle = colour.unknown;
     pen.fillRect(left, top + TRACK / 2 - 0.5, CELL - 1, 1);
     return;
   }
-  const size = kind === "ratio" ? Math.abs(value) / FARTHEST : value / LOWEST;
-  pen.fillStyle = kind === "ratio" && value >= 0 ? colour.positive : colour.negative;
-  pen.globalAlpha = 0.12 + 0.88 * Math.max(0, Math.min(size, 1));
+  const [ink, size] = {
+    logprob: () => [colour.negative, value / LOWEST],
+    ratio: () => [value >= 0 ? colour.positive : colour.negative, Math.abs(value) / FARTHEST],
+    entropy: () => [colour.accent, value / MOST_ENTROPY],
+    fate: () => [/limited|kept/.test(tones[value]) ? colour.positive : colour.negative, STRENGTH[tones[value]]],
+  }[kind]();
+  pen.fillStyle = ink;
+  pen.globalAlpha = kind === "fate" ? size : 0.12 + 0.88 * Math.max(0, Math.min(size, 1));
   pen.fillRect(left, top, CELL - 1, TRACK - 1);
 }
