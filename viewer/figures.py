@@ -98,6 +98,20 @@ def task_histogram(frame: pl.DataFrame) -> Chart:
     return _sized(alt.layer(bars), "Tasks by success rate")
 
 
+def histogram(frame: pl.DataFrame, value: str, of: str, *, title: str, x_title: str) -> Chart:
+    """How many (column `of`) there are of each `value`, a text in the order of the rows."""
+    bars = (
+        alt.Chart(frame)
+        .mark_bar(color=POSITIVE, cornerRadiusEnd=2)
+        .encode(
+            x=alt.X(f"{value}:N", title=x_title, sort=None, axis=alt.Axis(labelAngle=0, grid=False, labelOverlap=True)),
+            y=alt.Y(f"{of}:Q", title=None, axis=alt.Axis(tickMinStep=1, tickCount=4, format="~s")),
+            tooltip=[alt.Tooltip(f"{value}:N", title=x_title), alt.Tooltip(f"{of}:Q", title=of, format=",")],
+        )
+    )
+    return _sized(alt.layer(bars), title, height=150)
+
+
 def metric(
     frame: pl.DataFrame,
     name: str,

@@ -123,7 +123,7 @@ def table(
         frame: its rows, with ids as numbers.
         columns: which of its columns, in order.
         label: what the list holds, for readers that speak.
-        href: the address that a row opens, of the row with ids as text; None: rows open nothing.
+        href: the address that a row opens, of the row with ids as text; empty: it opens nothing. None: no row does.
         key: the column that names a row; the row that was opened last is marked where the list is shown again.
         chosen: name of the row that the page shows more of; it is marked.
         sortable: columns that the whole list can be ordered by.
@@ -178,9 +178,9 @@ def _row(
     cells = []
     for position, (field, column) in enumerate(columns.items()):
         inner = _cell(row[field], column)
-        if position == 0 and href is not None:
+        if position == 0 and href is not None and (address := href(row)):
             opened = f' data-opened="{escape(name)}"' if name is not None else ""
-            inner = f'<a href="{escape(href(row))}"{opened}>{inner}</a>'
+            inner = f'<a href="{escape(address)}"{opened}>{inner}</a>'
         cells.append(f'<td class="{column.kind}">{inner}</td>')
     attributes = ' class="opened" aria-current="true"' if is_marked else ""
     return f"<tr{attributes}>{''.join(cells)}</tr>"

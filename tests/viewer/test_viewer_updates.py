@@ -102,7 +102,7 @@ def test_a_clip_is_that_of_an_update_only_where_the_checkpoint_holds_its_weights
         "stranger: entropy",
     ]
     (fact,) = found["facts"]
-    assert fact.startswith("run (ppo) consumed the step 2 times: update 4, 7; advantage ")
+    assert fact.startswith("run (ppo) consumed the step 2 times, in update 4, 7; advantage ")
     assert "a token's loss counted 0.25 of the update's" in fact
     assert strip(lk, 1)["facts"] == [], "a step inside the span that weighed nothing was not trained on"
 

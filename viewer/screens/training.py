@@ -12,7 +12,7 @@ from lake import ids
 from lake.judgements.credit import Credit
 from lake.read.metric_names import METRICS, OF_ROUNDS
 from lake.read.text_table import counted
-from viewer import choices, figures, links, online, tables
+from viewer import choices, figures, intake, links, online, tables
 from viewer import components as ui
 from viewer.links import Page, given, given_int
 from viewer.navigation import changed, href, into_view
@@ -64,6 +64,7 @@ def show() -> None:
         _batch(job_id, update, credit)
     _more(frame, metrics[_FIRST_METRICS:], update, look)
     _consumption(job_id, credit, update)
+    intake.show(job_id)
     _checkpoints(job_id)
     if loop is not None:
         online.follow(loop, time.monotonic() - began)

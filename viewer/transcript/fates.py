@@ -65,14 +65,19 @@ def _when(one: Consumed, seen: Row) -> str:
     name = plain.one_line(seen["checkpoint"])
     if done in one.updates:
         return f"{name}, the weights with which update {done} began"
-    return f"{name}, after {counted(done, 'update')}"
+    return f"{name}, {after(done)}"
+
+
+def after(done: int) -> str:
+    """Which weights of a run: those after so many updates."""
+    return f"after {counted(done, 'update')}" if done else "before the first update"
 
 
 def told(one: Consumed) -> str:
     """What a job did with the step, in a sentence."""
     updates = ", ".join(map(str, one.updates)) + (", ..." if one.times > len(one.updates) else "")
     parts = [
-        f"{_name(one)} ({plain.one_line(one.loss)}) consumed the step {counted(one.times, 'time')}: update {updates}"
+        f"{_name(one)} ({plain.one_line(one.loss)}) consumed the step {counted(one.times, 'time')}, in update {updates}"
     ]
     if one.advantage is not None:
         parts.append(f"advantage {plain.number(one.advantage)} of {plain.one_line(one.credit or '')}")
