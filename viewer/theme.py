@@ -27,7 +27,9 @@ STREAMLIT_OPTIONS: dict[str, Any] = {
 
 _NAMED = {"positive": POSITIVE, "negative": NEGATIVE, "unknown": UNKNOWN, "accent": ACCENT}
 _COLOURS = " ".join(f"--trajlake-{name}: {colour};" for name, colour in _NAMED.items())
-STYLE = f"<style>:root {{ {_COLOURS} }}\n{Path(__file__).with_name('style.css').read_text()}</style>"
+VARIABLES = f":root {{ {_COLOURS} }}"
+"""The colours as variables of a style sheet."""
+STYLE = f"<style>{VARIABLES}\n{Path(__file__).with_name('style.css').read_text()}</style>"
 """What no option sets (`style.css`)."""
 
 STATUS_COLOURS = {"completed": "green", "succeeded": "green", "truncated": "orange", "started": "blue"}

@@ -10,7 +10,7 @@ from lake import Lake, ids
 from testkit.lakes import add_credit, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import assert_sound, elements, episode_id, open_page, show, transcript, words
 from viewer.navigation import href
-from viewer.transcript import component
+from viewer.transcript import drawn
 from viewer.transcript.answers import STEPS, answer
 from viewer.transcript.told import told
 
@@ -66,6 +66,25 @@ def test_an_opened_step_has_its_texts_and_its_ledger(lk: Lake) -> None:
     }
     assert step["shared"]["text"] == "State shared: 4 steps of 4 siblings"
     assert step["shared"]["href"].startswith("/group?group=")
+
+
+def test_a_shared_state_says_how_many_ways_lead_there_and_what_makes_it_doubtful(tmp_path: Path) -> None:
+    """Two of three siblings come to an empty state by different actions."""
+    siblings = [rollout("t", index, float(index)) for index in range(3)]
+    for index, sibling in enumerate(siblings[:2]):
+        sibling.steps[0].action = f"go {index}"
+        sibling.steps[1].state = "[]"
+    lk = build_lake(tmp_path, siblings)
+    add_credit(lk)
+    snapshot = lk.snapshot()
+    credit = ids.to_text(lk.sql("SELECT series_id FROM credit_series").item(0, 0))
+    found = told(lambda query, *args: query(snapshot, *args), href, episode_id(lk, "t", 0), credit)
+    assert found is not None
+    said = [(answer(found, {"shared": str(index)})["shared"] or {}).get("text") for index in range(2)]
+    assert said == [
+        "State shared: 3 steps of 3 siblings",
+        "State shared: 2 steps of 2 siblings; 2 ways in; empty",
+    ]
 
 
 def test_unknown_is_a_word_and_zero_is_a_digit(lk: Lake) -> None:
@@ -137,6 +156,7 @@ def test_what_a_page_asks_is_bounded_and_nonsense_is_left_out(lk: Lake) -> None:
     assert ask(whole="0", block="none") == {"whole": None}
     assert ask(find="HALL") == {"find": [1]}
     assert ask(tokens="0") == {"tokens": []}
+    assert ask(shared="0") == {"shared": None}, "no credit"
 
 
 def test_flags_are_explained_in_the_step_and_what_all_steps_are_stays_out_of_the_lines(lk: Lake) -> None:
@@ -212,7 +232,7 @@ def test_a_step_is_a_deep_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(component, "LINES", 10)
+    monkeypatch.setattr(drawn, "LINES", 10)
     lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0, num_steps=25)]), monkeypatch)
     here = {"episode": episode_id(lk, "t", 0)}
     at = open_page("episode", step=17, **here)

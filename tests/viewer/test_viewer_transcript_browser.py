@@ -4,6 +4,7 @@ import base64
 import re
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +15,7 @@ import pytest
 from lake import Lake, ids
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.lakes import add_credit, build_lake, rollout
+from testkit.processes import trajlake
 
 pytestmark = pytest.mark.browser
 VIEWPORT = {"width": 1440, "height": 900}
@@ -48,7 +50,10 @@ def chat() -> EpisodeRecord:
     hostile.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}]
     hostile.context = [{"role": HOSTILE, "content": f"more {HOSTILE}"}]
     calls.action = "Now **I** look. \x1b[31mred\x1b[0m"
-    calls.reasoning = "# Plan\n- one\n- `two`\n\n[a page](http://beacon.invalid/)"
+    calls.reasoning = (
+        "# Plan\n- one\n- `two`\n\n[a page](http://beacon.invalid/)\n\nIt is **$x^2 < 4$**, for $5 and $6.\n"
+        "$$\n\\frac{a}{b}\n$$\n$\\href{javascript:alert(1)}{y}$"
+    )
     arguments = '{"code": "first line\\nsecond line", "deep": {"n": 1}}'
     calls.tool_calls = [{"id": "a", "function": {"name": "run", "arguments": arguments}}]
     image = {"type": "image_url", "image_url": {"url": pixel()}}
@@ -310,7 +315,10 @@ def test_markdown_is_formatted_without_links_and_a_terminals_colours_are_drawn(p
     assert reasoning.locator(".heading").inner_text() == "Plan"
     assert reasoning.locator("code").inner_text() == "two"
     assert "a page (http://beacon.invalid/)" in reasoning.inner_text()
-    assert reasoning.locator("a").count() == 0
+    assert reasoning.locator("a, [href]").count() == 0
+    assert reasoning.locator("strong math msup").inner_text().split() == ["x", "2"]
+    assert reasoning.locator(".formula math[display=block] mfrac").count() == 1
+    assert "for $5 and $6." in reasoning.inner_text()
     reasoning.get_by_role("button", name="as written").click()
     assert "# Plan\n- one" in reasoning.locator("pre").inner_text()
     red = texts.locator(".action .terminal span")
@@ -388,3 +396,34 @@ def test_an_episode_of_one_step_without_credit(page: Any, lk: Lake) -> None:
     go(page, lk, "short")
     line(page, 0).locator(".head").click()
     assert "stop" in opened(page, 0).inner_text()
+
+
+def test_a_file_to_send_holds_all_and_asks_for_nothing(browser: Any, lk: Lake, tmp_path: Path) -> None:
+    """The siblings of a group, opened from the disk: hostile text is text, and no address is asked for anything."""
+    group = ids.to_text(lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'chat'").item())
+    out = tmp_path / "chat.html"
+    assert trajlake("page", "--lake", lk.uri, group, "--out", str(out)).returncode == 0
+    page = browser.new_page(viewport=VIEWPORT)
+    asked: list[str] = []
+    faults: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text))
+    page.goto(out.as_uri())
+    for index, said in (
+        (0, f"<script>{MARK}</script>"),
+        (1, "It ran."),
+        (2, "The first 3,000 of 2,000,007 characters"),
+    ):
+        line(page, index).locator(".head").click()
+        assert said in opened(page, index).inner_text()
+    page.get_by_label("Find in all steps").fill("it RAN")
+    page.get_by_text("1 of 1 steps").wait_for()
+    page.get_by_role("link", name="rollout 1").click()
+    page.get_by_role("heading", name="demo / chat / 1").wait_for()
+    line(page, 0).locator(".head").click()
+    assert "You are at the gate." in opened(page, 0).inner_text()
+    assert page.evaluate("window.hostile") is None
+    assert [url for url in asked if not url.startswith(("data:image/png", out.as_uri()))] == []
+    assert faults == []
+    page.close()

@@ -5,6 +5,8 @@ or an empty state is reached from anywhere; so is one that many different action
 of the step advantages an anchor makes.
 """
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from lake.judgements.credit import Credit
@@ -126,7 +128,7 @@ def explored(lake: Reads, credit: Credit, window: Window, sort: Sort | None = No
         f"SELECT * FROM ({_STATES.format(rows=credit.rows)}) ORDER BY {order} LIMIT $limit OFFSET $offset",
         window.params(),
     )
-    return listed.join(_seen(lake, credit, listed["anchor_key"].to_list()), on="anchor_key", how="left")
+    return listed.join(seen(lake, credit, listed["anchor_key"].to_list()), on="anchor_key", how="left")
 
 
 def explored_total(lake: Reads, credit: Credit) -> Row:
@@ -163,12 +165,17 @@ def groups_of(lake: Reads, credit: Credit, anchor_key: int, window: Window, sort
     return lake.sql(query, {"anchor": anchor_key} | window.params())
 
 
-def _seen(lake: Reads, credit: Credit, anchor_keys: list[int]) -> pl.DataFrame:
-    """What the texts of states tell, of a sample of their steps; the episodes are named one by one, as in `_steps`."""
+def seen(lake: Reads, credit: Credit, anchor_keys: Sequence[int], group_id: int | None = None) -> pl.DataFrame:
+    """What the texts of states tell, of at most `SAMPLE` of the steps of each, in one group or in all.
+
+    anchor_key, state, states, actions, ways_in, doubt; see `explored`.
+    """
+    within = "" if group_id is None else f"AND group_id = {group_id}"
+    # The episodes are named one by one, as in `_steps`.
     drawn = lake.sql(
         f"""
         SELECT anchor_key, episode_id, step_index FROM {credit.rows}
-        WHERE anchor_key IN ({", ".join(map(str, anchor_keys)) or "NULL"}) AND anchor_episodes > 1
+        WHERE anchor_key IN ({", ".join(map(str, anchor_keys)) or "NULL"}) AND anchor_episodes > 1 {within}
         QUALIFY row_number() OVER (PARTITION BY anchor_key ORDER BY hash(episode_id, step_index)) <= {SAMPLE}
         """
     )

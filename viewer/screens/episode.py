@@ -18,7 +18,7 @@ from viewer.plain import chip, number, one_line, signed, visible, word
 from viewer.queries import PAGE_ROWS, Row, Window, episodes, lineage, training
 from viewer.queries import annotations as said
 from viewer.queries.episodes import EpisodeFilter
-from viewer.transcript import component, ledger
+from viewer.transcript import component, drawn, ledger
 from viewer.transcript.told import Told
 
 # Related episodes with a link. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
@@ -234,7 +234,7 @@ def _steps_window(facts: Row) -> tuple[Window, int | None]:
     if selected is not None and selected >= facts["num_steps"]:
         ui.missing(f"The episode has steps 0 to {facts['num_steps'] - 1}, no step {selected}.")
         selected = None
-    lines = component.LINES
+    lines = drawn.LINES
     number, pages = (selected or 0) // lines + 1, -(-facts["num_steps"] // lines)
     if pages > 1:
         ui.page_switch(pages, number, "step", lambda chosen: (chosen - 1) * lines)

@@ -19,7 +19,7 @@ def answer(told: Told, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         told: what the transcript is of.
         asked: of `steps` (indices to open, with commas), `whole` (a step) with `block` (the name of a block of it),
-            `tokens` (a step) and `find` (a text) those that are wanted.
+            `shared` (a step, whose state siblings share), `tokens` (a step) and `find` (a text) those that are wanted.
     """
     found: dict[str, Any] = {}
     if "steps" in asked:
@@ -27,6 +27,8 @@ def answer(told: Told, asked: Mapping[str, str]) -> dict[str, Any]:
         found["steps"] = opened.steps(told, [one for one in wanted if one is not None])
     if (index := _step(told, asked.get("whole"))) is not None:
         found["whole"] = opened.whole(told, index, asked.get("block", ""))
+    if (index := _step(told, asked.get("shared"))) is not None:
+        found["shared"] = opened.shared(told, index)
     if (index := _step(told, asked.get("tokens"))) is not None:
         found["tokens"] = opened.tokens(told, index)
     if "find" in asked:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from viewer import plain
 from viewer.queries import Row
 from viewer.queries.episodes import TEXT
+from viewer.transcript import maths
 
 Form = Literal["text", "markdown", "json", "ansi"]
 TREE = 20_000
@@ -54,7 +55,9 @@ class Block:
         # A tree needs the whole document.
         text = self.text[: max(limit, TREE) if self.form == "json" else limit]
         value = tree(text) if self.form == "json" else None
-        return asdict(self) | {"text": harmless(text), "value": value, "shown": len(text)}
+        said = harmless(text)
+        drawn = maths.formulas(said) if self.form == "markdown" and limit == TEXT else {}
+        return asdict(self) | {"text": said, "value": value, "shown": len(text), "maths": drawn}
 
 
 def harmless(text: str) -> str:

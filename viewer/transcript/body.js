@@ -13,7 +13,7 @@ function bodyOf(view, index) {
 function fillBody(view, index, body) {
   const content = view.contents.get(index);
   if (!content) {
-    body.replaceChildren(el("div", "waiting", "Reading the step"));
+    body.replaceChildren(el("div", "waiting", view.data.held ? "This step is not in the file." : "Reading the step"));
     view.asking.step(index);
     return;
   }
@@ -48,7 +48,7 @@ function blockOf(view, index, block) {
   const isCut = () => block.form !== "json" && whole === block.text && block.shown < block.length;
   const show = (form) => {
     text.replaceChildren(...read(whole, form, block), ...block.images.map(imageOf));
-    if (isCut()) text.append(more(block, load));
+    if (isCut()) text.append(view.data.held ? el("div", "size", cutOff(block)) : more(block, load));
     if (whole !== block.text && block.length > ALL) text.append(el("div", "size", beyond(block)));
     highlight(view);
   };
@@ -59,7 +59,7 @@ function blockOf(view, index, block) {
     show("text");
   };
   if (block.form === "markdown" || block.form === "json") tools.append(switchOf(block.form, show));
-  tools.append(copyOf(async () => (isCut() ? load() : undefined), () => whole));
+  tools.append(copyOf(async () => (isCut() && !view.data.held ? load() : undefined), () => whole));
   show(block.form);
   return made;
 }
@@ -68,6 +68,11 @@ function more(block, load) {
   const made = button(`Show all ${block.length.toLocaleString("en")} characters`);
   made.onclick = load;
   return made;
+}
+
+function cutOff(block) {
+  const [shown, length] = [block.shown, block.length].map((number) => number.toLocaleString("en"));
+  return `The first ${shown} of ${length} characters; the viewer has the rest.`;
 }
 
 function beyond(block) {
@@ -116,17 +121,25 @@ function asideOf(view, content) {
   }
   aside.append(ledger);
   if (content.marks.length) aside.append(el("div", "chips", ...content.marks.map(chip)));
-  for (const { text, href } of [content.shared, ...content.branches].filter(Boolean)) {
-    const link = el("a", "", text);
-    link.href = href;
-    aside.append(link);
-  }
+  const links = [content.shared, ...content.branches].filter(Boolean).map(({ text, href }) => {
+    const link = el(href ? "a" : "span", "", text);
+    if (href) link.href = href;
+    return link;
+  });
+  aside.append(...links);
+  if (content.shared) doubt(view, content, links[0]);
   for (const { scorer, value, why } of content.scores) {
     aside.append(el("div", "judged", el("b", "", scorer), ` ${value} `, el("span", "why", why)));
   }
   for (const [name, value] of content.facts) aside.append(el("div", "fact", el("span", "label", name), ` ${value}`));
-  aside.append(el("div", "chips", linkOf(view, content.index), tokensButton(view, content.index)));
+  if (!view.data.held) aside.append(el("div", "chips", linkOf(view, content.index), tokensButton(view, content.index)));
   return aside;
+}
+
+// How many ways lead into the shared state is read from its siblings' steps, which takes longer than the step.
+async function doubt(view, content, link) {
+  content.doubt ??= view.asking.other({ shared: content.index });
+  link.textContent = (await content.doubt).shared?.text ?? link.textContent;
 }
 
 function linkOf(view, index) {

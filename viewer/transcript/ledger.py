@@ -13,6 +13,7 @@ from lake import ids
 from viewer.links import Page
 from viewer.plain import number, signed, slug
 from viewer.queries import Row
+from viewer.queries.anchors import SAMPLE
 
 UNKNOWN = "unknown"
 Mark = tuple[str, str, str | None]
@@ -112,14 +113,27 @@ def lines(reward: float | None, credit: Row | None, scale: Scale, formula: str |
     return found
 
 
-def shared(credit: Row | None, chosen: str | None, link: Callable[..., str]) -> dict[str, str] | None:
-    """A link to the steps that siblings took from the same state; None where none did."""
+def shared(
+    credit: Row | None, chosen: str | None, link: Callable[..., str], seen: Row | None = None
+) -> dict[str, str] | None:
+    """A link to the steps that siblings took from the same state; None where none did.
+
+    Args:
+        credit: the step's row of `advantages`.
+        chosen: what addresses call the credit.
+        link: how pages are named.
+        seen: the row of `anchors.seen` of the state in its group, if known: why it may stand for several situations.
+    """
     if credit is None or credit["anchor_key"] is None or credit["anchor_episodes"] <= 1:
         return None
     address = link(
         Page.GROUP, group=ids.to_text(credit["group_id"]), anchor=ids.to_text(credit["anchor_key"]), credit=chosen
     )
     text = f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings"
+    if seen is not None:
+        least = "at least " if credit["anchor_size"] > SAMPLE else ""
+        ways = f"{seen['ways_in']} way{'' if seen['ways_in'] == 1 else 's'} in" if seen["ways_in"] else None
+        text = "; ".join(filter(None, [text, ways and f"{least}{ways}", seen["doubt"]]))
     return {"text": text, "href": address}
 
 

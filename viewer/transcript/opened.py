@@ -7,7 +7,7 @@ import polars as pl
 
 from lake.read.text_table import counted
 from viewer import plain
-from viewer.queries import Row, transcripts, updates
+from viewer.queries import Row, anchors, only_row, transcripts, updates
 from viewer.queries.episodes import TEXT
 from viewer.transcript import blocks, ledger, outline
 from viewer.transcript import tokens as strip
@@ -44,6 +44,15 @@ def steps(told: Told, indices: Sequence[int]) -> list[dict[str, Any]]:
             }
         found.append(opened)
     return found
+
+
+def shared(told: Told, index: int) -> dict[str, str] | None:
+    """The link to the steps from a step's state, with what makes the state doubtful; its siblings' texts are read."""
+    given = _credit(told, [index]).get(index)
+    if told.credit is None or given is None or given["anchor_key"] is None:
+        return None
+    seen = told.read(anchors.seen, told.credit, (given["anchor_key"],), given["group_id"])
+    return ledger.shared(given, told.chosen, told.link, only_row(seen))
 
 
 def whole(told: Told, index: int, name: str) -> str | None:

@@ -35,19 +35,28 @@ class _ForgottenError(Exception):
 
 
 def answered(request: Request) -> Response:
-    """The answer to a question about a transcript.
-
-    Status 403 for a page that is not ours, 410 for versions that this process does not know (the page then asks for
-    its data anew), 404 for an episode that they do not hold, 400 where an id is none or the lake cannot be read.
-    """
+    """The answer to a question about a transcript."""
     from viewer.transcript.answers import answer
 
     given = request.query_params
-    if not is_fetched_by_own_page(request.headers):
-        return Response(status_code=403, headers=_HEADERS)
-    try:
+
+    def made() -> Response:
         found = _told(given.get("of", ""), given.get("episode", ""), given.get("credit"), given.get("as_of"))
         return Response(msgspec.json.encode(answer(found, given)), 200, _HEADERS, "application/json")
+
+    return _guarded(made, is_own=is_fetched_by_own_page(request.headers))
+
+
+def _guarded(made: Callable[[], Response], *, is_own: bool) -> Response:
+    """An answer, or why there is none.
+
+    Status 403 for a page that is not ours, 410 for versions that this process does not know (the page then asks for
+    its data anew), 404 for what they do not hold, 400 where an id is none or the lake cannot be read.
+    """
+    if not is_own:
+        return Response(status_code=403, headers=_HEADERS)
+    try:
+        return made()
     except _ForgottenError:
         return Response(status_code=410, headers=_HEADERS)
     except LookupError:
@@ -66,13 +75,24 @@ def _told(of: str, episode: str, credit: str | None, older: str | None) -> "Told
     if lake is None:
         raise _ForgottenError
 
-    found = told(partial(_ask, lake), partial(navigation.address, older), ids.from_text(episode), credit)
+    found = told(partial(ask, lake), partial(navigation.address, older), ids.from_text(episode), credit)
     if found is None:
         raise LookupError
     return found
 
 
-def _ask(lake: "Reads", query: "Callable[Concatenate[Reads, P], T]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+def _lake(of: str) -> "Reads":
+    # Streamlit's caches, which this declares, need the server that this is a route of.
+    from viewer import pinned
+
+    lake = pinned.known(of)
+    if lake is None:
+        raise _ForgottenError
+    return lake
+
+
+def ask(lake: "Reads", query: "Callable[Concatenate[Reads, P], T]", /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """The answer of a query, without a session."""
     return query(lake, *args, **kwargs)
 
 

@@ -9,7 +9,7 @@ const MOST_LEAVES = 300;
 function read(text, form, block) {
   if (!text) return [el("span", "empty", "(empty)")];
   if (form === "json" && block.value !== null) return [treeOf(block.value, 0, { left: MOST_LEAVES })];
-  if (form === "markdown" && text.length <= MARKDOWN_LONGEST) return [markdown(text)];
+  if (form === "markdown" && text.length <= MARKDOWN_LONGEST) return [markdown(text, block.maths)];
   return [form === "ansi" ? terminal(text) : el("pre", "", text.replace(COLOURS, ""))];
 }
 
@@ -21,10 +21,18 @@ const ITEM = /^( {0,8})([-*+]|\d{1,3}[.)]) +(.*)$/;
 const QUOTE = /^> ?(.*)$/;
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*|!?\[([^\]\n]*)\]\(([^)\s]*)\)/g;
 
-function markdown(text) {
+function markdown(text, maths) {
   const root = el("div", "prose");
+  const budget = { left: MOST_PIECES, maths };
+  for (const part of cutAtFormulas(text, maths, isBlock)) {
+    if (typeof part === "string") appendBlocks(root, part, budget);
+    else root.append(el("div", "formula", formulaOf(part)));
+  }
+  return root;
+}
+
+function appendBlocks(root, text, budget) {
   const lines = text.split("\n");
-  const budget = { left: MOST_PIECES };
   let place = 0;
   const while_ = (test) => {
     const first = place;
@@ -57,7 +65,6 @@ function markdown(text) {
       root.append(el("p", "", ...inline(while_(isPlain).join("\n"), budget)));
     }
   }
-  return root;
 }
 
 function listOf(lines, budget) {
@@ -71,7 +78,30 @@ function listOf(lines, budget) {
   return list;
 }
 
+// Code is what it is; everything else may hold formulas, also what is bold.
 function inline(text, budget) {
+  const isInline = (tree) => !isBlock(tree);
+  const pieces = text.split(/(`[^`\n]+`)/).flatMap((piece) =>
+    piece.startsWith("`") ? [piece] : cutAtFormulas(piece, budget.maths, isInline),
+  );
+  const trees = pieces.filter((piece) => typeof piece !== "string");
+  // A formula is one letter to the marks around it.
+  const joined = pieces.map((piece) => (typeof piece === "string" ? piece.replaceAll(FORMULA, "") : FORMULA)).join("");
+  const nodes = marked(joined, budget);
+  return trees.length ? nodes.flatMap((node) => withFormulas(node, trees)) : nodes;
+}
+
+const FORMULA = "\ufdd0";
+
+function withFormulas(node, trees) {
+  if (typeof node !== "string") {
+    node.replaceChildren(...[...node.childNodes].flatMap((child) => withFormulas(child.data, trees)));
+    return [node];
+  }
+  return node.split(FORMULA).flatMap((piece, place) => (place ? [formulaOf(trees.shift()), piece] : [piece]));
+}
+
+function marked(text, budget) {
   const nodes = [];
   let end = 0;
   for (const found of text.matchAll(INLINE)) {

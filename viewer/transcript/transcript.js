@@ -10,7 +10,7 @@ const LINE_HEIGHT = 31;
 const BODY_HEIGHT = 160;
 const KEPT = 400;
 
-export default function ({ parentElement, data, setTriggerValue }) {
+export default function mount({ parentElement, data, setTriggerValue }) {
   const text = JSON.stringify(data);
   const present = parentElement[VIEW];
   if (present) present.lost = () => setTriggerValue("lost", true);
@@ -27,11 +27,11 @@ class Transcript {
     const isSame = former?.data.name === data.name;
     this.opened = new Set(isSame ? former.opened : data.opened.map((step) => step.index));
     this.unfolded = new Set(isSame ? former.unfolded : []);
-    this.contents = new Map(data.opened.map((step) => [step.index, step]));
+    this.contents = new Map([...data.opened, ...(data.held ?? [])].map((step) => [step.index, step]));
     this.heights = new Map();
     this.lines = new Map(data.lines.map((line) => [line.index, line]));
     this.found = new Set();
-    this.asking = new Asking(this);
+    this.asking = data.held ? new Held(this) : new Asking(this);
     this.root = el("div", ["trajlake-transcript", ...data.hidden.map((kind) => `without-${kind}`)].join(" "));
     this.scroller = document.querySelector("[data-testid=stMain]");
     this.within = windows(this.scroller);
@@ -119,7 +119,7 @@ class Transcript {
     row.replaceWith(lineOf(this, this.lines.get(index) ?? this.data.ends.find((end) => end.index === index)));
     this.row(index).firstChild.focus({ preventScroll: true });
     if (isOpen) this.row(index).querySelector(".body").fill();
-    if (isOpen && this.lines.has(index)) {
+    if (isOpen && this.lines.has(index) && !this.data.held) {
       const here = new URL(location.href);
       here.searchParams.set("step", index);
       history.replaceState(history.state, "", here);

@@ -1,0 +1,63 @@
+"""Mathematics in a model's text: what is a formula, and what of it may reach a page."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from viewer.transcript import maths
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("so $x^2$ and $y$.", ["$x^2$", "$y$"]),
+        (r"\(a\) then \[b\] then $$c + d$$", [r"\(a\)", r"\[b\]", "$$c + d$$"]),
+        ("$$\na\n= b\n$$", ["$$\na\n= b\n$$"]),
+        ("It costs $5 and $6.", []),
+        ("From $5-$6 a piece", []),
+        ("US$ 5, 6$ and 7 $", []),
+        (r"\$5$ is no formula, nor \$x\$", []),
+        ("`$x$` and\n```\n$y$\n```\n$z$", ["$z$"]),
+        ("$a\n\nb$", []),
+        (r"$\unheardof{x}$ and $\frac{$", []),
+        ("$" + "x" * 601 + "$", []),
+        ("$" + "{" * 300 + "}" * 300 + "$", []),
+    ],
+)
+def test_what_is_a_formula(text: str, written: list[str]) -> None:
+    assert list(maths.formulas(text)) == written
+
+
+def test_a_formula_is_a_tree_of_mathml() -> None:
+    found = maths.formulas(r"$\frac{a}{2} < \text{<b>}$")
+    ((tag, attributes, (row,)),) = found.values()
+    assert (tag, attributes) == ("math", {})
+    fraction, less, words = row[2]
+    assert fraction == ["mfrac", {}, [["mrow", {}, [["mi", {}, ["a"]]]], ["mrow", {}, [["mn", {}, ["2"]]]]]]
+    assert (less[2], words) == (["<"], ["mtext", {}, ["<b>"]])
+
+
+@pytest.mark.parametrize(
+    "tex", [r"\href{javascript:alert(1)}{x}", r"\style{background:url(//x)}{x}", r"\class{a}{x}", r"\hspace{999999px}x"]
+)
+def test_no_address_no_style_no_size_of_a_model_reaches_a_page(tex: str) -> None:
+    said = json.dumps(list(maths.formulas(f"${tex}$").values()))
+    assert not any(word in said for word in ("javascript", "style", "url", "class", "999999"))
+
+
+@given(st.text(alphabet="\\{}^_&$ab1<>()[] \n", max_size=200) | st.text(max_size=80))
+def test_whatever_a_model_writes_ends_in_known_names(text: str) -> None:
+    def check(tree: object) -> None:
+        if isinstance(tree, str):
+            return
+        assert isinstance(tree, list)
+        assert tree[0] in maths._TAGS
+        assert set(tree[1]) <= {*maths._ATTRIBUTES, "display"}
+        for child in tree[2]:
+            check(child)
+
+    for written, tree in maths.formulas(f"${text}$ {text}").items():
+        assert written in f"${text}$ {text}"
+        check(tree)
