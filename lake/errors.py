@@ -45,6 +45,9 @@ class FormatError(TrajlakeError, ValueError):
 class QueryError(TrajlakeError, ValueError):
     """SQL that cannot be run."""
 
+    place: tuple[int, int] | None = None
+    """Line and character of the query, both from 1, where that is known."""
+
 
 class MissingExtraError(TrajlakeError, ImportError):
     """An optional package is not installed; the message ends with the install line."""

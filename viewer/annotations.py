@@ -1,14 +1,13 @@
 """Annotations of the episode that a page shows: what was said, and a form to say more.
 
-The form is the one place where the viewer writes: rows are added to `annotations`, as `trajlake annotate` adds them
-(`lake.write.annotations`), and the page then shows the newest state of the lake. `trajlake view --read-only` has none.
+Beside saved views (`viewer.views`) the form is the one place where the viewer writes: rows are added to `annotations`,
+as `trajlake annotate` adds them (`lake.write.annotations`), and the page then shows the newest state of the lake.
+`trajlake view --read-only` has none.
 
 Where the reader works through a queue (`viewer.labelling`), label and author are the queue's, an answer that was given
 before is one click or one key away, and what is added leads to the next episode.
 """
 
-import getpass
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,13 +18,13 @@ from lake import ids
 from lake.errors import TrajlakeError
 from lake.write.annotations import RATING, Annotation, annotate
 from viewer import choices, pinned, tables
+from viewer.author import author, remember
 from viewer.components import missing
-from viewer.environment import READ_ONLY
+from viewer.environment import is_read_only
 from viewer.navigation import changed
 from viewer.plain import chip, number, one_line
 from viewer.queries import annotations
 
-_AUTHOR = "annotation-author"
 _FAULT = "annotation-fault"
 _YES_OR_NO = [0.0, 1.0]
 _NOWHERE = "the whole episode"
@@ -39,19 +38,6 @@ class Queued:
     author: str
     following: int | None
     """The next episode that is left; None: this is the last one."""
-
-
-def is_read_only() -> bool:
-    """Whether this viewer offers no annotating."""
-    return os.environ.get(READ_ONLY) == "1"
-
-
-def author() -> str:
-    """Who annotated last in this session, else whoever runs the viewer; nothing where the system knows no name."""
-    try:
-        return st.session_state.get(_AUTHOR) or getpass.getuser()
-    except (OSError, KeyError):
-        return ""
 
 
 def show(episode_id: int, step: int | None) -> None:
@@ -165,7 +151,7 @@ def _submit(episode_id: int, step: int | None, queued: Queued | None, takes_back
     of, value, text = (st.session_state[_key(name)] for name in ("of", "value", "text"))
     if queued is None:
         label, by = (st.session_state[_key(name)] for name in ("label", "author"))
-        st.session_state[_AUTHOR] = by
+        remember(by)
     else:
         label, by = queued.label, queued.author
     if not takes_back and value is None and not text.strip():

@@ -27,9 +27,10 @@ page = st.navigation(
         st.Page(Page.GROUP, title="Group", visibility="hidden"),
         st.Page(Page.COMPARE, title="Side by side", visibility="hidden"),
         st.Page(Page.JOB, title="Job", visibility="hidden"),
+        st.Page(Page.SINCE, title="What changed since", visibility="hidden"),
     ],
     position="top",
 )
-navigation.install()
+navigation.install(page.url_path)
 with friendly():
     page.run()

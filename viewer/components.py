@@ -11,10 +11,10 @@ from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from lake.errors import TrajlakeError
 from lake.read.text_table import counted
-from viewer import pinned
+from viewer import pinned, views
 from viewer.figures import PICK
 from viewer.links import Page, given, given_id, given_int
-from viewer.navigation import Value, anchor, href, visit
+from viewer.navigation import Value, anchor, href, to_newest, visit
 from viewer.plain import chip, slug, visible
 from viewer.queries import PAGE_ROWS, Row, Window
 from viewer.theme import STATUS_COLOURS, STYLE
@@ -43,6 +43,7 @@ def header(title: str) -> None:
     st.html(STYLE)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.header(title, anchor=False, width="stretch")
+        views.bar()
         _age()
 
 
@@ -51,13 +52,15 @@ def bar(content: str) -> None:
     st.html(STYLE)
     with st.container(horizontal=True, vertical_alignment="center", key="bar"):
         st.html(f'<div class="trajlake-bar">{content}</div>', width="stretch")
+        views.bar()
         _age()
 
 
 def _age() -> None:
     """Of when the data is; what came since; and the way to an older state."""
+    at = pinned.pinned_at()  # first: it takes up what the address asks for
     older = pinned.when()
-    label = f"As of {chip(older)}" if older else f"Data of {pinned.pinned_at():%H:%M:%S} UTC"
+    label = f"As of {chip(older)}" if older else f"Data of {at:%H:%M:%S} UTC"
     with st.popover(label, width="content", help="Newer data, or an older state."):
         st.button("Read the newest state", icon=":material/refresh:", key="refresh", on_click=pinned.refresh)
         st.selectbox(
@@ -70,6 +73,9 @@ def _age() -> None:
             on_change=_go_back,
             help="`trajlake snapshot NAME` names the state of a lake; any time works as long as nothing was vacuumed.",
         )
+        since = older or f"{at:%Y-%m-%dT%H:%M:%S.%f}"
+        target = to_newest(Page.SINCE, since=since)
+        st.html(f'<span class="trajlake-turn">{anchor("What changed since", target)}</span>')
     if (fault := st.session_state.pop(_NO_SUCH_STATE, None)) is not None:
         missing(chip(fault, 400))
     if older is None:

@@ -10,7 +10,9 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.write.annotations import RATING
-from viewer import annotations, choices
+from viewer import choices
+from viewer.author import author
+from viewer.environment import is_read_only
 from viewer.links import Page
 from viewer.navigation import chip_link, href
 from viewer.pinned import read
@@ -22,7 +24,7 @@ from viewer.queries.episodes import EpisodeFilter
 
 def offered(wanted: EpisodeFilter, order: Sort | None) -> None:
     """A button on a list that leads into a queue of its episodes, for a label and an author."""
-    if annotations.is_read_only():
+    if is_read_only():
         return
     choice = st.popover("Annotate", icon=":material/edit_note:", key="annotate-these", on_change="rerun")
     if not choice.open:
@@ -30,10 +32,10 @@ def offered(wanted: EpisodeFilter, order: Sort | None) -> None:
     with choice:
         known = list(dict.fromkeys([RATING, *read(said.labels)]))
         label = st.selectbox("Label", known, accept_new_options=True, key="queue-label")
-        author = st.text_input("Author", value=annotations.author(), key="queue-author").strip()
-        if not label or not author:
+        by = st.text_input("Author", value=author(), key="queue-author").strip()
+        if not label or not by:
             return
-        queued = replace(wanted, unlabelled=(label, author))
+        queued = replace(wanted, unlabelled=(label, by))
         found = read(said.queue, queued, order)
         st.caption(f"{number(found.left)} of {number(found.total)} episodes of this list are left to label.")
         if found.first is not None:

@@ -1,7 +1,8 @@
 """Command `view`: start the viewer's server on this machine.
 
 The server listens on 127.0.0.1 only, answers its own pages only (`viewer.same_origin`), sends no usage statistics, and
-writes annotations, if anything (`viewer.annotations`). It runs in this process: ending the command ends it.
+writes annotations and saved views, if anything (`viewer.annotations`, `viewer.views`). It runs in this process: ending
+the command ends it.
 """
 
 import os
@@ -38,11 +39,11 @@ _PATIENCE = 60.0
     "--port", type=click.IntRange(1, 65535), help=f"Port.  [default: the first free one from {FIRST_PORT} on]"
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
-@click.option("--read-only", is_flag=True, help="Offer no annotating: the lake is only read.")
+@click.option("--read-only", is_flag=True, help="Offer no annotating and no saving of views: the lake is only read.")
 def view(lake_uri: str, port: int | None, no_browser: bool, read_only: bool) -> None:
     """Open the viewer on a lake: runs, episodes, groups, training, each with its advantages.
 
-    Prints the address once the server answers. Ctrl-C ends it. It writes nothing but annotations.
+    Prints the address once the server answers. Ctrl-C ends it. It writes nothing but annotations and saved views.
     """
     import lake
 

@@ -92,6 +92,18 @@ class Page(StrEnum):
     REJECTS = "screens/rejects.py"
     ANNOTATIONS = "screens/annotations.py"
     SQL = "screens/sql.py"
+    SINCE = "screens/since.py"
+
+
+PARAMETERS = frozenset(
+    """
+    a_credit a_rounds a_run a_version anchor as_of average axis b_credit b_rounds b_run b_version beside by chart credit
+    episode error facets flag follow gone group job kind list max min open opened over page q reasoning reason reject
+    round run score scorer signal since sort sql state status step success tag task text tool tools unlabelled unscored
+    update version
+    """.split()  # noqa: SIM905
+)
+"""Parameters of all pages; the guide says which page has which."""
 
 
 def given(name: str) -> str | None:

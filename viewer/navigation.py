@@ -12,14 +12,19 @@ from viewer import pinned
 from viewer.links import Page
 from viewer.plain import one_line
 
-_VISIT, _VISITS = "navigation-visit", "navigation-visits"
+_VISIT, _VISITS, _HERE = "navigation-visit", "navigation-visits", "here"
 Value = str | int | float | Sequence[str] | None
 
 _SCRIPT = st.components.v2.component("trajlake_navigation", js=Path(__file__).with_name("navigation.js").read_text())
 
 
-def install() -> None:
-    """Make plain clicks on links of the page that is drawn keep the session."""
+def install(path: str) -> None:
+    """Make plain clicks on links of the page that is drawn keep the session.
+
+    Args:
+        path: of that page, without the slash.
+    """
+    st.session_state[_HERE] = f"/{path}"
     data: dict[str, Any] = {"pages": [_path(page) for page in Page]}
     if (target := st.session_state.pop(_VISIT, None)) is not None:
         st.session_state[_VISITS] = number = st.session_state.get(_VISITS, 0) + 1
@@ -31,6 +36,11 @@ def install() -> None:
 def visit(target: str) -> None:
     """Have the browser follow a link, for what cannot be one, such as a point of a chart; only within a callback."""
     st.session_state[_VISIT] = target
+
+
+def here() -> str:
+    """The path of the page that is drawn."""
+    return str(st.session_state.get(_HERE, "/"))
 
 
 def into_view(name: str) -> None:
@@ -47,6 +57,11 @@ def href(page: Page, /, **values: Value) -> str:
 def address(older: str | None, page: Page, /, **values: Value) -> str:
     """As `href`, outside of a session: `older` is the state that the reader looks at (`pinned.when`)."""
     return _path(page) + _query(values, older)
+
+
+def to_newest(page: Page, /, **values: str) -> str:
+    """The address of a page that shows the newest state, whatever the reader looks at."""
+    return f"{_path(page)}?{urlencode(values)}"
 
 
 def query(**values: Value) -> str:
@@ -84,3 +99,7 @@ def chip_link(text: str, target: str, *, chosen: bool = False) -> str:
 
 def _path(page: Page) -> str:
     return "/" if page is Page.RUNS else f"/{Path(page).stem}"
+
+
+PATHS = frozenset(map(_path, Page))
+"""Paths of all pages."""

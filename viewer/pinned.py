@@ -20,9 +20,12 @@ from lake.read.query import Session
 from lake.read.snapshot import Snapshot
 from lake.search.find import holding
 from lake.search.index import Report
+from lake.storage.objects import Objects
 from viewer.environment import ENVIRONMENT
 from viewer.locked_sql import Answers
 from viewer.queries import Reads
+from viewer.queries.since import Changes
+from viewer.queries.since import changes as between
 
 _VERSIONS = "pinned_versions"
 _AT = "pinned_at"
@@ -51,6 +54,11 @@ class Reader:
         self._searches: dict[str, pl.DataFrame] = {}
         self._answers = Answers(snapshot)
         self._lock = threading.Lock()
+
+    @property
+    def objects(self) -> Objects:
+        """Where the lake lies."""
+        return self._snapshot.objects
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT."""
@@ -183,6 +191,27 @@ def refresh() -> None:
     """Let the next read pin this session to the newest versions."""
     st.session_state.pop(_VERSIONS, None)
     st.query_params.pop(AS_OF, None)
+
+
+def objects() -> Objects:
+    """Where the lake lies, for what is kept beside its tables."""
+    return _reader(uri(), versions()).objects
+
+
+def changes(since: str) -> Changes:
+    """What changed from an older state, as `show` takes it, to the one that this session is pinned to.
+
+    Raises:
+        UsageError: there is no such state.
+    """
+    then = lake.open(uri()).at(int(since) if since.isdecimal() else since)
+    return _between(uri(), tuple(sorted(then.versions.items())), versions())
+
+
+@st.cache_resource(show_spinner="Comparing", max_entries=4)
+def _between(folder: str, before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]) -> Changes:
+    opened = lake.open(folder)
+    return between(opened.at(dict(before)), opened.at(dict(after)))
 
 
 def search(text: str, report: Report) -> None:

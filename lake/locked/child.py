@@ -73,7 +73,8 @@ def main() -> None:
     except (TrajlakeError, MemoryError, OSError) as error:
         kind = LakeAccessError if isinstance(error, LakeAccessError) else QueryError
         text = str(error) or "the query needs more memory than it may use"
-        sys.stderr.write("\n" + json.dumps({"error": kind.__name__, "message": text}) + "\n")
+        place = error.place if isinstance(error, QueryError) else None
+        sys.stderr.write("\n" + json.dumps({"error": kind.__name__, "message": text, "place": place}) + "\n")
         sys.stderr.flush()
         status = EXIT_REFUSED
     os._exit(status)

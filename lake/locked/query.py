@@ -169,8 +169,14 @@ class LockedReader:
         last = text.rpartition("\n")[2]
         if status == EXIT_REFUSED and last.startswith("{"):
             report = json.loads(last)
-            kind = LakeAccessError if report.get("error") == "LakeAccessError" else QueryError
-            return kind(query_results.one_line(QueryError(report.get("message"))))
+            said = query_results.one_line(QueryError(report.get("message")))
+            if report.get("error") == "LakeAccessError":
+                return LakeAccessError(said)
+            refusal = QueryError(said)
+            match report.get("place"):
+                case [int(line), int(character)]:
+                    refusal.place = (line, character)
+            return refusal
         if status == isolation.EXIT_NOT_LOCKED:
             return LakeAccessError(f"the query was not run: {query_results.one_line(QueryError(last))}")
         if status in (-signal.SIGXCPU, -signal.SIGKILL):

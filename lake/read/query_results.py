@@ -26,6 +26,9 @@ _FIRST_DAY = date.min.toordinal() - date(1970, 1, 1).toordinal()
 _LAST_DAY = date.max.toordinal() - date(1970, 1, 1).toordinal()
 _NAMES = "`trajlake tables --columns` lists tables, views and columns"
 _ID = re.compile(r"Could not convert string '([^']*)' to INT(64|128)")
+_ARROW = re.compile(r"\n\nLINE (?P<line>\d{1,6}): (?P<shown>.*)\n(?P<under> *)\^")
+_BLAMED = re.compile(r'(?:Referenced (?:column|table)|with name) "?([^" ]+)"? (?:not found|does not exist)')
+_CUT = "..."
 _NEAR = re.compile(r'syntax error at or near "([^"]*)"')
 
 
@@ -70,7 +73,30 @@ def query_error(error: Exception, query: str) -> QueryError:
         hint = 'AT is a word of SQL: write the column "at" in double quotes, or table.at'
     elif (found := _ID.search(text)) and found[1]:
         hint = f"an id is a number here: compare with id('{found[1]}')"
-    return QueryError(f"{text} ({hint})" if hint else text)
+    told = QueryError(f"{text} ({hint})" if hint else text)
+    told.place = _place(str(error), query)
+    return told
+
+
+def _place(said: str, query: str) -> tuple[int, int] | None:
+    """Where DuckDB's arrow points to in the query, or where the only mention is of the name that it does not know.
+
+    Of a long line DuckDB shows a part; of names it says no place when a query is only planned.
+    """
+    found = _ARROW.search(said)
+    lines = query.split("\n")
+    if found is None and (blamed := _BLAMED.search(said)):
+        mentions = list(re.finditer(rf"(?<!\w){re.escape(blamed[1])}(?!\w)", query, re.IGNORECASE))
+        if len(mentions) == 1:
+            before = query[: mentions[0].start()]
+            return before.count("\n") + 1, len(before) - before.rfind("\n")
+    if found is None or not 1 <= int(found["line"]) <= len(lines):
+        return None
+    line = int(found["line"])
+    shown, under = found["shown"], len(found["under"]) - len(f"LINE {line}: ")
+    left_out = len(_CUT) if shown.startswith(_CUT) else 0
+    at = lines[line - 1].find(shown[left_out:].removesuffix(_CUT))
+    return None if at < 0 or under < left_out else (line, at + under - left_out + 1)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -2,12 +2,20 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from lake import Lake, ids
+from lake.errors import QueryError
 from lake.locked import isolation
 from testkit.lakes import build_lake
 from testkit.streamlit_pages import assert_sound, column, links, open_page, show, words
+from viewer import locked_sql
+from viewer.links import Page
+from viewer.navigation import href
+from viewer.pinned import Reader
+from viewer.queries import Sort, annotations, episodes, facets, sql, whole
+from viewer.queries.episodes import EpisodeFilter
 
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 
@@ -53,3 +61,102 @@ def test_a_query_is_typed_and_stands_in_the_address_then(lk: Lake) -> None:
     at.text_area[0].set_value("SELECT count(*) AS things FROM episodes")
     assert_sound(at.run())
     assert column(at, "answer", "things") == ["24"]
+
+
+def test_a_fault_is_shown_where_it_is(lk: Lake) -> None:
+    """Of syntax DuckDB says where; of a name that it does not know, the only mention is."""
+    at = open_page("sql", q="SELECT run_id,\n  nonsense\nFROM episodes")
+    assert "line 2, character 3:\n  nonsense\n  ^" in at.code[0].value
+    at = open_page("sql", q="SELECT run_id\nFROM episodes\n WHERE x y z")
+    assert "line 3, character 10:\n WHERE x y z\n         ^" in at.code[0].value
+    long = "1, " * 100
+    at = open_page("sql", q=f"SELECT {long} x y z")
+    assert f"character {len('SELECT ' + long) + 6}:" in at.code[0].value
+
+
+def test_queries_of_the_session_come_back_by_a_link(lk: Lake) -> None:
+    at = open_page("sql", q="SELECT 1 AS things")
+    at.text_area[0].set_value("SELECT 2 AS things")
+    assert_sound(at.run())
+    assert 'href="?q=SELECT+1+AS+things"' in words(at)
+    at.query_params["q"] = "SELECT 1 AS things"
+    assert_sound(at.run())
+    assert at.text_area[0].value == "SELECT 1 AS things", "the field follows the address"
+
+
+# ---------------------------------------------------------------- the episodes that a query names
+
+QUERY = "SELECT episode_id, num_steps FROM episodes WHERE task_id = 'mixed' ORDER BY ALL DESC"
+
+
+def test_the_episodes_of_a_query_are_a_list_in_its_order(lk: Lake) -> None:
+    expected = lk.sql("SELECT DISTINCT episode_id FROM episodes WHERE task_id = 'mixed' ORDER BY 1 DESC")["episode_id"]
+    expected = expected.to_list()
+    at = open_page("sql", q=QUERY)
+    assert f"[Open as list: {len(expected)} episodes]({href(Page.EPISODES, sql=QUERY)})" in words(at)
+    at = open_page("episodes", sql=QUERY)
+    assert column(at, "episodes", "episode_id") == [ids.to_text(one) for one in expected]
+    assert "sql: SELECT episode_id" in words(at), "a chip that takes the query off"
+
+    snap, wanted = Reader(lk.snapshot()), EpisodeFilter(sql=QUERY)
+    place = episodes.place(snap, wanted, None, expected[2])
+    assert place is not None
+    assert (place.position, place.previous, place.next) == (3, expected[1], expected[3])
+    both = EpisodeFilter(sql=QUERY, low=0.5, unlabelled=("rating", "ann"))
+    some = episodes.listed(snap, both, Sort("rollout_index")).episodes["episode_id"].to_list()
+    assert 0 < len(some) < len(expected)
+    assert set(some) <= set(expected)
+    assert annotations.queue(snap, both, None).left == len(some)
+    assert facets.values(snap, "error", wanted).total == facets.values(snap, "error", EpisodeFilter(task="mixed")).total
+    assert whole.predicate(snap, EpisodeFilter(sql="SELECT 1::BIGINT AS episode_id")) == "episode_id IN (NULL)"
+
+
+def test_ids_as_people_see_them_name_episodes_too(lk: Lake) -> None:
+    snap = Reader(lk.snapshot())
+    query = "SELECT id_text(episode_id) AS episode_id FROM episodes ORDER BY rollout_index DESC, episode_id LIMIT 5"
+    texts = lk.sql(query)["episode_id"].to_list()
+    assert [ids.to_text(one) for one in sql.named(snap, query)["episode_id"]] == texts
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT run_id FROM episodes", "column `episode_id`"),
+        ("SELECT episode_id FROM read_parquet('/etc/passwd')", "passwd"),
+        ("SELECT 1 AS episode_id) UNION ALL (SELECT 2", "syntax error"),
+    ],
+)
+def test_a_query_that_names_no_episodes_is_refused(query: str, message: str, lk: Lake) -> None:
+    with pytest.raises(QueryError, match=message):
+        sql.named(Reader(lk.snapshot()), query)
+
+
+def test_an_address_whose_query_has_no_episodes_does_no_harm(lk: Lake) -> None:
+    """On the list, and on the page of an episode of such a list or queue."""
+    query = "COPY episodes TO '/tmp/stolen.csv'"
+    at = open_page("episodes", sql=query)
+    assert "The query of this list has no result." in at.warning[0].value
+    assert "SELECT" in at.code[0].value
+    one = lk.sql("SELECT min(episode_id) FROM episodes").item()
+    at = open_page("episode", episode=one, list=f"sql={query}&unlabelled=rating&by=ann")
+    assert "The list of this address cannot be read" in words(at)
+    assert "The queue of this address cannot be read" in at.warning[0].value
+
+
+def test_answers_are_kept_and_few_run_at_once(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Counting(locked_sql.LockedReader):
+        def sql(self, query: str, params: object = None) -> pl.DataFrame:
+            asked.append(query)
+            free = locked_sql._running.acquire(blocking=False) and locked_sql._running.acquire(blocking=False)
+            assert not free, "a query that runs takes one of two places"
+            locked_sql._running.release()
+            return pl.DataFrame({"n": [len(asked)]})
+
+    monkeypatch.setattr(locked_sql, "LockedReader", Counting)
+    answers = locked_sql.Answers(lk.snapshot())
+    assert [answers.rows("a")["n"][0], answers.rows("a")["n"][0], answers.rows("b")["n"][0]] == [1, 1, 2]
+    for number in range(20):
+        answers.rows(str(number))
+    assert answers.rows("a")["n"][0] > 2, "the last few are kept"

@@ -58,16 +58,6 @@ def taken_back(lake: Reads, episode_id: int) -> Row | None:
     return only_row(lake.sql(f'{query} ORDER BY "at" DESC LIMIT 1', [episode_id]))
 
 
-def schema(lake: Reads) -> pl.DataFrame:
-    """Tables and views that queries may name, in alphabetical order, each with its columns: name, columns."""
-    query = """
-        SELECT table_name AS name, string_agg(column_name || ' ' || lower(data_type), ', ' ORDER BY ordinal_position)
-               AS columns
-        FROM information_schema.columns WHERE table_schema = 'main' GROUP BY table_name ORDER BY table_name
-        """
-    return lake.sql(query)
-
-
 def rejects_page(
     lake: Reads, reason: str | None, run: str | None, window: Window, sort: Sort | None = None
 ) -> pl.DataFrame:

@@ -20,8 +20,8 @@ class Names:
     """Tables and views, each with its columns and their types."""
     functions: list[str]
     """Functions and macros, those of the lake among them."""
-    keywords: list[str]
-    """Words of SQL itself, in capitals."""
+    keywords: list[tuple[str, bool]]
+    """Words of SQL itself, in capitals, and whether one must be quoted to be a name."""
 
 
 def rows(lake: Reads, query: str) -> pl.DataFrame:
@@ -69,5 +69,10 @@ def names(lake: Reads) -> Names:
         ORDER BY function_name
         """
     )
-    keywords = lake.sql("SELECT upper(keyword_name) FROM duckdb_keywords() ORDER BY 1")
-    return Names(tables, functions.to_series().to_list(), keywords.to_series().to_list())
+    keywords = lake.sql(
+        """
+        SELECT upper(keyword_name), bool_or(keyword_category <> 'unreserved') FROM duckdb_keywords()
+        GROUP BY ALL ORDER BY ALL
+        """
+    )
+    return Names(tables, functions.to_series().to_list(), keywords.rows())

@@ -1,70 +1,118 @@
-"""SQL: one SELECT over the lake as the session sees it, in a locked process; rows that name an episode lead to it."""
+"""SQL: one SELECT over the lake as the session sees it, in a locked process; rows that name episodes lead to them.
+
+The address holds the query, so a link can bring any: see `viewer.locked_sql` for why it may be run at once.
+"""
+
+from pathlib import Path
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
-import lake
 from lake import ids
-from lake.errors import TrajlakeError
-from lake.locked.query import SECONDS, LockedReader
+from lake.errors import QueryError, TrajlakeError
+from lake.locked.query import SECONDS
+from lake.read.text_table import counted
 from lake.tables import ID_COLUMNS
 from viewer import components as ui
 from viewer import pinned, tables
 from viewer.links import Page, given
-from viewer.navigation import href
+from viewer.locked_sql import MOST_ROWS
+from viewer.navigation import changed, chip_link, href
 from viewer.plain import number, visible
-from viewer.queries import Row, lineage
+from viewer.queries import Row, sql
 
-_MOST_ROWS = 10_000
 _PAGE = 50
 _MOST_COLUMNS = 60
+_MOST_ASKED = 20
+_ASKED = "sql-asked"
 _EXAMPLE = """SELECT run_id, collection_round, avg(env_return) AS mean_return, avg(num_steps) AS mean_steps
 FROM episodes GROUP BY ALL ORDER BY ALL"""
+_COMPLETION = st.components.v2.component(
+    "trajlake_completion", js=Path(__file__).parents[1].joinpath("completion.js").read_text()
+)
 
 
 def show() -> None:
     """The page."""
     ui.header("SQL")
-    _schema()
+    names = pinned.read(sql.names)
+    _schema(names)
+    query = _query(names)
+    if query is None:
+        return
+    try:
+        frame = pinned.read(sql.rows, query)
+    except TrajlakeError as error:
+        st.error("The query has no result.", icon=":material/error:")
+        st.code(_told(error, query), language=None, wrap_lines=True)
+        return
+    _draw(frame, query)
+
+
+def _query(names: sql.Names) -> str | None:
+    """The query that the address holds, in a field to change it; None: it holds none yet."""
+    query = given("q")
+    if query != st.session_state.get("query-of-address") or "query" not in st.session_state:
+        # A link, or Back, brought another one.
+        st.session_state["query-of-address"] = query
+        st.session_state["query"] = query or _EXAMPLE
     st.text_area(
         "One SELECT (Ctrl+Enter runs it)",
-        value=given("q") or _EXAMPLE,
         height=150,
         key="query",
         on_change=_remember,
         help="In a process of its own that can only read this lake: "
-        f"{SECONDS:g} s, {_MOST_ROWS:,} rows; `trajlake sql` has no such limits.",
+        f"{SECONDS:g} s, {MOST_ROWS:,} rows; `trajlake sql` has no such limits. Names are offered while you type "
+        "(Ctrl+Space asks for them, Tab or Enter takes one, Escape closes).",
     )
-    if (query := given("q")) is None:
+    with st.container(key="completion"):
+        _COMPLETION(
+            key="completion-script",
+            data={"tables": names.tables, "functions": names.functions, "keywords": names.keywords},
+        )
+    with st.container(horizontal=True):
         st.button("Run", type="primary", on_click=_remember)
-        return
-    try:
-        frame = _answer(pinned.uri(), pinned.versions(), query)
-    except TrajlakeError as error:
-        st.error("The query has no result.", icon=":material/error:")
-        st.code(visible(str(error)), language=None, wrap_lines=True)
-        return
-    _draw(frame)
+        _asked(query)
+    return query
+
+
+def _asked(query: str | None) -> None:
+    """The queries of this session, the last one first."""
+    before: list[str] = [one for one in st.session_state.get(_ASKED, []) if one != query]
+    st.session_state[_ASKED] = ([query, *before] if query else before)[:_MOST_ASKED]
+    if before:
+        with st.popover("Asked before", icon=":material/history:"):
+            links = (chip_link(one, changed(q=one, page=None)) for one in before)
+            st.html(f'<div class="trajlake-chips">{"".join(links)}</div>')
 
 
 def _remember() -> None:
     ui.first_page()
-    st.query_params["q"] = st.session_state["query"].strip() or _EXAMPLE
+    query = st.session_state["query"].strip() or _EXAMPLE
+    st.query_params["q"] = st.session_state["query-of-address"] = query
 
 
-@st.cache_data(show_spinner="Running", max_entries=50)
-def _answer(folder: str, versions: tuple[tuple[str, int], ...], query: str) -> pl.DataFrame:
-    """Rows of the query. Raises QueryError: there are more than a page of this kind takes."""
-    return LockedReader(lake.open(folder).at(dict(versions)), max_rows=_MOST_ROWS).sql(query)
+def _told(error: TrajlakeError, query: str) -> str:
+    """What is wrong with a query, and where, if that is known."""
+    said = visible(str(error))
+    if not isinstance(error, QueryError) or error.place is None:
+        return said
+    line, character = error.place
+    text = visible(query.split("\n")[line - 1][: character - 1])
+    rest = visible(query.split("\n")[line - 1][character - 1 :])
+    return f"{said}\n\nline {line}, character {character}:\n{text}{rest}\n{' ' * len(text)}^"
 
 
-def _draw(frame: pl.DataFrame) -> None:
+def _draw(frame: pl.DataFrame, query: str) -> None:
     shown = frame.select(frame.columns[:_MOST_COLUMNS])
     if frame.width > _MOST_COLUMNS:
         st.caption(f"The first {_MOST_COLUMNS} of {number(frame.width)} columns.")
     window = ui.pager(shown.height, "rows", rows=_PAGE)
     if not shown.height:
         return
+    if sql.names_episodes(frame):
+        episodes = counted(pinned.read(sql.named, query).height, "episode")
+        ui.link(Page.EPISODES, f"Open as list: {episodes}", "format_list_bulleted", sql=query)
     if (drawn := _chart_columns(shown)) is not None:
         x, ys = drawn
         if st.toggle("Chart", key="chart", bind="query-params"):
@@ -97,11 +145,13 @@ def _episode(row: Row) -> str:
     return href(Page.EPISODE, episode=row["episode_id"], step=step) if is_id else href(Page.EPISODES)
 
 
-def _schema() -> None:
+def _schema(names: sql.Names) -> None:
     with st.expander("Tables and columns", icon=":material/table:", key="schema", on_change="rerun") as schema:
         if schema.open:
             columns = {"name": tables.text("Table or view"), "columns": tables.wide("Columns")}
-            tables.table(pinned.read(lineage.schema), columns, label="Tables and columns")
+            rows = {name: ", ".join(f"{column} {kind}" for column, kind in of) for name, of in names.tables.items()}
+            frame = pl.DataFrame({"name": list(rows), "columns": list(rows.values())})
+            tables.table(frame, columns, label="Tables and columns")
 
 
 show()

@@ -1,0 +1,70 @@
+"""Saved views: names for addresses of the viewer, kept with the lake, so that whoever shares it has them.
+
+Each is a small JSON object under `_trajlake/views/`, as named snapshots are, and no row of a table: a view says nothing
+of the data, and a new table would lock older versions out of the lake. The last one saved under a name counts. What
+such an object holds is checked by whoever follows it (`viewer.views`): anybody who can write to the lake can write one.
+"""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import msgspec
+
+from lake import ids
+from lake.errors import UsageError
+from lake.records import printable
+from lake.storage.objects import Objects
+
+LONGEST = 80
+"""Characters of a name."""
+LONGEST_ADDRESS = 16_000
+MOST = 500
+"""Views that are read."""
+_FOLDER = "_trajlake/views"
+
+
+class SavedView(msgspec.Struct, frozen=True, kw_only=True):
+    """A name for an address."""
+
+    name: str
+    address: str
+    """Path and query of a page, as `/episodes?run=a`."""
+    author: str
+    at: datetime
+
+
+def saved_views(objects: Objects) -> list[SavedView]:
+    """The views of a lake, by name; what is damaged is left out."""
+    found = []
+    for entry in objects.list(_FOLDER)[:MOST]:
+        with suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(objects.get(entry.path) or b"", type=SavedView))
+    return sorted(found, key=lambda view: (view.name.lower(), view.name))
+
+
+def save_view(objects: Objects, name: str, address: str, author: str) -> None:
+    """Give an address a name, in place of the one that the name stood for. Raises UsageError: no name, or too long."""
+    name = _named(name)
+    if len(address) > LONGEST_ADDRESS:
+        raise UsageError(f"the address has {len(address):,} characters; a view keeps {LONGEST_ADDRESS:,}")
+    view = SavedView(name=name, address=address, author=printable(author.strip())[:LONGEST], at=datetime.now(UTC))
+    objects.put(_path(name), msgspec.json.encode(view))
+
+
+def drop_view(objects: Objects, name: str) -> None:
+    """Take a name back. Raises UsageError: it is none, or there is no such view."""
+    name = _named(name)
+    if not objects.exists(_path(name)):
+        raise UsageError(f"there is no view {name!r}")
+    objects.delete([_path(name)])
+
+
+def _named(text: str) -> str:
+    name = printable(text.strip())
+    if not name or len(name) > LONGEST or not name.isprintable():
+        raise UsageError(f"{text!r} is no name of a view; valid: 1 to {LONGEST} printable characters on one line")
+    return name
+
+
+def _path(name: str) -> str:
+    return f"{_FOLDER}/{ids.to_text(ids.key_hash('view', name))}.json"

@@ -1,0 +1,76 @@
+"""Acting in a real browser: a queue walked by keys, SQL completed and its rows opened as a list, newer data."""
+
+from typing import Any
+
+import pytest
+
+from lake import Lake
+from lake.locked import isolation
+from testkit.browser_pages import address, go, rows_of, settled
+from testkit.lakes import RUN, build_lake, rollout
+
+pytestmark = pytest.mark.browser
+VIEWPORT = {"width": 1440, "height": 700}
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return build_lake(tmp_path_factory.mktemp("acting"))
+
+
+def test_a_queue_is_walked_by_keys_and_survives_a_reload(page: Any, lk: Lake) -> None:
+    go(page, "/episodes?task=mixed&round=0", "Episodes")
+    page.get_by_role("button", name="Annotate").click()
+    page.get_by_text("4 of 4 episodes of this list are left to label").wait_for()
+    page.get_by_role("link", name="Annotate these").click()
+    settled(page, "Episode")
+    first = address(page)["episode"]
+    page.get_by_text("4 of 4 left to label").wait_for()
+    page.keyboard.press("1")
+    page.get_by_text("3 of 4 left to label").wait_for()
+    assert address(page)["episode"] != first
+    assert lk.sql("SELECT label, value FROM latest_annotations").rows() == [("rating", 1.0)]
+    page.reload()
+    settled(page, "Episode")
+    page.get_by_text("3 of 4 left to label").wait_for()
+    page.keyboard.press("n")
+    page.wait_for_function(f"!location.search.includes('{address(page)['episode']}')")
+    page.get_by_text("3 of 4 left to label").wait_for()
+
+
+@pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+def test_names_are_completed_and_rows_are_opened_as_a_list(page: Any) -> None:
+    go(page, "/sql", "SQL")
+    field = page.get_by_role("textbox", name="One SELECT")
+    field.fill("")
+    field.press_sequentially("sel")
+    offered = page.get_by_role("listbox", name="Completions")
+    offered.get_by_role("option", name="SELECT").first.wait_for()
+    page.keyboard.press("Escape")
+    offered.wait_for(state="detached")
+    field.fill("SELECT e. FROM episodes AS e WHERE e.task_id = 'mixed' ORDER BY ALL DESC")
+    field.evaluate("field => field.setSelectionRange(9, 9)")
+    field.press_sequentially("episode")
+    offered.get_by_role("option", name="episode_id").wait_for()
+    page.keyboard.press("Tab")
+    offered.wait_for(state="detached")
+    assert field.input_value().startswith("SELECT e.episode_id FROM")
+    page.keyboard.press("Control+Enter")
+    page.get_by_role("link", name="Open as list: 8 episodes").click()
+    settled(page, "Episodes")
+    page.get_by_text("1 to 8 of 8 episodes").wait_for()
+    found = [row.split()[-2] for row in rows_of(page, "Episodes").all_inner_texts()]
+    assert found == sorted(found, reverse=True)
+
+
+def test_newer_episodes_are_read_without_losing_the_place(page: Any, lk: Lake) -> None:
+    go(page, f"/episodes?run={RUN}&sort=-rollout_index", "Episodes")
+    main = page.get_by_test_id("stMain")
+    main.evaluate("main => main.scrollTo(0, 200)")
+    with lk.job(kind="collect", run_id="other") as job:
+        job.record([rollout("new", number, 1.0) for number in range(3)])
+    page.get_by_role("button", name="3 new episodes").click()
+    page.get_by_role("button", name="3 new episodes").wait_for(state="detached")
+    settled(page, "Episodes")
+    assert main.evaluate("main => main.scrollTop") == 200
+    assert address(page) == {"run": RUN, "sort": "-rollout_index"}
