@@ -16,6 +16,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 import lake
 from lake import ids
 from lake.errors import TrajlakeError, UsageError
+from lake.read.kept import Kept
 from lake.read.query import Session
 from lake.read.snapshot import Snapshot
 from lake.search.find import holding
@@ -46,10 +47,14 @@ class Reader:
     """A snapshot for the threads of all browser sessions that pin it; none waits for another's query.
 
     A query has a SQL session of its own while it runs; some are kept for the next ones.
+
+    Args:
+        kept: what is held of the lake in memory; by default something of its own.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, kept: Kept | None = None) -> None:
         self._snapshot = snapshot
+        self._kept = kept or Kept(snapshot.objects)
         self._idle: list[Session] = []
         self._searches: dict[str, pl.DataFrame] = {}
         self._answers = Answers(snapshot)
@@ -63,7 +68,7 @@ class Reader:
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT."""
         with self._lock:
-            session = self._idle.pop() if self._idle else self._snapshot.session()
+            session = self._idle.pop() if self._idle else self._snapshot.session(kept=self._kept)
         try:
             return session.query(query, params)
         finally:
@@ -244,4 +249,10 @@ def _answer(
 
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _reader(folder: str, pinned: tuple[tuple[str, int], ...]) -> Reader:
-    return Reader(lake.open(folder).at(dict(pinned)))
+    return Reader(lake.open(folder).at(dict(pinned)), _kept(folder))
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _kept(folder: str) -> Kept:
+    """What all sessions hold of a lake, whichever state of it they show."""
+    return Kept(lake.open(folder).snapshot().objects)

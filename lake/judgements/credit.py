@@ -9,7 +9,7 @@ whole or its beginning. A job means its series as it was when the job ended: the
 that earlier ones had, unchanged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ SELECT a.* FROM advantages AS a JOIN (
 _COVERING = """
 SELECT s.series_id, s.estimator, s.parameters, s.ended_at, s.is_current
 FROM credit_series AS s
-WHERE s.series_id IN (SELECT series_id FROM latest_advantages WHERE {column} = $value)
+WHERE s.series_id IN (SELECT series_id FROM latest_advantages WHERE {condition})
 ORDER BY ended_order(s.sequence, s.ended_at, s.job_id) DESC
 """
 
@@ -56,7 +56,7 @@ ORDER BY ended_order(s.sequence, s.ended_at, s.job_id) DESC
 _CHANGES = """
 WITH mine AS MATERIALIZED (
     SELECT group_id, job_id, episode_id, count(advantage) AS defined FROM {rows}
-    WHERE $value IS NULL OR group_id IN (SELECT group_id FROM {rows} WHERE {column} = $value)
+    WHERE {condition}
     GROUP BY ALL
 )
 SELECT
@@ -124,6 +124,15 @@ class Credit:
             return f"(SELECT * FROM latest_advantages WHERE series_id = {self.series_id})"
         return f"({_AS_OF.format(series=self.series_id, before=self.before)})"
 
+    def rows_of(self, lake: Reads, episode_ids: Iterable[int]) -> str:
+        """As `rows`, of some episodes, a few hundred at most; no others are gone through."""
+        wanted = _among(episode_ids, "episode_id")
+        if self.parameters.get("grouping") is None:
+            # They lie by the group they were collected in.
+            groups = lake.sql(f"SELECT DISTINCT group_id FROM episodes WHERE {wanted}")["group_id"]
+            wanted = f"{wanted} AND {_among(groups)}"
+        return f"(SELECT * FROM {self.rows} WHERE {wanted})"
+
 
 @dataclass(frozen=True, slots=True)
 class Covering:
@@ -178,8 +187,14 @@ def current_series(lake: Reads) -> int | None:
 
 def covering(lake: Reads, *, episode_id: int | None = None, group_id: int | None = None) -> list[Covering]:
     """The series that have advantages of an episode, or of a group as they compared it, the newest first."""
-    column, value = ("episode_id", episode_id) if group_id is None else ("group_id", group_id)
-    rows = lake.sql(_COVERING.format(column=column), {"value": value})
+    condition = f"group_id = {group_id}"
+    if episode_id is not None:
+        # Advantages lie by group, and an episode's groups are quicker to find than its advantages.
+        groups = "SELECT group_id FROM {} WHERE episode_id = $episode"
+        query = " UNION ".join(map(groups.format, ("episodes", "groupings")))
+        found = lake.sql(query, {"episode": episode_id})["group_id"]
+        condition = f"episode_id = {episode_id} AND {_among(found)}"
+    rows = lake.sql(_COVERING.format(condition=condition))
     return [Covering(_credit(row, None), row["is_current"], row["ended_at"]) for row in rows.iter_rows(named=True)]
 
 
@@ -196,9 +211,14 @@ def outdated(lake: Reads, credit: Credit, *, episode_id: int | None = None, grou
         return None
     given = credit.parameters
     is_whole = given.get("where") is None and given.get("grouping") is None
-    column, value = ("episode_id", episode_id) if group_id is None else ("group_id", group_id)
-    changes = _CHANGES.format(rows=credit.rows, column=column)
-    lost, joined = lake.sql(changes, {"value": value, "is_whole": is_whole}).row(0)
+    condition = "true"
+    if episode_id is not None:
+        named = f"SELECT DISTINCT group_id FROM {credit.rows_of(lake, [episode_id])}"
+        condition = _among(lake.sql(named)["group_id"])
+    elif group_id is not None:
+        condition = f"group_id = {group_id}"
+    changes = _CHANGES.format(rows=credit.rows, condition=condition)
+    lost, joined = lake.sql(changes, {"is_whole": is_whole}).row(0)
     found = [f"{counted(lost, 'group')} lost episodes"] if lost else []
     found += [f"{counted(joined, 'episode')} joined a group"] if joined else []
     for scorer, read in (given.get("scorer_versions") or {}).items():
@@ -229,6 +249,10 @@ def read_advantages(
     if episode_ids is not None:
         frame = frame.filter(pl.col("episode_id").is_in(episode_ids.implode()))
     return frame
+
+
+def _among(values: Iterable[int], column: str = "group_id") -> str:
+    return f"{column} IN ({', '.join(map(str, sorted(set(values)))) or 'NULL'})"
 
 
 def _credit(row: dict[str, Any], before: int | None, *, job_id: int | None = None) -> Credit:

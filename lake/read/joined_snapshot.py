@@ -31,6 +31,7 @@ from lake.tables import JOBS, TABLES
 from lake.tables.judgements import JUDGEMENTS
 
 if TYPE_CHECKING:
+    from lake.read.kept import Kept
     from lake.read.query import Limits, Session
     from lake.read.visibility import DataFile
     from lake.storage.data_files import FileEntry
@@ -158,12 +159,14 @@ class JoinedSnapshot(Snapshot):
             "ones back in one of them (`trajlake retract`), or ingest them again under another --run"
         )
 
-    def session(self, limits: Limits | None = None, *, retracted_too: bool = False) -> Session:
+    def session(
+        self, limits: Limits | None = None, *, retracted_too: bool = False, kept: Kept | None = None
+    ) -> Session:
         """See `Snapshot.session`."""
         from lake.read.query import Session
 
         hidden = self._copies_alone if retracted_too else self.hidden
-        return Session(self.files, self.objects, hidden, limits, by_clock=True)
+        return Session(self.files, self.objects, hidden, limits, by_clock=True, kept=kept)
 
     def _copies_alone(self, place: int) -> pl.Series | None:
         return self._copies[place] if place < len(self.members) else None

@@ -8,11 +8,10 @@ This keeps honest people from accidents; SQL from a stranger goes through `lake.
 
 from __future__ import annotations
 
-import atexit
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 import duckdb
 
 from lake.errors import LakeAccessError, QueryError, TrajlakeError
-from lake.read import query_pruning, query_results, query_views
+from lake.read import connections, query_pruning, query_results, query_views
 from lake.read.text_table import Rows
 from lake.read.visibility import DataFile
 from lake.storage.objects import Objects
@@ -32,11 +31,13 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from lake.read.kept import Kept
+
 _ORIGIN = ("write_id", "run_id", "group_id")
 _MOST_KEPT_KEYS = 1_000_000
 """Episodes above which their keys are not held in memory (40 bytes each) but looked up."""
 Params = Sequence[Any] | Mapping[str, Any] | None
-_MOST_IDLE = 2
+_WHOLE = query_pruning.Plan({}, {})
 _MOST_READ_BY_IDLE = 64 << 20
 """Bytes of files that a session may have bound if its connection is kept: DuckDB goes on holding what it has read."""
 
@@ -55,27 +56,6 @@ class Limits:
     """Let sorts and joins that outgrow the memory use a temporary folder."""
 
 
-_Bound = tuple[list[str], str, tuple[int, ...]]
-"""A table's view: its files, the condition on rows, and the places of which episodes are hidden."""
-
-
-@dataclass(slots=True)
-class _Idle:
-    """The connection of a closed session, for the next one over the same folder: a new one costs more than a query."""
-
-    connection: duckdb.DuckDBPyConnection
-    bound: dict[str, _Bound]
-    """The tables' views."""
-    defined: set[str]
-    """The shipped views that are there."""
-    bytes: int
-    """Of files that were ever bound."""
-
-
-_idle: dict[tuple[Any, ...], _Idle] = {}
-_idle_lock = threading.Lock()
-
-
 class Session:
     """A DuckDB connection in which the lake's tables, the shipped views and the macros answer.
 
@@ -87,6 +67,7 @@ class Session:
         hidden: the episodes that readers do not see in the files of a place (`DataFile.place`), int64; None if none.
         only: the files that may be read, and nothing else of the lake; None allows all of the lake's folder.
         by_clock: the files are of several lakes, whose jobs are ordered by time (`query_views.table_sql`).
+        kept: columns in memory that serve instead of files where they are all that a query reads.
     """
 
     def __init__(
@@ -98,14 +79,17 @@ class Session:
         only: Sequence[str] | None = None,
         *,
         by_clock: bool = False,
+        kept: Kept | None = None,
     ) -> None:
         self._only = only
+        self._kept = kept
+        self._held: dict[str, list[str]] = {}
         self._files = files
         self._objects = objects
         self._hidden = hidden
         self._by_clock = by_clock
         self._limits = limits or Limits()
-        self._bound: dict[str, _Bound] = {}
+        self._bound: dict[str, connections.Bound] = {}
         self._hides: dict[int, bool] = {}
         self._inherited: set[str] = set()
         self._defined: set[str] = set()
@@ -146,10 +130,15 @@ class Session:
             return
         if self._may_share and self._is_clean and self._bound_bytes <= _MOST_READ_BY_IDLE:
             connection.execute(f"DROP TABLE IF EXISTS {query_views.hidden(0)}")
-            _keep(self._key(), _Idle(connection, self._bound, self._defined, self._bound_bytes))
+            for held in (held for names in self._held.values() for held in names):
+                connection.unregister(held)
+            for name in [name for name, (files, *_) in self._bound.items() if files is None]:
+                connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
+                del self._bound[name]
+            connections.keep(self._key(), connections.Idle(connection, self._bound, self._defined, self._bound_bytes))
         else:
             connection.close()
-        self._bound, self._defined, self._bound_bytes, self._hides = {}, set(), 0, {}
+        self._bound, self._defined, self._bound_bytes, self._held, self._hides = {}, set(), 0, {}, {}
 
     def _key(self) -> tuple[Any, ...]:
         """What connections must have in common to stand in for each other; a child process takes none of its parent."""
@@ -164,8 +153,7 @@ class Session:
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
         if self._may_share:
-            with _idle_lock:
-                idle = _idle.pop(self._key(), None)
+            idle = connections.take(self._key())
             if idle is not None:
                 self._bound, self._defined, self._bound_bytes = idle.bound, idle.defined, idle.bytes
                 self._inherited = set(idle.bound)
@@ -215,28 +203,29 @@ class Session:
                 raise QueryError(f"a lake is read with exactly one SELECT; this is {named}")
             connection = self._connection if own is None else own
             with self._deadline(connection):
-                self._bind(query, params)
+                self._bind(query, params, may_hold=own is None)
                 try:
                     return take(connection.sql(query, params=params or None))
                 except duckdb.CatalogException:
                     # A name that does not stand in the text, or one to be told of: both need everything there.
                     if len(self._bound) + len(self._defined) == len(TABLES) + len(query_views.views()):
                         raise
-                    self._bind_tables(frozenset(TABLES) | frozenset(query_views.views()), {})
+                    self._bind_tables(frozenset(TABLES) | frozenset(query_views.views()), _WHOLE)
                     return take(connection.sql(query, params=params or None))
 
-    def _bind(self, query: str, params: Params) -> None:
+    def _bind(self, query: str, params: Params, *, may_hold: bool) -> None:
         """Make every table and view that a query mentions answer, each over the files that the query may need."""
         names = query_views.mentioned(query)
-        scans = {}
+        plan = _WHOLE
         tables = [name for name in names if name in TABLES]
         # Planning a query that does not say which rows it wants is not worth its milliseconds.
         has_conditions = query_pruning.CONDITIONS.search(query) is not None
-        if has_conditions and any(query_pruning.much(self._files(name)) for name in tables):
-            scans = query_pruning.planner().scans(query, params)
-        self._bind_tables(names, scans)
+        may_hold = may_hold and self._kept is not None
+        if (may_hold or has_conditions) and any(query_pruning.much(self._files(name)) for name in tables):
+            plan = query_pruning.planner().plan(query, params)
+        self._bind_tables(names, plan, may_hold=may_hold)
 
-    def _bind_tables(self, names: frozenset[str], scans: Mapping[str, Sequence[query_pruning.Scan]]) -> None:
+    def _bind_tables(self, names: frozenset[str], plan: query_pruning.Plan, *, may_hold: bool = False) -> None:
         for name in self._inherited - names:  # a name that SQL makes up must not find another snapshot's rows
             self._connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
             del self._bound[name]
@@ -249,21 +238,39 @@ class Session:
         for name, table in TABLES.items():
             if name not in names:
                 continue
+            held = self._in_memory(name, plan.columns[name]) if may_hold and name in plan.columns else []
             by_clock = self._by_clock and name == JOBS.name
-            wanted = () if by_clock else scans.get(name, ())  # all rows of a lake make its order
-            files, where = query_pruning.needed(table, self._files(name), wanted, self._origins, writes)
+            wanted = () if by_clock else plan.scans.get(name, ())  # all rows of a lake make its order
+            files = self._files(name)
+            if not held:
+                files, where = query_pruning.needed(table, files, wanted, self._origins, writes)
             places = {file.place for file in files} if table.hides_retracted else set()
             hide = tuple(sorted(place for place in places if self._hides_any(place)))
-            bound = (self._paths(files), where, hide)
-            if self._bound.get(name) != bound:
-                self._bound_bytes += sum(file.bytes for file in files)
+            if self._kept is not None and held:
+                bound: connections.Bound = (None, "", hide)
+                body = query_views.kept_sql(table, held, self._kept.columns(name), hide=bool(hide))
+            else:
+                bound = (self._paths(files), where, hide)
                 body = query_views.table_sql(table, files, hide=hide, where=where, by_clock=by_clock)
+            if self._bound.get(name) != bound:
+                self._bound_bytes += 0 if held else sum(file.bytes for file in files)
                 self._define(f"CREATE OR REPLACE VIEW {query_views.quoted_name(name)} AS {body}")
                 self._bound[name] = bound
         for name, text in query_views.views().items():
             if name in names and name not in self._defined:
                 self._define(text)
                 self._defined.add(name)
+
+    def _in_memory(self, name: str, columns: Set[str]) -> list[str]:
+        """What the connection calls the parts of a table in memory; none if they do not hold all of these columns."""
+        if self._kept is None or not columns & set(TABLES[name].names) <= self._kept.columns(name):
+            return []
+        if name not in self._held:
+            parts = self._kept.rows(name, self._files(name))
+            self._held[name] = [f"held_{name}_{number}" for number in range(len(parts))]
+            for held, part in zip(self._held[name], parts, strict=True):
+                self._connection.register(held, part)
+        return self._held[name]
 
     def _paths(self, files: Sequence[DataFile]) -> list[str]:
         """Paths of files, made known to a bucket's file system."""
@@ -294,15 +301,18 @@ class Session:
         import polars as pl
 
         files = self._files("episodes")
-        if sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
+        values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
+        if held := self._in_memory("episodes", {*_ORIGIN, condition.column}):
+            source = f"({' UNION ALL '.join(f'SELECT * FROM {name}' for name in held)})"
+        elif sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
             keys_E = _keys(tuple(file.path for file in files), self._objects)
             found = keys_E.filter(pl.col(condition.column).is_in(list(condition.values or ())))
             return [query_pruning.Origin(*row) for row in found.select(_ORIGIN).unique().iter_rows()]
-        files = [file for file in files if not query_pruning.excluded(file, (condition,))]
-        if not files:
-            return []
-        values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
-        source = query_views.parquet(TABLES["episodes"], self._paths(files))
+        else:
+            files = [file for file in files if not query_pruning.excluded(file, (condition,))]
+            if not files:
+                return []
+            source = query_views.parquet(TABLES["episodes"], self._paths(files))
         query = f"SELECT DISTINCT {', '.join(_ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
         return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
 
@@ -369,25 +379,6 @@ class Session:
         text = self._objects.redacted(query_results.one_line(error))
         erased = "If a forget or a vacuum ran meanwhile, read again; else " if "No such file" in text else ""
         return LakeAccessError(f"{self._objects.root}: {text}. {erased}`trajlake doctor` tells what is damaged")
-
-
-def _keep(key: tuple[Any, ...], idle: _Idle) -> None:
-    """Put a connection aside, and close what there are too many of."""
-    with _idle_lock:
-        surplus = [_idle.pop(key)] if key in _idle else []
-        _idle[key] = idle
-        while len(_idle) > _MOST_IDLE:
-            surplus.append(_idle.pop(next(iter(_idle))))
-    for left in surplus:
-        left.connection.close()
-
-
-@atexit.register
-def _close_idle() -> None:
-    while _idle:
-        key, idle = _idle.popitem()
-        if key[0] == os.getpid():
-            idle.connection.close()
 
 
 @lru_cache(maxsize=2)

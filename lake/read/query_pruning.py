@@ -47,6 +47,7 @@ _COMPARED = re.compile(rf"\((\w+) (=|>=|<=|>|<) ({_VALUE})\)")
 _BETWEEN = re.compile(rf"\(\((\w+) >= ({_VALUE})\) AND \(\1 <= ({_VALUE})\)\)")
 _AMONG = re.compile(rf"(?:optional: )?\((\w+) IN \(((?:{_VALUE})(?:, (?:{_VALUE}))*)\)\)")
 _EACH = re.compile(_VALUE)
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,15 @@ class Condition:
 
 Scan = tuple[Condition, ...]
 """Conditions that every wanted row of one scan meets."""
+
+
+class Plan(NamedTuple):
+    """What a query wants of tables, by name; a table that is missing may be wanted whole."""
+
+    scans: dict[str, list[Scan]]
+    """One for each time that it reads the table."""
+    columns: dict[str, set[str]]
+    """Those that it reads, for its conditions too."""
 
 
 class Origin(NamedTuple):
@@ -157,10 +167,8 @@ class Planner:
         found = self._connection.cursor().execute(f"DESCRIBE {query_views.quoted_name(name)}").fetchall()
         return [(row[0], row[1]) for row in found]
 
-    def scans(
-        self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None, seconds: float = 1.0
-    ) -> dict[str, list[Scan]]:
-        """The scans of each table in a query's plan; empty if the query cannot be planned in so many seconds."""
+    def plan(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None, seconds: float = 1.0) -> Plan:
+        """What a query wants of each table; of nothing anything is known if it cannot be planned in so many seconds."""
         cursor = self._connection.cursor()
         timer = threading.Timer(seconds, cursor.interrupt)
         timer.daemon = True
@@ -168,19 +176,21 @@ class Planner:
         try:
             plans = cursor.execute(f"EXPLAIN (FORMAT json) {query}", params or None).fetchall()
         except (duckdb.Error, RuntimeError):
-            return {}
+            return Plan({}, {})
         finally:
             timer.cancel()
             cursor.close()
-        found: dict[str, list[Scan]] = {}
+        found = Plan({}, {})
         for _, text in plans:
             for node in _nodes(msgspec.json.decode(text)):
                 details = node.get("extra_info", {})
                 if isinstance(details, dict) and "Table" in details:
                     name = str(details["Table"]).rpartition(".")[2]
-                    filters = details.get("Filters", [])
-                    texts = [filters] if isinstance(filters, str) else filters
-                    found.setdefault(name, []).append(tuple(filter(None, map(parsed, texts))))
+                    filters = _texts(details.get("Filters"))
+                    found.scans.setdefault(name, []).append(tuple(filter(None, map(parsed, filters))))
+                    # A word of a condition that is no column does no harm.
+                    words = (word for text in filters for word in _WORD.findall(text))
+                    found.columns.setdefault(name, set()).update(_texts(details.get("Projections")), words)
         return found
 
     def close(self) -> None:
@@ -202,9 +212,14 @@ def _nodes(tree: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from _nodes(node.get("children", []))
 
 
+def _texts(printed: str | list[str] | None) -> list[str]:
+    """What DuckDB prints as a list if there are several, and as nothing if there are none."""
+    return [printed] if isinstance(printed, str) and printed else list(printed or ())
+
+
 def parsed(text: str) -> Condition | None:
-    """A condition as DuckDB prints it, or None if it is of another kind (or so long that it might be cut)."""
-    if len(text) > _LONGEST_TEXT:
+    """A condition as DuckDB prints it, or None if it is of another kind, or has texts so long that they may be cut."""
+    if len(text) > _LONGEST_TEXT and "'" in text:
         return None
     if found := _COMPARED.fullmatch(text):
         column, operator, value = found[1], found[2], _value(found[3])

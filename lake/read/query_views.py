@@ -123,6 +123,24 @@ def table_sql(
     return body
 
 
+def kept_sql(table: Table, names: Sequence[str], columns: Collection[str], *, hide: bool = False) -> str:
+    """As `table_sql`, of rows in memory that a connection has under these names, in parts.
+
+    Args:
+        columns: those that are in memory. The others are there so that a query may name them where it does not read
+            them; reading one is an error.
+        hide: leave out the episodes of `hidden(0)`: rows of one lake alone are held.
+    """
+    listed = ", ".join(
+        quoted_name(c.name)
+        if c.name in columns
+        else f"error('{c.name} is not held')::{c.sql_type} AS {quoted_name(c.name)}"
+        for c in table.columns
+    )
+    body = " UNION ALL ".join(f"SELECT {listed} FROM {quoted_name(name)}" for name in names)
+    return f"SELECT * FROM ({body}) ANTI JOIN {hidden(0)} USING (episode_id)" if hide else body
+
+
 def parquet(table: Table, paths: Iterable[str]) -> str:
     """A call of read_parquet that takes columns and types from the spec, not from the files."""
     schema = ", ".join(

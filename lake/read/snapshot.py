@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from lake.read.kept import Kept
     from lake.read.query import Limits, Session
 
 _log = logging.getLogger("trajlake")
@@ -248,11 +249,13 @@ class Snapshot:
 
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
-    def session(self, limits: Limits | None = None, *, retracted_too: bool = False) -> Session:
+    def session(
+        self, limits: Limits | None = None, *, retracted_too: bool = False, kept: Kept | None = None
+    ) -> Session:
         """A connection for several queries in a row; close it, or use it as a context."""
         from lake.read.query import Session
 
-        return Session(self.files, self.objects, (lambda _: None) if retracted_too else self.hidden, limits)
+        return Session(self.files, self.objects, (lambda _: None) if retracted_too else self.hidden, limits, kept=kept)
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:

@@ -5,8 +5,19 @@
 -- `current_advantages` has those of one series, the one that is trained on by default.
 -- Columns: those of `advantages`.
 CREATE VIEW latest_advantages AS
+WITH series AS (
+    SELECT series_id, count(*) > 1 AS is_of_several_jobs FROM job_runs GROUP BY series_id
+)
+
+-- Of a series that one job computed every row is the newest: that is cheap to tell, and usual.
 SELECT a.*
 FROM advantages AS a
+JOIN series AS s USING (series_id)
+WHERE NOT s.is_of_several_jobs
+UNION ALL
+SELECT a.*
+FROM advantages AS a
+JOIN series AS s USING (series_id)
 JOIN (
     SELECT g.series_id, g.group_id, arg_max(g.job_id, ended_order(r.sequence, r.ended_at, g.job_id)) AS job_id
     FROM (
@@ -15,5 +26,8 @@ JOIN (
         SELECT series_id, group_id, job_id FROM credit_groups WHERE episodes = 0
     ) AS g
     JOIN job_runs AS r USING (job_id)
+    JOIN series AS s ON s.series_id = g.series_id
+    WHERE s.is_of_several_jobs
     GROUP BY g.series_id, g.group_id
-) AS newest USING (series_id, group_id, job_id);
+) AS newest USING (series_id, group_id, job_id)
+WHERE s.is_of_several_jobs;

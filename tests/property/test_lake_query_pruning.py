@@ -233,7 +233,7 @@ def test_a_condition_is_read_as_it_is_meant_or_not_at_all(text: str, condition: 
 
 @given(st.text(max_size=60), st.integers(-(2**63), 2**63 - 1))
 def test_what_duckdb_prints_is_what_was_asked(text: str, number: int) -> None:
-    found = planner().scans("SELECT * FROM steps WHERE run_id = ? AND episode_id = ?", [text, number])
+    found = planner().plan("SELECT * FROM steps WHERE run_id = ? AND episode_id = ?", [text, number]).scans
     (scan,) = found["steps"]
     asked = {condition.column: condition.values for condition in scan}
     assert asked.get("episode_id") == {number}
@@ -261,4 +261,4 @@ def test_a_file_is_excluded_only_if_none_of_its_values_will_do(
 
 def test_a_query_that_cannot_be_planned_leaves_nothing_out() -> None:
     for query in ("SELEC 1", "SELECT * FROM nowhere", "SELECT * FROM read_text('/etc/passwd')", "SELECT error('x')"):
-        assert not any(scan for scans in planner().scans(query).values() for scan in scans)
+        assert not any(scan for scans in planner().plan(query).scans.values() for scan in scans)

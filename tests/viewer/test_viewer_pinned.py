@@ -149,7 +149,9 @@ class Slow:
         self.answered = threading.Event()
         self.began = threading.Event()
 
-    def session(self) -> "Slow":
+    objects = None
+
+    def session(self, **_: object) -> "Slow":
         return self
 
     def query(self, query: str, _: object) -> pl.DataFrame:

@@ -7,7 +7,7 @@ from typing import Literal
 import polars as pl
 
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql, themselves
+from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -99,10 +99,20 @@ def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
 
 
 _TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
-_USUAL_ORDER = f"e.run_id, e.collection_round NULLS FIRST, {_TASK_ORDER}, e.rollout_index, e.attempt, e.episode_id"
+_USUAL_ORDER = "b.block, e.rollout_index, e.attempt, e.episode_id"
+# Runs, rounds and tasks are few, and numbers are quicker to order than texts.
+_BLOCKS = f"""(
+    SELECT run_id, collection_round, task_id,
+           row_number() OVER (ORDER BY e.run_id, e.collection_round NULLS FIRST, {_TASK_ORDER}) AS block
+    FROM (SELECT DISTINCT run_id, collection_round, task_id FROM episodes) AS e
+)"""
+_SAME = "b.{0} IS NOT DISTINCT FROM e.{0}"
+_OF_BLOCK = " AND ".join(map(_SAME.format, ("run_id", "collection_round", "task_id")))
 
 
-ORDERS = themselves("run_id", "rollout_index", "status", "outcome", "num_steps", "stop_reason") | {
+ORDERS = {
+    name: (f"e.{name}",) for name in ("run_id", "rollout_index", "status", "outcome", "num_steps", "stop_reason")
+} | {
     "task_id": ("TRY_CAST(e.task_id AS BIGINT)", "e.task_id"),
     "collection_round": ("e.collection_round", "e.policy_version"),
     "policy_version": ("e.policy_version", "e.collection_round"),
@@ -212,34 +222,25 @@ class Place:
     next: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A filtered list in order."""
-
-    episodes: pl.DataFrame
-    """episode_id, outcome."""
-    totals: Row
-
-
 def page(lake: Reads, wanted: EpisodeFilter, order: Sort | None, window: Window) -> pl.DataFrame:
     """A page of the list; of a search, `found_step` is the first step that holds the text, NULL in messages."""
-    shown = listed(lake, wanted, order).episodes.slice(window.offset, window.limit)
-    names = [f"id{number}" for number in range(shown.height)]
+    shown = listed(lake, wanted, order).slice(window.offset, window.limit)
+    judged, params = outcomes.judged(lake, wanted.score, wanted.run)
+    params |= {f"id{number}": value for number, value in enumerate(shown)}
     query = f"""
-        SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy, policy_version,
-               status, num_steps, completion_tokens, stop_reason
-        FROM episodes WHERE episode_id IN ({", ".join(f"${name}" for name in names) or "NULL"})
+        SELECT episode_id, outcome, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy,
+               policy_version, status, num_steps, completion_tokens, stop_reason
+        FROM {judged} WHERE episode_id IN ({", ".join(f"$id{number}" for number in range(len(shown))) or "NULL"})
         """
-    facts = lake.sql(query, dict(zip(names, shown["episode_id"].to_list(), strict=True)) or None)
-    return with_facts(lake, wanted, shown, facts)
+    return with_facts(lake, wanted, shown, lake.sql(query, params or None))
 
 
-def with_facts(lake: Reads, wanted: EpisodeFilter, shown: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
-    """Rows of the list in their order with what is known of each; of a search, with `found_step` and `found_steps`."""
+def with_facts(lake: Reads, wanted: EpisodeFilter, shown: pl.Series, facts: pl.DataFrame) -> pl.DataFrame:
+    """Episodes in their order with what is known of each; of a search, with `found_step` and `found_steps`."""
     if wanted.text is not None:
         found = lake.holding(wanted.text).rename({"step_index": "found_step", "steps": "found_steps"})
         facts = facts.join(found, on="episode_id", how="left")
-    return shown.join(facts, on="episode_id", how="left", maintain_order="left")
+    return shown.to_frame().join(facts, on="episode_id", how="left", maintain_order="left")
 
 
 @lru_cache(maxsize=16)
@@ -269,48 +270,19 @@ def _current_versions(lake: Reads) -> pl.DataFrame:
     return lake.sql("SELECT scorer, scorer_version FROM scorer_versions WHERE is_current")
 
 
-def totals(lake: Reads, wanted: EpisodeFilter, order: Sort | None = None) -> Row:
-    """Figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none).
-
-    Args:
-        order: that its pages are asked for in, as the list is then read once.
-    """
-    return dict(listed(lake, wanted, order).totals)
-
-
-def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int) -> Place | None:
-    """Position of an episode in the list; None if the filter leaves it out."""
-    ids = listed(lake, wanted, order).episodes["episode_id"]
-    at = ids.index_of(episode_id)
-    if at is None:
-        return None
-    return Place(at + 1, len(ids), ids[at - 1] if at else None, ids[at + 1] if at + 1 < len(ids) else None)
-
-
-@lru_cache(maxsize=8)
-def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Listed:
-    """The whole list, 16 bytes an episode: its pages, the neighbours of its episodes and its figures read it once.
-
-    The usual order of episodes that a query names is the query's.
-
-    Raises:
-        QueryError: the query of the filter has no result.
-    """
-    judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
-    clauses, params = conditions(wanted)
-    query = f"""
-        SELECT e.episode_id, e.group_id, e.outcome, e.num_steps FROM {judged} AS e
-        WHERE {" AND ".join(clauses) or "true"} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)}
-        """
-    found = lake.sql(query, params | of_outcome or None)
-    if wanted.text is not None:
-        found = found.join(lake.holding(wanted.text), on="episode_id", how="semi", maintain_order="left")
-    if wanted.sql is not None:
-        named = sql.named(lake, wanted.sql)
-        if order is None:
-            found = named.join(found, on="episode_id", how="inner", maintain_order="left")
-        else:
-            found = found.join(named, on="episode_id", how="semi", maintain_order="left")
+@lru_cache(maxsize=64)
+def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
+    """Figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none)."""
+    judged, params, where = _filtered(lake, wanted)
+    if not wanted.is_looked_up:
+        query = f"""
+            SELECT count(*) AS episodes, count(DISTINCT e.group_id) AS groups, count(e.outcome) AS scored,
+                   avg(e.outcome) AS mean_return, avg(e.num_steps) AS mean_steps
+            FROM {judged} AS e WHERE {where}
+            """
+        return lake.sql(query, params or None).row(0, named=True)
+    query = f"SELECT e.episode_id, e.group_id, e.outcome, e.num_steps FROM {judged} AS e WHERE {where}"
+    found = _found(lake, wanted, lake.sql(query, params or None))
     figures = found.select(
         pl.len().alias("episodes"),
         pl.col("group_id").n_unique().alias("groups"),
@@ -318,7 +290,52 @@ def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Listed:
         pl.col("outcome").mean().alias("mean_return"),
         pl.col("num_steps").mean().alias("mean_steps"),
     )
-    return Listed(found.select("episode_id", "outcome"), figures.row(0, named=True))
+    return figures.row(0, named=True)
+
+
+def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int) -> Place | None:
+    """Position of an episode in the list; None if the filter leaves it out."""
+    ids = listed(lake, wanted, order)
+    at = ids.index_of(episode_id)
+    if at is None:
+        return None
+    return Place(at + 1, len(ids), ids[at - 1] if at else None, ids[at + 1] if at + 1 < len(ids) else None)
+
+
+@lru_cache(maxsize=8)
+def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> pl.Series:
+    """The episodes of the whole list in order, int64 [E]: its pages and the neighbours of its episodes.
+
+    The usual order of episodes that a query names is the query's.
+
+    Raises:
+        QueryError: the query of the filter has no result.
+    """
+    judged, params, where = _filtered(lake, wanted)
+    query = f"""
+        SELECT e.episode_id FROM {judged} AS e JOIN {_BLOCKS} AS b ON {_OF_BLOCK}
+        WHERE {where} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)}
+        """
+    found = _found(lake, wanted, lake.sql(query, params or None))
+    if wanted.sql is not None and order is None:
+        found = sql.named(lake, wanted.sql).join(found, on="episode_id", how="semi", maintain_order="left")
+    return found["episode_id"]
+
+
+def _found(lake: Reads, wanted: EpisodeFilter, rows: pl.DataFrame) -> pl.DataFrame:
+    """Those of rows whose episodes the text and the query of a filter find, too."""
+    if wanted.text is not None:
+        rows = rows.join(lake.holding(wanted.text), on="episode_id", how="semi", maintain_order="left")
+    if wanted.sql is not None:
+        rows = rows.join(sql.named(lake, wanted.sql), on="episode_id", how="semi", maintain_order="left")
+    return rows
+
+
+def _filtered(lake: Reads, wanted: EpisodeFilter) -> tuple[str, Params, str]:
+    """Episodes with `outcome` as SQL, the parameters of a query with them, and the filter, but for its text, on `e`."""
+    judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
+    clauses, params = conditions(wanted)
+    return judged, params | of_outcome, " AND ".join(clauses) or "true"
 
 
 def conditions(wanted: EpisodeFilter) -> tuple[list[str], Params]:

@@ -30,7 +30,7 @@ def values(lake: Reads, facet: str, wanted: EpisodeFilter) -> Values:
         params = params | more if among else Params()
     else:
         among = "SELECT unnest($ids::BIGINT[])"
-        params = {"ids": listed(lake, wanted, None).episodes["episode_id"].to_list()}
+        params = {"ids": listed(lake, wanted, None).to_list()}
     query = f"""
         SELECT value, count(DISTINCT episode_id) AS episodes, count(*) OVER () AS total
         FROM ({FACETS[facet]}) WHERE value <> '' {f"AND episode_id IN ({among})" if among else ""}

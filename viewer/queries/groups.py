@@ -123,7 +123,8 @@ def siblings(
 ) -> pl.DataFrame:
     """The siblings of a group by rollout; a_episode (of the first step), mean_advantage: NULL without credit."""
     judged, params = outcomes.of_group(lake, group_id, score)
-    chosen = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
+    members = lake.sql(f"SELECT episode_id FROM {judged} WHERE group_id = $group", params | {"group": group_id})
+    chosen = credit.rows_of(lake, members["episode_id"]) if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         SELECT e.episode_id, e.rollout_index, e.attempt, e.status, e.outcome, e.num_steps, e.policy_version,
                arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage

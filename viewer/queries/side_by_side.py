@@ -45,13 +45,13 @@ def facts(lake: Reads, episode_ids: Sequence[int], credit: Credit | None, score:
     """
     judged, params = outcomes.judged(lake, score)
     chosen = _listed(episode_ids)
-    advantages = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
+    advantages = credit.rows_of(lake, episode_ids) if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         SELECT e.episode_id, e.group_id, e.run_id, e.task_id, e.rollout_index, e.attempt, e.collection_round, e.status,
                e.outcome, e.num_steps, e.policy_version, a.a_episode, a.mean_advantage
         FROM {judged} AS e LEFT JOIN (
             SELECT episode_id, arg_min(a_episode, step_index) AS a_episode, avg(advantage) AS mean_advantage
-            FROM {advantages} WHERE episode_id IN ({chosen}) GROUP BY episode_id
+            FROM {advantages} GROUP BY episode_id
         ) AS a USING (episode_id)
         WHERE e.episode_id IN ({chosen})
         """
@@ -65,12 +65,12 @@ def walks(lake: Reads, episode_ids: Sequence[int], credit: Credit | None) -> pl.
     where it is not known; choice, equal for steps that did the same; reward, advantage.
     """
     chosen = _listed(episode_ids)
-    advantages = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
+    advantages = credit.rows_of(lake, episode_ids) if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         SELECT s.episode_id, s.step_index, {"a.anchor_key" if credit else "s.state_hash"} AS key,
                hash({taken("s")}) AS choice, s.reward, a.advantage
         FROM steps AS s
-        LEFT JOIN (SELECT * FROM {advantages} WHERE episode_id IN ({chosen})) AS a
+        LEFT JOIN {advantages} AS a
         ON a.episode_id = s.episode_id AND a.step_index = s.step_index
         WHERE s.episode_id IN ({chosen}) ORDER BY s.episode_id, s.step_index
         """

@@ -54,7 +54,8 @@ def names(lake: Reads) -> Names:
     """What a query of this lake may mention."""
     columns = lake.sql(
         """
-        SELECT table_name, column_name, lower(data_type) FROM information_schema.columns WHERE table_schema = 'main'
+        SELECT table_name, column_name, lower(data_type) FROM information_schema.columns
+        WHERE table_schema = 'main' AND table_catalog <> 'temp' AND table_catalog <> 'temp'
         ORDER BY table_name, ordinal_position
         """
     )

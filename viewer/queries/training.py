@@ -13,6 +13,9 @@ from lake.judgements.credit import Credit, find_credit
 from lake.read.online_runs import LOOP
 from viewer.queries import Params, Reads, Row, Sort, Window, count, only_row, order_by, themselves
 
+_SOME = 50
+"""Episodes of a job that are looked at first, as nearly always all of them have advantages or none."""
+_NO_ADVANTAGES = "(SELECT * FROM advantages WHERE false)"
 POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
 
@@ -108,9 +111,12 @@ def credit_of(lake: Reads, job_id: int) -> Credit | None:
         return None
     if credit.before is None:
         credit = replace(credit, before=read)
-    consumed = f"SELECT episode_id FROM trained_batches WHERE job_id = {job_id}"
-    found = lake.sql(f"SELECT EXISTS (SELECT 1 FROM {credit.rows} WHERE episode_id IN ({consumed}))").item()
-    return credit if found else None
+    consumed = f"SELECT DISTINCT episode_id FROM trained_batches WHERE job_id = {job_id}"
+    some = lake.sql(f"{consumed} LIMIT {_SOME}")["episode_id"]
+    for rows in (credit.rows_of(lake, some), f"(SELECT * FROM {credit.rows} WHERE episode_id IN ({consumed}))"):
+        if lake.sql(f"SELECT EXISTS (SELECT 1 FROM {rows})").item():
+            return credit
+    return None
 
 
 def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame:
@@ -118,7 +124,7 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
 
     dead_share, positive, negative and undefined are shares of the steps; mean_size is the mean |advantage|.
     """
-    consumed, params = _consumed(job_id, credit)
+    consumed, params = _consumed(job_id, credit.rows if credit else _NO_ADVANTAGES)
     query = f"""
         WITH consumed AS ({consumed}),
         span AS (SELECT min(optimizer_step) AS first,
@@ -154,7 +160,10 @@ def batch(
 
     The largest mean |advantage| comes first if nothing else is asked for.
     """
-    consumed, params = _consumed(job_id, credit, "AND b.optimizer_step = $update")
+    of_update = "SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
+    episodes = lake.sql(of_update, {"job": job_id, "update": update})["episode_id"]
+    chosen = credit.rows_of(lake, episodes) if credit else _NO_ADVANTAGES
+    consumed, params = _consumed(job_id, chosen, "AND b.optimizer_step = $update")
     query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
                last_step, action_tokens, credit_job, a_episode, mean_advantage, lowest, highest,
@@ -193,9 +202,11 @@ def metrics_at(lake: Reads, job_id: int, step: int) -> Row:
     return dict(rows.iter_rows())
 
 
-def _consumed(job_id: int, credit: Credit | None, where: str = "") -> tuple[str, Params]:
-    """SQL of one row per batch row with its episode and the advantages of its steps, and its parameters."""
-    chosen = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
+def _consumed(job_id: int, chosen: str, where: str = "") -> tuple[str, Params]:
+    """SQL of one row per batch row with its episode and the advantages of its steps, and its parameters.
+
+    `chosen`: the advantages, as SQL.
+    """
     params: Params = {"job": job_id}
     query = f"""
         SELECT b.optimizer_step, b.episode_id, b.first_step, b.last_step, b.action_tokens, e.group_id, e.run_id,
@@ -228,9 +239,9 @@ def advantages(lake: Reads, episode_id: int, credit: Credit) -> pl.DataFrame:
     query = f"""
         SELECT step_index, group_id, defined, anchor_key, return_to_go, a_episode, a_step, advantage, group_size,
                anchor_size, anchor_episodes, flags
-        FROM {credit.rows} WHERE episode_id = $episode ORDER BY step_index
+        FROM {credit.rows_of(lake, [episode_id])} ORDER BY step_index
         """
-    return lake.sql(query, {"episode": episode_id})
+    return lake.sql(query)
 
 
 def credit_summary(lake: Reads, job_id: int) -> Row:

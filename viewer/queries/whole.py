@@ -26,11 +26,15 @@ def parts(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> Iterator[pl
 
     Of a search, also `found_step` and `found_steps` (`lake.search.find.holding`). There is one part at least.
     """
-    episodes = listed(lake, wanted, order).episodes
-    query = f"SELECT * EXCLUDE ({_LEFT_OUT}) FROM episodes WHERE episode_id IN (SELECT unnest($ids::BIGINT[]))"
-    for first in range(0, max(episodes.height, 1), PART):
+    episodes = listed(lake, wanted, order)
+    judged, params = outcomes.judged(lake, wanted.score, wanted.run)
+    query = f"""
+        SELECT episode_id, outcome, * EXCLUDE (episode_id, outcome, {_LEFT_OUT})
+        FROM {judged} WHERE episode_id IN (SELECT unnest($ids::BIGINT[]))
+        """
+    for first in range(0, max(len(episodes), 1), PART):
         part = episodes.slice(first, PART)
-        facts = lake.sql(query, {"ids": part["episode_id"].to_list()})
+        facts = lake.sql(query, params | {"ids": part.to_list()})
         yield readable(with_facts(lake, wanted, part, facts))
 
 
@@ -40,7 +44,7 @@ def predicate(lake: Reads, wanted: EpisodeFilter) -> str | None:
     What a search or a query found has no predicate: the episodes are named, if they are few.
     """
     if wanted.is_looked_up:
-        ids = listed(lake, wanted, None).episodes["episode_id"]
+        ids = listed(lake, wanted, None)
         return None if len(ids) > _MOST_IDS else f"episode_id IN ({', '.join(map(str, ids)) or 'NULL'})"
     clauses, params = conditions(wanted)
     spelled = " ".join(" AND ".join(clauses).split()).replace("e.outcome", "$outcome").replace("e.", "")

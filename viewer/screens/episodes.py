@@ -52,7 +52,7 @@ def show() -> None:
         _ask(wanted.sql)
     if given("facets"):
         _facets(wanted)
-    totals = read(episodes.totals, wanted, order)
+    totals = read(episodes.totals, wanted)
     if not totals["episodes"]:
         st.info("No episode matches these filters.", icon=":material/filter_alt_off:")
         return

@@ -50,6 +50,8 @@ from trainer.data.render.chat import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lake.read.kept import Kept
+
 RENDERING = 4
 """Version of what this module makes of a text: raise it with any change of that, so that rows which an older version
 left in a lake are not trained on. 2: agents apart, cut actions without an end token, no silent tool calls. 3: parts of
@@ -302,9 +304,11 @@ class SnapshotWithTokens(Snapshot):
         """See `Snapshot.retracted`."""
         return self._snapshot.retracted
 
-    def session(self, limits: Limits | None = None, *, retracted_too: bool = False) -> Session:
+    def session(
+        self, limits: Limits | None = None, *, retracted_too: bool = False, kept: "Kept | None" = None
+    ) -> Session:
         """Queries see the token rows of the snapshot itself."""
-        return self._snapshot.session(limits, retracted_too=retracted_too)
+        return self._snapshot.session(limits, retracted_too=retracted_too, kept=kept)
 
     def _of(self, name: str) -> Snapshot:
         return self._tokens if name == "tokens" else self._snapshot

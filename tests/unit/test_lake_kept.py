@@ -1,0 +1,115 @@
+"""Columns in memory: what they answer is what the files say, whatever happened to the lake in between."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from lake import Lake
+from lake.read import kept, query_pruning
+from lake.read.kept import COLUMNS, Kept
+from lake.read.visibility import DataFile
+from lake.storage.objects import Objects
+from testkit.copies import empty_lake
+from testkit.lakes import rollout, siblings
+
+QUESTIONS = (
+    "SELECT * EXCLUDE (initial_messages) FROM episodes",
+    *(f"SELECT {', '.join(columns)} FROM {name}" for name, columns in COLUMNS.items()),
+    "SELECT run_id, count(*), avg(env_return), max(task_id) FROM episodes GROUP BY ALL",
+    "SELECT episode_id FROM episodes WHERE task_id LIKE 'b%' AND collection_round BETWEEN 1 AND 2 AND seed IS NOT NULL",
+    "SELECT episode_id, outcome FROM (SELECT *, env_return AS outcome FROM episodes) WHERE outcome IN (0, 1)",
+    "SELECT episode_id FROM episodes WHERE initial_messages LIKE '%maze%' AND rollout_index <> 1",
+    "SELECT episode_id, scorer, value FROM current_scores WHERE value >= 0.5",
+)
+
+
+@pytest.fixture(autouse=True)
+def _however_little_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_pruning, "FEW_FILES", 0)
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    return empty_lake(tmp_path)
+
+
+def add(lk: Lake, task: str, number: int) -> None:
+    with lk.job(kind="collect", run_id=f"run {number % 2}") as job:
+        job.record(siblings(task, [0.0, 1.0, None], collection_round=number))
+
+
+def score(lk: Lake, value: float, fault: type[Exception] | None = None) -> None:
+    rows = lk.sql("SELECT run_id, group_id, episode_id FROM episodes")
+    named = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+    with lk.job(kind="score") as job:
+        job.write("scores", rows.with_columns(value=pl.lit(value), **named))
+        if fault is not None:
+            raise fault
+
+
+def states(lk: Lake) -> Iterator[None]:
+    """A lake's life, stopped again and again."""
+    for number, task in enumerate(["a", "b1", "b2"]):
+        add(lk, task, number)
+        yield
+    score(lk, 0.2)
+    yield
+    with pytest.raises(ZeroDivisionError):
+        score(lk, 0.9, ZeroDivisionError)
+    score(lk, 0.7)
+    yield
+    lk.retract(lk.sql("SELECT episode_id FROM episodes LIMIT 2")["episode_id"], reason="wrong")
+    yield
+    lk.compact("episodes")
+    lk.compact("scores")
+    yield
+    lk.forget(lk.sql("SELECT episode_id FROM episodes LIMIT 1")["episode_id"], reason="asked")
+    yield
+    add(lk, "c", 3)
+    yield
+
+
+def test_memory_answers_as_files_do(lk: Lake) -> None:
+    held = Kept(lk.snapshot().objects)
+    for _ in states(lk):
+        snapshot = lk.snapshot()
+        with snapshot.session(kept=held) as session, snapshot.session() as plain:
+            for question in QUESTIONS:
+                found, expected = session.query(question), plain.query(question)
+                assert found.schema == expected.schema
+                assert found.sort(pl.all()).equals(expected.sort(pl.all())), question
+
+
+def test_a_younger_state_reads_what_is_new(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    whole = kept._read
+
+    def counted(name: str, files: Sequence[DataFile], objects: Objects) -> pa.Table:
+        read.append(len(files))
+        return whole(name, files, objects)
+
+    monkeypatch.setattr(kept, "_read", counted)
+    held = Kept(lk.snapshot().objects)
+    seen = []
+    for number in range(12):
+        add(lk, "a", number)
+        seen.append(lk.snapshot().files("episodes"))
+        rows = held.rows("episodes", seen[-1])
+        assert sum(part.num_rows for part in rows) == 3 * (number + 1)
+        assert len(rows) <= 9, "parts are put together"
+    assert read == [1] * 12
+    assert sum(part.num_rows for part in held.rows("episodes", seen[3])) == 12
+
+
+def test_what_is_held_is_bounded(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record([rollout("a", number, 0.0) for number in range(20)])
+    files = lk.snapshot().files("episodes")
+    held = Kept(lk.snapshot().objects)
+    assert held.rows("steps", lk.snapshot().files("steps")) == ()
+    assert sum(part.num_rows for part in held.rows("episodes", files)) == 20
+    monkeypatch.setattr(kept, "_MOST_ROWS", 19)
+    assert held.rows("episodes", files) == ()
