@@ -207,6 +207,24 @@ def test_a_run_is_chosen_by_a_click(page: Any) -> None:
     assert address(page) == {"run": HOSTILE}
 
 
+def test_a_point_opens_its_episodes_and_a_chosen_theme_stays_on_all_pages(page: Any) -> None:
+    go(page, f"/?run={RUN}", "Runs")
+    chart = page.get_by_test_id("stVegaLiteChart").first
+    chart.locator("canvas, svg").first.wait_for()
+    box = chart.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + box["height"] / 2)
+    page.wait_for_url("**/episodes?*")
+    settled(page, "Episodes")
+    assert address(page) == {"run": RUN, "round": "1"}
+    page.go_back()
+    settled(page, "Runs")
+    page.get_by_role("button", name="Main menu").click()
+    page.get_by_role("menuitemradio", name="Dark").click()
+    go(page, "/jobs", "Jobs")
+    background = page.evaluate("getComputedStyle(document.querySelector('.stApp')).backgroundColor")
+    assert max(map(int, re.findall(r"\d+", background)[:3])) < 60
+
+
 def test_wrong_ids_are_answered_in_words(page: Any) -> None:
     for path in ("/episode?episode=zzz", "/group", "/job?job=0000000000000"):
         page.goto(path)

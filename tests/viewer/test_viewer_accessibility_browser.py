@@ -1,0 +1,76 @@
+"""Every page against axe-core, light and dark: nothing serious or critical, and nothing wider than the window."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from lake import Lake, ids
+from testkit.browser_pages import fresh_page, go
+from testkit.lakes import RUN, full_lake
+from testkit.viewer_process import Viewer
+
+pytestmark = pytest.mark.browser
+
+WIDTHS = (1440, 1024)
+STREAMLIT: dict[str, str] = {}
+"""What Streamlit's own elements break, by `rule: selector of the element`, and why that cannot be changed here."""
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return full_lake(tmp_path_factory.mktemp("accessibility"))
+
+
+def pages(lk: Lake) -> Iterator[tuple[str, str]]:
+    """Every page: its address and its heading."""
+    query = (
+        "SELECT group_id, list(episode_id ORDER BY rollout_index) FROM episodes WHERE task_id = 'mixed' GROUP BY ALL"
+    )
+    group, siblings = lk.sql(f"{query} LIMIT 1").row(0)
+    one, other = (ids.to_text(episode) for episode in siblings[:2])
+    job = lk.sql("SELECT any_value(job_id) FROM job_runs WHERE kind = 'credit'").item()
+    yield "/", "Runs"
+    yield "/episodes?facets=true", "Episodes"
+    yield f"/episode?episode={one}&step=0", "Episode"
+    yield "/groups", "Groups"
+    yield f"/group?group={ids.to_text(group)}", "Group"
+    yield f"/compare?episode={one}&episode={other}", "Side by side"
+    yield "/anchors", "Anchors"
+    yield "/training?update=1", "Training"
+    yield f"/change?a_run={RUN}&a_rounds=0&b_run={RUN}&b_rounds=1", "What changed"
+    yield "/jobs", "Jobs"
+    yield f"/job?job={ids.to_text(job)}", "Job"
+    yield "/annotations", "Annotations"
+    yield "/sql?q=SELECT+1+AS+one", "SQL"
+    yield "/rejects", "Rejects"
+
+
+def faults(page: Any) -> list[str]:
+    """What axe finds that keeps readers out, but for what Streamlit alone can change."""
+    found = Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
+    said = [
+        f"{rule['id']}: {' '.join(map(str, node['target']))} ({node['failureSummary']})"
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+    return [fault for fault in said if not any(fault.startswith(known) for known in STREAMLIT)]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: Lake, scheme: str) -> None:
+    said: dict[str, list[str]] = {}
+    with fresh_page(browser, running.address, color_scheme=scheme) as page:
+        for number, (path, heading) in enumerate(pages(lk)):
+            width = WIDTHS[(number + (scheme == "dark")) % 2]
+            page.set_viewport_size({"width": width, "height": 900})
+            go(page, path, heading)
+            found = faults(page)
+            overflow = "document.querySelector('[data-testid=stMain]')"
+            if page.evaluate(f"{overflow}.scrollWidth > {overflow}.clientWidth"):
+                found.append("is wider than the window")
+            if found:
+                said[f"{path} at {width}"] = found
+    assert said == {}
