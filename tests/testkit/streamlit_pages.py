@@ -37,14 +37,12 @@ def episode_id(lk: Lake, task: str, rollout_index: int, round_: int = 0) -> int:
 
 def open_page(name: str, **address: str | int | list[str]) -> AppTest:
     """The page after one run; ids in the address may be numbers."""
-    at = AppTest.from_file(str(APP), default_timeout=60)
-    if name != "runs":
-        at.run()
-        assert_sound(at)
+    at = AppTest.from_file(str(APP), default_timeout=600)
     for key, value in address.items():
         is_id = key in ("episode", "group", "job", "credit", "anchor", "reject") and isinstance(value, int)
         at.query_params[key] = ids.to_text(value) if is_id else value if isinstance(value, list) else str(value)
     if name != "runs":
+        # Pages have the names of their files, so they are found without showing the first one before.
         at.switch_page(f"screens/{name}.py")
     return assert_sound(at.run())
 
