@@ -29,8 +29,8 @@ class Queue:
 
 def queue(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int | None = None) -> Queue:
     """What is left to label; an episode that has its label meanwhile still has neighbours."""
-    left = listed(lake, wanted, order).episodes["episode_id"]
-    every = listed(lake, replace(wanted, unlabelled=None), order).episodes["episode_id"]
+    left = listed(lake, wanted, order)
+    every = listed(lake, replace(wanted, unlabelled=None), order)
     first = left[0] if len(left) else None
     at = None if episode_id is None else every.index_of(episode_id)
     if at is None:

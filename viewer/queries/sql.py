@@ -55,7 +55,7 @@ def names(lake: Reads) -> Names:
     columns = lake.sql(
         """
         SELECT table_name, column_name, lower(data_type) FROM information_schema.columns
-        WHERE table_schema = 'main' AND table_catalog <> 'temp' AND table_catalog <> 'temp'
+        WHERE table_schema = 'main' AND table_catalog <> 'temp'
         ORDER BY table_name, ordinal_position
         """
     )

@@ -51,7 +51,7 @@ def show() -> None:
         ui.not_found(chip(error, 400), Page.RUNS, "Runs")
     episodes = found.episodes
     st.caption(f"From {chip(since)} to the state above; `trajlake diff` says the same.")
-    ui.tiles(
+    ui.facts(
         ("New episodes", number(episodes.added.height)),
         ("Retracted or replaced", number(episodes.removed.height), "An older state still shows them."),
         ("Scores that differ", number(episodes.scores.height)),
