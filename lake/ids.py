@@ -85,10 +85,10 @@ def as_ids(values: Iterable[int | str]) -> list[int]:
     """Ids given as integers or as the 13 characters that people see, as integers, each once and in order.
 
     Raises:
-        UsageError: something that is no id, or one text instead of several.
+        UsageError: something that is no id, or no list of them.
     """
-    if isinstance(values, str):
-        raise UsageError(f"{values!r} is one text; give a list of ids")
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise UsageError(f"{values!r} is no list; give a list of ids")
     found = set()
     for value in values:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +15,7 @@ from lake.care import compaction, vacuum
 from lake.care.claims import Claim
 from lake.care.pins import LEASE, Lease, Pin, Pins
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
-from lake.read.snapshot import Snapshot, consistent, versions_at_episodes, versions_at_time
+from lake.read.snapshot import Snapshot, consistent
 from lake.records import EpisodeRecord
 from lake.storage.store import Store
 from lake.tables import TABLES
@@ -92,7 +92,7 @@ class Lake:
         """
         if isinstance(when, Mapping):
             return Snapshot(self._store, when)
-        versions = self._versions(when)
+        versions = self._pins.versions_at(when)
         if missing := self._pins.missing(versions):
             raise LakeAccessError(f"{self.uri} at {when}: {missing}. A vacuum removed them; name what is to be kept")
         return Snapshot(self._store, consistent(self._store, versions))
@@ -385,19 +385,3 @@ class Lake:
             compaction.compact_if_many(self._store, names, self._compact_above)
         except TrajlakeError as error:
             _log.warning("%s was not compacted: %s", self.uri, error)
-
-    def _versions(self, when: str | datetime | int) -> dict[str, int]:
-        if isinstance(when, str) and when.isdecimal():
-            when = int(when)
-        if isinstance(name := when, str):
-            try:
-                when = datetime.fromisoformat(name)
-            except ValueError:
-                return self._pins.find(name).versions
-        if isinstance(when, datetime):
-            return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
-        if not isinstance(when, int):
-            raise UsageError(
-                f"{when!r} is no time of a lake; valid: a datetime, a name, a version of `episodes`, versions of tables"
-            )
-        return versions_at_episodes(self._store, when)

@@ -9,9 +9,10 @@ from typing import Any
 from lake.care import compaction
 from lake.errors import LakeAccessError, NotALakeError, UsageError
 from lake.lake import Lake
+from lake.storage.commits import utc_now
 from lake.storage.migrations import OWN_FOLDER, missing_table
 from lake.storage.objects import Objects
-from lake.storage.store import Store, utc_now
+from lake.storage.store import Store
 from lake.tables import TABLES
 
 GROUP_COMMIT = "TRAJLAKE_GROUP_COMMIT"

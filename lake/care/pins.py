@@ -9,13 +9,14 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Self
 
 import msgspec
 
 from lake import ids
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
+from lake.read.snapshot import versions_at_episodes, versions_at_time
 from lake.storage.store import Store
 from lake.tables import TABLES
 
@@ -63,6 +64,27 @@ class Pins:
             names = ", ".join(pin.name for pin in self.snapshots()) or "none yet"
             raise UsageError(f"there is no snapshot {name!r}; there are: {names}")
         return self._decoded(data, self._path(name))
+
+    def versions_at(self, when: str | datetime | int) -> dict[str, int]:
+        """Versions of a named snapshot, of a moment, or of when `episodes` came to a version.
+
+        Raises:
+            UsageError: no such snapshot, and no time either; a moment before the lake; no such version.
+        """
+        if isinstance(when, str) and when.isdecimal():
+            when = int(when)
+        if isinstance(name := when, str):
+            try:
+                when = datetime.fromisoformat(name)
+            except ValueError:
+                return self.find(name).versions
+        if isinstance(when, datetime):
+            return versions_at_time(self._store, when if when.tzinfo else when.replace(tzinfo=UTC))
+        if not isinstance(when, int):
+            raise UsageError(
+                f"{when!r} is no time of a lake; valid: a datetime, a name, a version of `episodes`, versions of tables"
+            )
+        return versions_at_episodes(self._store, when)
 
     def drop(self, name: str) -> None:
         """Take a name back; the versions stay readable until a vacuum. Raises UsageError: there is no such snapshot."""

@@ -1,4 +1,7 @@
-"""Parts that run on this machine: in threads of this process, or in processes of their own."""
+"""Parts that run on this machine: in threads of this process, or in processes of their own.
+
+Python's pools are imported when one is needed: that fails while a process ends, when a recorder may still deliver.
+"""
 
 import multiprocessing
 import os
@@ -6,12 +9,15 @@ import platform
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from lake.errors import WorkerLostError
 from lake.execution.executor import TRIES, Item, OfNode, Result, lost, require_workers, windowed
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 
 class LocalExecutor:
@@ -37,6 +43,8 @@ class LocalExecutor:
         elif self.workers == 1:
             yield from map(task, todo)
         else:
+            from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor(self.workers) as pool:
                 yield from windowed(
                     lambda item: pool.submit(task, item), Future.result, Future.cancel, todo, self.workers
@@ -49,6 +57,9 @@ class LocalExecutor:
 
     def _map_processes(self, task: Callable[[Item], Result], items: Iterator[Item]) -> Iterator[Result]:
         """As `map`; when a process is lost, what had not come back runs again in new ones."""
+        from concurrent.futures import ProcessPoolExecutor
+        from concurrent.futures.process import BrokenProcessPool
+
         started: deque[Item] = deque()
         done = tries = 0
         if not (first := list(islice(items, 1))):
@@ -60,7 +71,7 @@ class LocalExecutor:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(self.workers, context, initializer=_end_with_parent) as pool:
 
-                def start(item: Item, pool: ProcessPoolExecutor = pool) -> Future[Result]:
+                def start(item: Item, pool: "ProcessPoolExecutor" = pool) -> Future[Result]:
                     started.append(item)
                     return pool.submit(task, item)
 

@@ -67,11 +67,12 @@ class Snapshot:
         self.forgotten = 0
         """Episodes that were erased with `forget` since: an earlier snapshot shows the others."""
         self._emptied: frozenset[int] = frozenset()
-        self._warned, self.root = False, store.root
+        self._warned = False
+        self.root = store.root
         if versions is not None and (unknown := set(versions) - set(TABLES)):
             if all(name.partition("@")[0] in TABLES for name in unknown):
-                others = sorted({name.partition("@")[2] for name in unknown})
-                raise UsageError(f"a snapshot of several lakes: open {store.root} and {', '.join(others)} together")
+                others = ", ".join(sorted({name.partition("@")[2] for name in unknown}))
+                raise UsageError(f"a snapshot of several lakes: open {store.root} and {others} together")
             raise ContractError(f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}")
         self._resolve(versions)
         while self._is_newest and self._forget_began():
@@ -79,8 +80,8 @@ class Snapshot:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By address and versions; a worker process opens it once for all parts that it is given."""
-        key = tuple(self.versions.items())
-        return held, (f"snapshot of {self.root}", key, partial(Snapshot, self._store, self.versions))
+        opened = partial(Snapshot, self._store, self.versions)
+        return held, (f"snapshot of {self.root}", tuple(self.versions.items()), opened)
 
     def _resolve(self, versions: Mapping[str, int] | None) -> None:
         known = {} if versions is None else self._store.replacements.known()
@@ -89,8 +90,7 @@ class Snapshot:
             if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
                 raise ContractError(f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ...")
             self.versions[name], entries = self._store.logged(name, wanted)
-            # As they are since a `forget`.
-            there, gone = applied(self.objects, name, entries, known)
+            there, gone = applied(self.objects, name, entries, known)  # as they are since a `forget`
             if known and name == "episodes":
                 self.forgotten = sum(entry.rows for entry in entries) - sum(entry.rows for entry in there)
                 self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
@@ -103,8 +103,7 @@ class Snapshot:
         `jobs` is resolved before every table whose rows tombstones hide.
         """
         since, now = self.versions["jobs"], self._store.refresh("jobs")
-        added = [entry.path for entry in self._store.added("jobs", since, now)] if now != since else []
-        if not added:
+        if now == since or not (added := [entry.path for entry in self._store.added("jobs", since, now)]):
             return False
         import polars as pl
 
@@ -228,8 +227,7 @@ class Snapshot:
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT (DuckDB), with parameters ? or $name, over every table by name and the shipped views.
 
-        Raises:
-            QueryError: not one SELECT, or SQL that DuckDB refuses.
+        Raises QueryError: not one SELECT, or SQL that DuckDB refuses.
         """
         with self.session() as session:
             return session.query(query, params)

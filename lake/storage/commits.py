@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any, TypeVar
 
@@ -30,6 +31,11 @@ _RETRIES = 200
 """Of delta-rs, which puts a commit on top of others that do not conflict with it."""
 _LONGEST_WAIT = 0.1
 """Seconds."""
+
+
+def utc_now() -> datetime:
+    """The clock a lake uses unless it is given another: what commits say of when they were made."""
+    return datetime.now(UTC)
 
 
 class CommitLostError(ConflictError):

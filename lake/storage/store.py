@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from lake import ids
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError
 from lake.storage.addresses import with_engine_errors
-from lake.storage.commits import NOTE, CommitLostError, LogCheck, commit, damaged_log, until_committed
+from lake.storage.commits import NOTE, CommitLostError, LogCheck, commit, damaged_log, until_committed, utc_now
 from lake.storage.data_files import (
     FileEntry,
     Replacements,
@@ -52,11 +52,6 @@ SOON = timedelta(hours=1)
 _FEW_COMMITS = 50
 _REWRITE = "rewrite"
 """App transaction of every rewrite: two that start from one version cannot both succeed."""
-
-
-def utc_now() -> datetime:
-    """The clock a lake uses unless it is given another."""
-    return datetime.now(UTC)
 
 
 class Store:

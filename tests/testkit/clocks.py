@@ -6,7 +6,7 @@ from pathlib import Path
 
 import lake
 from lake import Lake
-from lake.storage.store import utc_now
+from lake.storage.commits import utc_now
 
 
 def _file(uri: str | Path) -> Path:
