@@ -97,10 +97,11 @@ class Page(StrEnum):
 
 PARAMETERS = frozenset(
     """
-    a_credit a_rounds a_run a_version anchor as_of average axis b_credit b_rounds b_run b_version beside by chart credit
-    episode error facets flag follow gone group job kind list max min open opened over page q reasoning reason reject
-    round run score scorer signal since sort sql state status step success tag task text tool tools unlabelled unscored
-    update version
+    a_credit a_rounds a_run a_version anchor as_of average axis b_credit b_rounds b_run b_version beside by
+    chart credit definition episode error facets flag follow gone group job kind list max min open opened over
+    page q reason reasoning reject round round_from round_to run score scorer signal since sort sql state status
+    step steps_from steps_to success tag task text tool tools unlabelled unscored update version version_from
+    version_to
     """.split()  # noqa: SIM905
 )
 """Parameters of all pages; the guide says which page has which."""

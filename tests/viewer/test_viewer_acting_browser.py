@@ -51,7 +51,7 @@ def test_names_are_completed_and_rows_are_opened_as_a_list(page: Any) -> None:
     field.fill("SELECT e. FROM episodes AS e WHERE e.task_id = 'mixed' ORDER BY ALL DESC")
     field.evaluate("field => field.setSelectionRange(9, 9)")
     field.press_sequentially("episode")
-    offered.get_by_role("option", name="episode_id").wait_for()
+    offered.get_by_role("option", name="episode_id bigint", exact=True).wait_for()
     page.keyboard.press("Tab")
     offered.wait_for(state="detached")
     assert field.input_value().startswith("SELECT e.episode_id FROM")

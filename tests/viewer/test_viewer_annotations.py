@@ -84,8 +84,8 @@ SHORT_FIRST = Sort("rollout_index", descending=True)
 
 def test_a_queue_is_what_nobody_or_an_author_has_not_labelled(lk: Lake) -> None:
     """Of any filter and in its order; a label on a step counts, another label or another author does not."""
-    order = lambda: episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), SHORT_FIRST).episodes  # noqa: E731
-    mixed = order()["episode_id"].to_list()
+    order = lambda: episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), SHORT_FIRST)  # noqa: E731
+    mixed = order().to_list()
     annotate(lk, [Annotation(episode_id=mixed[1], label="ok", step_index=1, value=1.0)], "ann")
     annotate(lk, [Annotation(episode_id=mixed[2], label="ok", value=1.0)], "bob")
     annotate(lk, [Annotation(episode_id=mixed[3], label="other", value=1.0)], "ann")
@@ -93,7 +93,7 @@ def test_a_queue_is_what_nobody_or_an_author_has_not_labelled(lk: Lake) -> None:
     for by, done in (("ann", [1]), ("bob", [2]), (None, [1, 2]), ("eve", [])):
         wanted = EpisodeFilter(task="mixed", unlabelled=("ok", by))
         left = [one for place, one in enumerate(mixed) if place not in done]
-        assert episodes.listed(snap, wanted, SHORT_FIRST).episodes["episode_id"].to_list() == left
+        assert episodes.listed(snap, wanted, SHORT_FIRST).to_list() == left
         for place, one in enumerate(mixed):
             found = annotations.queue(snap, wanted, SHORT_FIRST, one)
             assert (found.left, found.total, found.first) == (len(left), len(mixed), left[0])
@@ -103,7 +103,7 @@ def test_a_queue_is_what_nobody_or_an_author_has_not_labelled(lk: Lake) -> None:
 
 
 def test_a_list_leads_into_a_queue_that_goes_on_after_each_answer(lk: Lake) -> None:
-    mixed = episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), None).episodes["episode_id"].to_list()
+    mixed = episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), None).to_list()
     at = open_page("episodes", task="mixed")
     at.session_state["annotate-these"] = True
     assert_sound(at.run())

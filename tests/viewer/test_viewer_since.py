@@ -7,7 +7,7 @@ import pytest
 from lake import Lake, ids
 from lake.write.annotations import Annotation, annotate
 from testkit.lakes import RUN, build_lake, rollout
-from testkit.streamlit_pages import assert_sound, open_page, show, words
+from testkit.streamlit_pages import assert_sound, facts, open_page, show, words
 from viewer.queries.since import changes
 
 
@@ -39,7 +39,7 @@ def test_its_page_leads_to_the_episodes_and_ends_the_older_state(lk: Lake) -> No
     at = open_page("since", since="before")
     new = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'new'").item()
     assert f'href="/episode?episode={ids.to_text(new)}"' in words(at)
-    assert [metric.value for metric in at.metric] == ["1", "1", "2", "0"]
+    assert list(facts(at).values()) == ["1", "1", "2", "0"]
 
     at = open_page("episodes", as_of="before")
     assert 'href="/since?since=before"' in words(at), "from an older state a link leads here"

@@ -103,7 +103,7 @@ def test_the_episodes_of_a_query_are_a_list_in_its_order(lk: Lake) -> None:
     assert place is not None
     assert (place.position, place.previous, place.next) == (3, expected[1], expected[3])
     both = EpisodeFilter(sql=QUERY, low=0.5, unlabelled=("rating", "ann"))
-    some = episodes.listed(snap, both, Sort("rollout_index")).episodes["episode_id"].to_list()
+    some = episodes.listed(snap, both, Sort("rollout_index")).to_list()
     assert 0 < len(some) < len(expected)
     assert set(some) <= set(expected)
     assert annotations.queue(snap, both, None).left == len(some)

@@ -33,7 +33,7 @@ def test_the_printed_commands_select_and_retract_the_list(
     some = lk.sql("SELECT min(episode_id) FROM episodes WHERE task_id = 'mixed'").item()
     annotate(lk, [Annotation(episode_id=some, label='it\'s "odd" $(x)', value=1.0)], "ann")
     wanted = EpisodeFilter(task="m*", high=0.5, unlabelled=('it\'s "odd" $(x)', "ann"))
-    listed = episodes.listed(Reader(lk.snapshot()), wanted, None).episodes["episode_id"]
+    listed = episodes.listed(Reader(lk.snapshot()), wanted, None)
     assert 0 < len(listed) < lk.sql("SELECT count(*) FROM episodes").item()
     printed = commands(task="m*", max="0.5", unlabelled='it\'s "odd" $(x)', by="ann")
     run = runner(monkeypatch, capsys)
