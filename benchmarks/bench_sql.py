@@ -118,7 +118,7 @@ def many_files_lake(path: Path, files: int, seed: int = 0) -> tuple[Any, list[tu
         store.append("steps", _steps(rng, episodes_E, groups_E, write_id, pool, hashes).with_columns(spread))
         version, _ = store.files("episodes")
         rows = _episodes(rng, episodes_E, groups_E, write_id).with_columns(spread)
-        store.append_episodes(store.stage("episodes", rows), version)
+        store.append_episodes([store.stage("episodes", rows)], version)
         pairs += [(episode, ids.key_hash("group", number)) for episode in of_episode.values()]
     return lake.open(path), pairs
 

@@ -53,7 +53,7 @@ def steps_lake(
         groups_E = episodes_E // GROUP_SIZE
         store.append("steps", _steps(rng, episodes_E, groups_E, write_id, pool, hashes))
         version, _ = store.files("episodes")
-        store.append_episodes(store.stage("episodes", _episodes(rng, episodes_E, groups_E, write_id)), version)
+        store.append_episodes([store.stage("episodes", _episodes(rng, episodes_E, groups_E, write_id))], version)
     return lake.open(path)
 
 
@@ -134,7 +134,7 @@ def tokens_lake(path: Path, num_rows: int, tokens_per_row: int = 200, seed: int 
         store.append("tokens", _tokens(rng, episodes_E, groups_E, write_id, tokens_per_row // 2))
         store.append("steps", _steps(rng, episodes_E, groups_E, write_id, pl.Series("state", ["s"]), np.array([0])))
         version, _ = store.files("episodes")
-        store.append_episodes(store.stage("episodes", _episodes(rng, episodes_E, groups_E, write_id)), version)
+        store.append_episodes([store.stage("episodes", _episodes(rng, episodes_E, groups_E, write_id))], version)
     return lake.open(path)
 
 

@@ -46,7 +46,7 @@ def add_episodes(path: Path, first: int, end: int) -> None:
     facts = _episodes(rng, number_E, ids.fresh_id())
     store.append("steps", _steps(rng, facts, number_E, _sentences()))
     version, _ = store.files("episodes")
-    store.append_episodes(store.stage("episodes", facts), version)
+    store.append_episodes([store.stage("episodes", facts)], version)
 
 
 @cache
