@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import pytest
 
@@ -169,8 +170,10 @@ def test_retracted_dead_and_orphaned_copies_go_too(tmp_path: Path, monkeypatch: 
         raise KilledError
 
     other = lake.open(lk.uri)
-    other._writer._index.contents = lambda _: {}  # type: ignore[method-assign]
+    index = other._writer._ledger._index
+    known = index.known
     with monkeypatch.context() as patch:
+        patch.setattr(index, "known", lambda *asked: msgspec.structs.replace(known(*asked), contents={}, newest={}))
         patch.setattr(other._store, "append_episodes", dead)
         with pytest.raises(KilledError):
             other.append([secret()], run_id="run")
