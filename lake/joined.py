@@ -13,8 +13,9 @@ import msgspec
 from lake.care.pins import LEASE, Pin
 from lake.errors import TrajlakeError, UsageError
 from lake.lake import Lake
-from lake.read.joined_snapshot import JoinedSnapshot, joined_versions, other_roots, own_versions
+from lake.read.joined_snapshot import JoinedSnapshot
 from lake.read.snapshot import Snapshot
+from lake.read.versions import joined_versions, other_roots, own_versions
 
 
 class JoinedLake(Lake):

@@ -24,9 +24,9 @@ from lake.care.compaction import ordered_rows
 from lake.care.pins import Pins
 from lake.care.vacuum import unfinished_jobs
 from lake.errors import LakeAccessError
-from lake.read.joined_snapshot import own_versions
 from lake.read.parquet import collected, scan
 from lake.read.snapshot import Snapshot
+from lake.read.versions import own_versions
 from lake.search import place
 from lake.storage.commits import revoke, until_committed
 from lake.storage.data_files import FileEntry, Replacement, Written

@@ -14,7 +14,7 @@ which its own lake has its jobs. Clocks that disagree can only change the order 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from lake.errors import UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
+from lake.read.versions import joined_versions
 from lake.storage.joined_objects import JoinedObjects
 from lake.tables import JOBS, TABLES
 from lake.tables.judgements import JUDGEMENTS
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from lake.read.visibility import DataFile
     from lake.storage.data_files import FileEntry
 
-_OF = "@"
-"""Between a table and the lake that it is of, in the versions of a joined snapshot."""
 _JUDGED = frozenset(table.name for table in JUDGEMENTS)
 
 
@@ -175,25 +174,3 @@ class JoinedSnapshot(Snapshot):
         """See `Snapshot.size`: the sums over the lakes."""
         files, rows, size = (sum(part) for part in zip(*(m.size(name) for m in self.members), strict=True))
         return files, rows, size
-
-
-def joined_versions(parts: Sequence[tuple[str, Mapping[str, int]]]) -> dict[str, int]:
-    """Versions of the tables of several lakes in one mapping: those of the first by the tables' names alone.
-
-    Args:
-        parts: root of each lake, and its own versions.
-    """
-    (_, first), *others = parts
-    return dict(first) | {f"{name}{_OF}{root}": v for root, versions in others for name, v in versions.items()}
-
-
-def own_versions(versions: Mapping[str, int], root: str | None = None) -> dict[str, int]:
-    """Of the versions of a joined snapshot those of one lake: of the first for None; all if there is only one."""
-    if root is None:
-        return {name: version for name, version in versions.items() if _OF not in name}
-    return {name.partition(_OF)[0]: v for name, v in versions.items() if name.partition(_OF)[2] == root}
-
-
-def other_roots(versions: Mapping[str, int]) -> list[str]:
-    """The lakes of a joined snapshot but the first."""
-    return list(dict.fromkeys(name.partition(_OF)[2] for name in versions if _OF in name))

@@ -23,6 +23,7 @@ import msgspec
 from lake import ids
 from lake.errors import ContractError, UsageError
 from lake.execution.held import held
+from lake.read.versions import other_roots
 from lake.read.visibility import DataFile, all_files, is_clean, visible_files
 from lake.storage.commits import NOTE
 from lake.storage.data_files import FileEntry, applied
@@ -69,10 +70,9 @@ class Snapshot:
         self._emptied: frozenset[int] = frozenset()
         self._warned = False
         self.root = store.root
+        if others := ", ".join(other_roots(versions or {})):
+            raise UsageError(f"a snapshot of several lakes: open {store.root} and {others} together")
         if versions is not None and (unknown := set(versions) - set(TABLES)):
-            if all(name.partition("@")[0] in TABLES for name in unknown):
-                others = ", ".join(sorted({name.partition("@")[2] for name in unknown}))
-                raise UsageError(f"a snapshot of several lakes: open {store.root} and {others} together")
             raise ContractError(f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}")
         self._resolve(versions)
         while self._is_newest and self._forget_began():

@@ -68,7 +68,8 @@ class Store:
         self._listed: dict[str, tuple[int, list[FileEntry]]] = {}
         self._prepared = False
         self._inside: dict[str, frozenset[int]] = {}
-        self._lock, self.root = threading.RLock(), objects.root
+        self._lock = threading.RLock()
+        self.root = objects.root
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By address: what is open here is not carried to another process, whose clock counts there."""
