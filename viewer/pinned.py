@@ -122,7 +122,7 @@ def show(older: str | None) -> None:
     Raises:
         UsageError: there is no such state; the session is then pinned to the newest.
     """
-    found = lake.open(uri())
+    found = _opened(uri())
     st.query_params.pop(AS_OF, None)
     try:
         then = None if not older else found.at(int(older) if older.isdecimal() else older)
@@ -147,12 +147,12 @@ def when() -> str | None:
 
 def snapshots() -> list[str]:
     """Names of the lake's snapshots, the newest first."""
-    return [pin.name for pin in reversed(lake.open(uri()).snapshots())]
+    return [pin.name for pin in reversed(_opened(uri()).snapshots())]
 
 
 def news() -> int:
     """Episodes that readers see in the newest state beyond those here; 0 too where there are fewer, or none newer."""
-    newest = lake.open(uri()).snapshot()
+    newest = _opened(uri()).snapshot()
     if tuple(sorted(newest.versions.items())) == versions():
         return 0
     query = "SELECT count(*) FROM episodes"
@@ -177,7 +177,7 @@ def name() -> str:
 
 def named(text: str) -> Reader:
     """What reads the versions of a name; the newest ones if this process does not know it."""
-    newest = tuple(sorted(lake.open(uri()).snapshot().versions.items()))
+    newest = tuple(sorted(_opened(uri()).snapshot().versions.items()))
     return _reader(uri(), _named.get(text, newest))
 
 
@@ -189,11 +189,12 @@ def known(text: str) -> Reader | None:
 
 def is_outdated() -> bool:
     """Whether the lake has newer versions than this session is pinned to."""
-    return tuple(sorted(lake.open(uri()).snapshot().versions.items())) != versions()
+    return tuple(sorted(_opened(uri()).snapshot().versions.items())) != versions()
 
 
 def refresh() -> None:
-    """Let the next read pin this session to the newest versions."""
+    """Let the next read pin this session to the newest versions, of a lake that was made anew in its place too."""
+    _opened.clear()
     st.session_state.pop(_VERSIONS, None)
     st.query_params.pop(AS_OF, None)
 
@@ -209,13 +210,13 @@ def changes(since: str) -> Changes:
     Raises:
         UsageError: there is no such state.
     """
-    then = lake.open(uri()).at(int(since) if since.isdecimal() else since)
+    then = _opened(uri()).at(int(since) if since.isdecimal() else since)
     return _between(uri(), tuple(sorted(then.versions.items())), versions())
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=4)
 def _between(folder: str, before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]) -> Changes:
-    opened = lake.open(folder)
+    opened = _opened(folder)
     return between(opened.at(dict(before)), opened.at(dict(after)))
 
 
@@ -249,10 +250,16 @@ def _answer(
 
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _reader(folder: str, pinned: tuple[tuple[str, int], ...]) -> Reader:
-    return Reader(lake.open(folder).at(dict(pinned)), _kept(folder))
+    return Reader(_opened(folder).at(dict(pinned)), _kept(folder))
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
 def _kept(folder: str) -> Kept:
     """What all sessions hold of a lake, whichever state of it they show."""
-    return Kept(lake.open(folder).snapshot().objects)
+    return Kept(_opened(folder).snapshot().objects)
+
+
+@st.cache_resource(show_spinner=False, max_entries=2)
+def _opened(folder: str) -> lake.Lake:
+    """A lake, opened once: that takes longer than many a page. What it is asked for is the newest each time."""
+    return lake.open(folder)

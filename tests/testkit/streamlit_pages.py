@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from streamlit.components.v2 import manifest_scanner  # noqa: TID253
-from streamlit.testing.v1 import AppTest  # noqa: TID253 - imported by the viewer's tests alone
+from streamlit.runtime.scriptrunner.script_cache import ScriptCache  # noqa: TID253
+from streamlit.testing.v1 import AppTest, app_test, local_script_runner  # noqa: TID253 - the viewer's tests alone
 
 from lake import Lake, ids
 from viewer.environment import ENVIRONMENT
@@ -21,6 +22,9 @@ SCREENS = ("runs", "episodes", "groups", "anchors", "training", "change", "jobs"
 """Pages in the navigation."""
 # Each page would look through every installed package for components, which takes as long as the page.
 manifest_scanner.scan_component_manifests = cache(manifest_scanner.scan_component_manifests)
+# Each run would compile its scripts anew; a server compiles them once.
+for module in (app_test, local_script_runner):
+    module.ScriptCache = cache(ScriptCache)  # type: ignore[attr-defined]
 
 
 def show(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:

@@ -1,5 +1,6 @@
 """What a browser session reads: one snapshot, shared by threads, answered once per question and version."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import polars as pl
 import pytest
 import streamlit as st  # noqa: TID253 - the viewer's own tests
 
+import lake
 from lake import Lake
 from lake.errors import QueryError, UsageError
 from testkit.lakes import RUN, build_lake, rollout
@@ -39,11 +41,11 @@ def add(lk: Lake, task: str) -> None:
 asked: list[str] = []
 
 
-def tasks(lake: Reads, prefix: str = "") -> list[str]:
+def tasks(reader: Reads, prefix: str = "") -> list[str]:
     """A query that counts how often it is asked."""
     asked.append(prefix)
     query = "SELECT DISTINCT task_id FROM episodes WHERE starts_with(task_id, $prefix) ORDER BY task_id"
-    return lake.sql(query, {"prefix": prefix})["task_id"].to_list()
+    return reader.sql(query, {"prefix": prefix})["task_id"].to_list()
 
 
 def test_a_question_is_answered_once_per_version(lk: Lake) -> None:
@@ -111,6 +113,24 @@ def test_newer_episodes_are_counted_and_not_shown_before_they_are_asked_for(lk: 
     assert (pinned.news(), pinned.read(tasks)) == (2, ["a"])
     pinned.refresh()
     assert (pinned.news(), pinned.read(tasks)) == (0, ["a", "b", "c"])
+
+
+def test_a_lake_is_opened_once_for_all_pages_until_it_is_read_anew(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    opening = lake.open
+
+    def counting(folder: str) -> Lake:
+        opened.append(folder)
+        return opening(folder)
+
+    monkeypatch.setattr(lake, "open", counting)
+    for _ in range(3):  # what every page asks for
+        assert (pinned.read(tasks), pinned.news(), pinned.snapshots(), pinned.is_outdated()) == (["a"], 0, [], False)
+    assert opened == [lk.uri]
+    shutil.rmtree(lk.uri)
+    add(build_lake(Path(lk.uri), [rollout("made", 0, 1.0)]), "anew")
+    pinned.refresh()
+    assert pinned.read(tasks) == ["anew", "made"]
 
 
 def test_two_lakes_in_one_process_do_not_mix(lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
