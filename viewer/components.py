@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 from lake.errors import TrajlakeError
 from lake.read.text_table import counted
 from viewer import pinned, views
-from viewer.figures import PICK
+from viewer.figures import PICK, Chart, Drawn
 from viewer.links import Page, given, given_id, given_int
 from viewer.navigation import Value, anchor, href, to_newest, visit
 from viewer.plain import chip, slug, visible
@@ -138,12 +138,17 @@ def fact(label: str, value: Any) -> None:
     st.markdown(f":gray[{label}] {value}", width="content")
 
 
-def chart_of_episodes(place: DeltaGenerator, chart: Any, key: str, address: Callable[[Row], str]) -> None:
+def chart(place: DeltaGenerator, drawn: Chart, key: str, **options: Any) -> Any:
+    """A chart of `viewer.figures`; what `altair_chart` of Streamlit takes and gives."""
+    return place.altair_chart(cast("Any", Drawn(drawn)), key=key, **options)
+
+
+def chart_of_episodes(place: DeltaGenerator, drawn: Chart, key: str, address: Callable[[Row], str]) -> None:
     """A chart whose points open their episodes.
 
     Args:
         place: where it stands.
-        chart: of `viewer.figures`, with a selection `PICK`.
+        drawn: of `viewer.figures`, with a selection `PICK`.
         key: of the chart.
         address: of the episodes of a point, by the fields that the selection picks.
     """
@@ -153,7 +158,7 @@ def chart_of_episodes(place: DeltaGenerator, chart: Any, key: str, address: Call
         if picked:
             visit(address(picked[0]))
 
-    place.altair_chart(chart, key=key, on_select=follow, selection_mode=PICK)
+    chart(place, drawn, key, on_select=follow, selection_mode=PICK)
 
 
 def legend(colours: Mapping[str, str]) -> None:

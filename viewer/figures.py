@@ -5,6 +5,7 @@ from typing import Any
 
 import altair as alt
 import polars as pl
+from altair.utils import schemapi
 
 from viewer.theme import ACCENT, NEGATIVE, POSITIVE, UNKNOWN
 
@@ -19,7 +20,21 @@ _CLOSE: dict[str, Any] = {"labelPadding": 4, "titlePadding": 4}
 """Of axes: Streamlit's own paddings would take half of a small chart."""
 _STEPS = alt.Axis(format="d", tickMinStep=1, grid=False, **_CLOSE)
 
+# Each part of a chart would be checked as it is made, which takes longer than many a query. Tests check whole ones.
+# For the same reason encodings below are channels (`alt.X("step:Q")`) everywhere: of a text Altair makes one slowly.
+schemapi.disable_debug_mode()
 Chart = alt.LayerChart | alt.FacetChart
+
+
+class Drawn:
+    """A chart as Streamlit takes it, and not checked once more."""
+
+    def __init__(self, chart: Chart) -> None:
+        self._chart = chart
+
+    def to_dict(self) -> dict[str, Any]:
+        """Its Vega-Lite."""
+        return self._chart.to_dict(validate=False)
 
 
 def curve(
@@ -48,7 +63,7 @@ def curve(
     layers = [line, points.add_params(_pick("x"))]
     if band:
         low = alt.Y("low:Q", title=None, scale=scale)
-        layers.insert(0, base.mark_area(opacity=0.18, color=POSITIVE).encode(y=low, y2="high:Q"))
+        layers.insert(0, base.mark_area(opacity=0.18, color=POSITIVE).encode(y=low, y2=alt.Y2("high:Q")))
     return _sized(alt.layer(*layers), title)
 
 
@@ -142,11 +157,13 @@ def metric(
     if alarms:
         stretches = pl.DataFrame([(first - 0.5, last + 0.5) for first, last in alarms], ["step", "until"], orient="row")
         marks = alt.Chart(stretches).mark_rect(color=NEGATIVE, opacity=0.14)
-        layers.append(marks.encode(x=alt.X("step:Q", title=None, axis=_STEPS), x2="until:Q"))
+        layers.append(marks.encode(x=alt.X("step:Q", title=None, axis=_STEPS), x2=alt.X2("until:Q")))
     if others is not None:
         beside = alt.Chart(others.drop_nulls("value")).mark_line(strokeWidth=1.2)
         colours = alt.Scale(range=OTHERS)
-        layers.append(beside.encode(x=x, y=y, color=alt.Color("job:N", scale=colours, legend=None), tooltip="job:N"))
+        layers.append(
+            beside.encode(x=x, y=y, color=alt.Color("job:N", scale=colours, legend=None), tooltip=alt.Tooltip("job:N"))
+        )
     base = alt.Chart(shown).encode(x=x, y=y)
     layers.append(base.mark_line(color=POSITIVE, strokeWidth=1.5, opacity=1 if span == 1 else 0.3))
     if span > 1:
@@ -157,7 +174,7 @@ def metric(
     layers.append(points.encode(tooltip=tips).add_params(_pick("step")))
     if selected is not None:
         here = alt.Chart(shown.filter(pl.col("step") == selected))
-        marked = here.mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x="step:Q", y="value:Q")
+        marked = here.mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x=x, y=y)
         layers += [_rule(selected), marked]
     return _sized(alt.layer(*layers), name if titled else None, height=150)
 
@@ -226,13 +243,14 @@ def _pick(*fields: str) -> alt.Parameter:
 def _rule(step: int) -> alt.Chart:
     """The line that marks the selected step."""
     base = alt.Chart(pl.DataFrame({"step": [step]}))
-    rule: alt.Chart = base.mark_rule(color=ACCENT, strokeWidth=1.5).encode(x="step:Q")
+    rule: alt.Chart = base.mark_rule(color=ACCENT, strokeWidth=1.5).encode(x=alt.X("step:Q"))
     return rule
 
 
 def _sized(chart: Chart, title: str | None, height: int = 190) -> Chart:
     # On a canvas: a thousand points, each with what a click is nearest to, would be thousands of elements of the page.
-    sized: Chart = chart.properties(height=height, usermeta={"embedOptions": {"renderer": "canvas"}})
+    given: dict[str, Any] = {"height": height, "usermeta": {"embedOptions": {"renderer": "canvas"}}}
     if title is not None:
-        sized = sized.properties(title=alt.Title(title, fontSize=13, anchor="start", fontWeight=600, offset=6))
+        given["title"] = alt.Title(title, fontSize=13, anchor="start", fontWeight=600, offset=6)
+    sized: Chart = chart.properties(**given)
     return sized

@@ -7,6 +7,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake.read.text_table import counted
+from viewer import components as ui
 from viewer import figures, tables
 from viewer.links import Page
 from viewer.navigation import chip_link, href
@@ -73,7 +74,7 @@ def _often(job_id: int) -> None:
     left, right = st.columns(2)
     bars = times.with_columns(pl.col("times").cast(pl.String))
     often = figures.histogram(bars, "times", "episodes", title="Times an episode was trained on", x_title="Times")
-    left.altair_chart(often, key="times")
+    ui.chart(left, often, "times")
     links = (
         chip_link(
             f"{counted(row['times'], 'time')}: {counted(row['episodes'], 'episode')}",
@@ -84,7 +85,7 @@ def _often(job_id: int) -> None:
     left.html(f'<div class="trajlake-chips">{" ".join(links)}</div>')
     ages = stale.with_columns(pl.col("staleness").cast(pl.String).fill_null("unknown"))
     title, x_title = "Trained tokens by staleness", "Policy versions behind"
-    right.altair_chart(figures.histogram(ages, "staleness", "action_tokens", title=title, x_title=x_title), key="stale")
+    ui.chart(right, figures.histogram(ages, "staleness", "action_tokens", title=title, x_title=x_title), "stale")
     right.caption(
         "Of a loop's own rollouts: the trainer's version at the update minus theirs. Else: the newest version that the "
         "job consumed of the same run, minus theirs."

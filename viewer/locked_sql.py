@@ -10,6 +10,7 @@ import polars as pl
 
 from lake.locked.query import LockedReader
 from lake.read.snapshot import Snapshot
+from viewer.remembered import Remembered
 
 MOST_ROWS = 10_000
 """Rows of an answer; a query with more is refused, and told to add LIMIT."""
@@ -24,8 +25,7 @@ class Answers:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._kept: dict[str, pl.DataFrame] = {}
-        self._lock = threading.Lock()
+        self._kept: Remembered[pl.DataFrame] = Remembered(_MOST_KEPT)
 
     def rows(self, query: str) -> pl.DataFrame:
         """Rows of one SELECT, at most `MOST_ROWS`.
@@ -34,13 +34,9 @@ class Answers:
             QueryError: it is none, has no result, or takes more than a locked query may.
             UsageError: this machine cannot lock a process in, or the lake is not in a local folder.
         """
-        with self._lock:
-            known = self._kept.get(query)
+        known = self._kept.get(query)
         if known is None:
             with _running:
                 known = LockedReader(self._snapshot, max_rows=MOST_ROWS, max_bytes=_MOST_BYTES).sql(query)
-            with self._lock:
-                self._kept[query] = known
-                while len(self._kept) > _MOST_KEPT:
-                    del self._kept[next(iter(self._kept))]
+            self._kept.put(query, known)
         return known

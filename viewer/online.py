@@ -161,7 +161,7 @@ def _curves(loop: Loop, evaluations: pl.DataFrame) -> None:
     ]
     grid = st.columns(3)
     for position, chart in enumerate(charts):
-        grid[position % 3].altair_chart(chart, key=f"loop-{position}")
+        ui.chart(grid[position % 3], chart, f"loop-{position}")
 
 
 def _rounds(loop: Loop, total: int, evaluations: pl.DataFrame) -> None:

@@ -27,6 +27,7 @@ from viewer.locked_sql import Answers
 from viewer.queries import Reads
 from viewer.queries.since import Changes
 from viewer.queries.since import changes as between
+from viewer.remembered import Remembered
 
 _VERSIONS = "pinned_versions"
 _AT = "pinned_at"
@@ -41,6 +42,8 @@ _named: dict[str, tuple[tuple[str, int], ...]] = {}
 _MOST_NAMED = 1000
 _MOST_IDLE = 4
 _MOST_SEARCHES = 8
+_MOST_ANSWERS = 16 << 20
+"""Bytes of answers that a reader remembers."""
 
 
 class Reader:
@@ -56,7 +59,8 @@ class Reader:
         self._snapshot = snapshot
         self._kept = kept or Kept(snapshot.objects)
         self._idle: list[Session] = []
-        self._searches: dict[str, pl.DataFrame] = {}
+        self._searches: Remembered[pl.DataFrame] = Remembered(_MOST_SEARCHES)
+        self._answered: Remembered[pl.DataFrame] = Remembered(_MOST_ANSWERS)
         self._answers = Answers(snapshot)
         self._lock = threading.Lock()
 
@@ -66,7 +70,15 @@ class Reader:
         return self._snapshot.objects
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT."""
+        """Rows of one SELECT; the last small answers are remembered, as the state stays the same."""
+        key = (query, repr(params))
+        known = self._answered.get(key)
+        if known is None:
+            known = self._asked(query, params)
+            self._answered.put(key, known, known.estimated_size() + len(query) + len(key[1]))
+        return known.clone()  # which costs nothing: whoever changes it, changes it for no other
+
+    def _asked(self, query: str, params: list[Any] | dict[str, Any] | None) -> pl.DataFrame:
         with self._lock:
             session = self._idle.pop() if self._idle else self._snapshot.session(kept=self._kept)
         try:
@@ -81,14 +93,10 @@ class Reader:
 
     def holding(self, text: str, report: Report = lambda _done, _of: None) -> pl.DataFrame:
         """The episodes that hold a text (`lake.search.find.holding`); the last answers are kept, for pages to come."""
-        with self._lock:
-            known = self._searches.get(text)
+        known = self._searches.get(text)
         if known is None:
             known = holding(self._snapshot, text, report)
-            with self._lock:
-                self._searches[text] = known
-                while len(self._searches) > _MOST_SEARCHES:
-                    del self._searches[next(iter(self._searches))]
+            self._searches.put(text, known)
         return known
 
     def locked(self, query: str) -> pl.DataFrame:

@@ -45,11 +45,9 @@ SELECT a.* FROM advantages AS a JOIN (
 ) AS newest USING (group_id, job_id)
 """
 """SQL: as `latest_advantages`, of one series and of the jobs that had ended by then."""
-_COVERING = """
-SELECT s.series_id, s.estimator, s.parameters, s.ended_at, s.is_current
-FROM credit_series AS s
-WHERE s.series_id IN (SELECT series_id FROM latest_advantages WHERE {condition})
-ORDER BY ended_order(s.sequence, s.ended_at, s.job_id) DESC
+_SERIES = """
+SELECT series_id, estimator, parameters, job_id, ended_at, is_current, jobs FROM credit_series
+ORDER BY ended_order(sequence, ended_at, job_id) DESC
 """
 
 
@@ -81,6 +79,8 @@ class Credit:
     """The job that was named; None takes the series as it is now."""
     before: int | None = None
     """Only jobs whose terminal row has a lower `sequence` count; None takes all that the snapshot shows."""
+    only_job: int | None = None
+    """The one job whose rows count, where the series has no other: no rows need be compared then."""
 
     @property
     def text(self) -> str:
@@ -120,6 +120,8 @@ class Credit:
     @property
     def rows(self) -> str:
         """The rows of `advantages` as something to select FROM; ids are integers, no text of a user's is in it."""
+        if self.only_job is not None:
+            return f"(SELECT * FROM advantages WHERE series_id = {self.series_id} AND job_id = {self.only_job})"
         if self.before is None:
             return f"(SELECT * FROM latest_advantages WHERE series_id = {self.series_id})"
         return f"({_AS_OF.format(series=self.series_id, before=self.before)})"
@@ -162,10 +164,10 @@ def find_credit(
     if jobs.is_empty():
         raise DataRefusedError("the lake holds no advantages; compute them first: `trajlake credit gigpo`")
     if wanted is None:
-        return _credit(jobs.row(0, named=True), before)
+        return _credit(jobs.row(0, named=True), jobs, before)
     named = jobs.filter(pl.col("estimator") == wanted.strip())
     if named.height:
-        return _credit(named.row(0, named=True), before)
+        return _credit(named.row(0, named=True), jobs, before)
     prefix = wanted.strip().lower()
     found = {
         column: [value for value in jobs[column].unique(maintain_order=True) if ids.to_text(value).startswith(prefix)]
@@ -174,9 +176,9 @@ def find_credit(
     if not prefix or len(found["job_id"]) + len(found["series_id"]) != 1:
         raise _no_such(jobs, wanted, place, several=bool(prefix and (found["job_id"] or found["series_id"])))
     if found["series_id"]:
-        return _credit(jobs.filter(series_id=found["series_id"][0]).row(0, named=True), before)
+        return _credit(jobs.filter(series_id=found["series_id"][0]).row(0, named=True), jobs, before)
     row = jobs.filter(job_id=found["job_id"][0]).row(0, named=True)
-    return _credit(row, int(row["sequence"]) + 1, job_id=row["job_id"])
+    return _credit(row, jobs, int(row["sequence"]) + 1, job_id=row["job_id"])
 
 
 def current_series(lake: Reads) -> int | None:
@@ -194,8 +196,20 @@ def covering(lake: Reads, *, episode_id: int | None = None, group_id: int | None
         query = " UNION ".join(map(groups.format, ("episodes", "groupings")))
         found = lake.sql(query, {"episode": episode_id})["group_id"]
         condition = f"episode_id = {episode_id} AND {_among(found)}"
-    rows = lake.sql(_COVERING.format(condition=condition))
-    return [Covering(_credit(row, None), row["is_current"], row["ended_at"]) for row in rows.iter_rows(named=True)]
+    found = lake.sql(f"SELECT DISTINCT series_id FROM advantages WHERE {condition}")["series_id"]
+    listed = lake.sql(_SERIES).filter(pl.col("series_id").is_in(found.implode()))
+    if (listed["jobs"] > 1).any():
+        # What a later job of a series took back does not count.
+        latest = lake.sql(f"SELECT DISTINCT series_id FROM latest_advantages WHERE {condition}")["series_id"]
+        listed = listed.filter(pl.col("series_id").is_in(latest.implode()))
+    return [
+        Covering(
+            Credit(**_named(row), only_job=row["job_id"] if row["jobs"] == 1 else None),
+            row["is_current"],
+            row["ended_at"],
+        )
+        for row in listed.iter_rows(named=True)
+    ]
 
 
 def outdated(lake: Reads, credit: Credit, *, episode_id: int | None = None, group_id: int | None = None) -> str | None:
@@ -255,9 +269,22 @@ def _among(values: Iterable[int], column: str = "group_id") -> str:
     return f"{column} IN ({', '.join(map(str, sorted(set(values)))) or 'NULL'})"
 
 
-def _credit(row: dict[str, Any], before: int | None, *, job_id: int | None = None) -> Credit:
+def _credit(row: dict[str, Any], jobs: pl.DataFrame, before: int | None, *, job_id: int | None = None) -> Credit:
+    """The series of a row of `_JOBS`, of which these are all rows, as of its jobs below a version of `jobs`."""
+    mine = jobs.filter(series_id=row["series_id"])
+    if before is not None:
+        mine = mine.filter(pl.col("sequence") < before)
+    only_job = mine["job_id"][0] if mine.height == 1 else None
+    return Credit(**_named(row), job_id=job_id, before=before, only_job=only_job)
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
     parameters: dict[str, Any] = msgspec.json.decode(row["parameters"] or "{}")
-    return Credit(row["series_id"], row["estimator"] or "unnamed estimator", parameters, job_id, before)
+    return {
+        "series_id": row["series_id"],
+        "estimator": row["estimator"] or "unnamed estimator",
+        "parameters": parameters,
+    }
 
 
 def _unusual(parameters: dict[str, Any]) -> list[str]:
@@ -277,7 +304,7 @@ def _unusual(parameters: dict[str, Any]) -> list[str]:
 
 def _no_such(jobs: pl.DataFrame, wanted: str, place: str, *, several: bool) -> UsageError:
     newest = jobs.unique("series_id", keep="first", maintain_order=True).head(5)
-    known = "; ".join(_credit(row, None).listed for row in newest.iter_rows(named=True))
+    known = "; ".join(Credit(**_named(row)).listed for row in newest.iter_rows(named=True))
     fault = "begins several ids" if several else "names no estimator, series or job with advantages"
     return UsageError(
         f"{place} {wanted!r} {fault}; the newest: {known}. Write an estimator's name, or the id of a series or of a "

@@ -5,7 +5,7 @@ nothing left to score (view `scorer_versions`); NAME@VERSION means that one. For
 version counts (view `latest_scores`). `env_return` is what the environment recorded: a score without a scorer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import polars as pl
 
@@ -63,6 +63,25 @@ def step_score_jobs(lake: Reads, scorer: str) -> pl.DataFrame:
     if not jobs["steps"].sum():
         raise _unknown(lake, scorer, "steps")
     return jobs.drop("steps")
+
+
+def scores_of(lake: Reads, episode_ids: Iterable[int], columns: Sequence[str] = ("value",)) -> pl.DataFrame:
+    """The rows of `current_scores` of a few hundred episodes at most; all scores are gone through only if need be.
+
+    Columns: episode_id, step_index, scorer, job_id and those asked for (of `scores`), in any order.
+    """
+    wanted = f"episode_id IN ({', '.join(map(str, episode_ids)) or 'NULL'})"
+    shown = list(dict.fromkeys(("episode_id", "step_index", "scorer", "job_id", *columns)))
+    read = dict.fromkeys(("scorer_version", *shown))
+    found = lake.sql(f"SELECT {', '.join(read)} FROM scores WHERE {wanted}")
+    current = pl.DataFrame(
+        list(current_versions(lake).items()), {"scorer": pl.String, "scorer_version": pl.String}, orient="row"
+    )
+    found = found.join(current, on=["scorer", "scorer_version"], how="semi")
+    if (found.group_by("episode_id", "scorer").agg(pl.col("job_id").n_unique())["job_id"] > 1).any():
+        # Which of several jobs counts is for the view to say.
+        found = lake.sql(f"SELECT {', '.join(shown)} FROM current_scores WHERE {wanted}")
+    return found.select(shown)
 
 
 def reasons(lake: Reads, scorer: str, version: str) -> pl.DataFrame:

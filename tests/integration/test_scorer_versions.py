@@ -11,7 +11,9 @@ import lake
 from lake import Lake
 from lake.errors import UsageError
 from lake.judgements.credit import find_credit
+from lake.judgements.scores import scores_of
 from lake.read.show import find, gather
+from lake.tables import TABLES
 from lake.write.jobs import Job
 from pipelines.credit.estimators import estimator_class
 from pipelines.credit.inputs.episodes import Sources, scorer_versions
@@ -76,6 +78,11 @@ def current(lk: Lake) -> list[Row]:
 
 def test_current_scores_are_of_one_version_of_each_scorer(lk: Lake) -> None:
     same(rows(lk, "current_scores"), current(lk), "scorer", "episode_id", "step_index")
+    for asked in (
+        [one] for one in lk.sql("SELECT episode_id FROM episodes")["episode_id"]
+    ):  # one scored twice, two not
+        of_few = scores_of(lk.snapshot(), asked, TABLES["scores"].names).to_dicts()
+        same(of_few, [row for row in current(lk) if row["episode_id"] in asked], "scorer", "episode_id", "step_index")
     found = lk.sql("SELECT scorer, scorer_version, step_index, value FROM current_scores ORDER BY ALL")
     assert found.rows() == [
         ("judge", "v2", 0, 1.0),

@@ -1,5 +1,6 @@
 """Comparing credit jobs of a real lake: which are meant, what is said, what is refused, what the command prints."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import lake
 from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.credit import Credit, find_credit, jobs_of
+from lake.judgements.credit import Credit, covering, find_credit, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.credit.compare import LEVELS, Comparison, compare
 from testkit.command_line import Cli, runner
@@ -280,6 +281,27 @@ def test_a_job_means_its_series_as_it_was_then(grown: Lake) -> None:
         .sort("episode_id", "step_index")
         .equals(grown.sql(f"FROM {chosen[2].rows}").sort("episode_id", "step_index"))
     )
+
+
+def test_a_series_of_one_job_has_the_rows_that_comparing_all_jobs_would_leave(grown: Lake) -> None:
+    snapshot = grown.snapshot()
+    chosen = [find_credit(snapshot, job) for job in jobs(grown)] + [find_credit(snapshot)]
+    (group,) = grown.sql("SELECT DISTINCT group_id FROM episodes WHERE task_id = 't0'")["group_id"]
+    covers = [one.credit for one in covering(snapshot, group_id=group)]
+    assert covers == [find_credit(snapshot), find_credit(snapshot, series(grown, jobs(grown)[0]))]
+    assert [credit.only_job is not None for credit in (*chosen, *covers)] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    for credit in chosen:
+        slowly = replace(credit, only_job=None)
+        found, wanted = (grown.sql(f"FROM {one.rows} ORDER BY ALL") for one in (credit, slowly))
+        assert found.equals(wanted)
 
 
 def regrouped(lk: Lake, groups: dict[str, int]) -> None:

@@ -1,13 +1,14 @@
 """The list of episodes (filter, order, pages, neighbours), and one episode: facts, documents, a text in full."""
 
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Literal
 
 import polars as pl
 
+from lake.judgements.scores import scores_of as scores_now
 from lake.write.rows import put_back
 from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql
+from viewer.queries.once import once
 
 TEXT = 3000
 """Characters of a text that a transcript shows at first."""
@@ -89,13 +90,15 @@ def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
 
     error says why there is no value.
     """
-    query = """
-        SELECT s.scorer, s.step_index, s.value, left(s.reason, $text) AS reason, left(s.error, $text) AS error
-        FROM current_scores AS s JOIN job_runs AS r USING (job_id)
-        WHERE s.episode_id = $episode
-        ORDER BY s.step_index IS NOT NULL, r.ended_at DESC, s.scorer, s.step_index LIMIT 200
-        """
-    return lake.sql(query, {"episode": episode_id, "text": JSON})
+    found = scores_now(lake, [episode_id], ("value", "reason", "error"))
+    ended = lake.sql("SELECT job_id, ended_at FROM job_runs")
+    first = found.with_columns(pl.col("reason", "error").str.slice(0, JSON)).join(ended, on="job_id", how="left")
+    ordered = first.sort(
+        *(pl.col("step_index").is_not_null(), "ended_at", "scorer", "step_index"),
+        descending=[False, True, False, False],
+        nulls_last=True,
+    )
+    return ordered.select("scorer", "step_index", "value", "reason", "error").head(200)
 
 
 _TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
@@ -243,7 +246,6 @@ def with_facts(lake: Reads, wanted: EpisodeFilter, shown: pl.Series, facts: pl.D
     return shown.to_frame().join(facts, on="episode_id", how="left", maintain_order="left")
 
 
-@lru_cache(maxsize=16)
 def known(lake: Reads) -> frozenset[str]:
     """Columns of the list of which any episode has a value."""
     always = ("run_id", "task_id", "rollout_index", "status", "outcome", "num_steps")
@@ -254,23 +256,11 @@ def known(lake: Reads) -> frozenset[str]:
 
 def scores_of(lake: Reads, episode_ids: tuple[int, ...]) -> pl.DataFrame:
     """What each scorer says of whole episodes now: episode_id, scorer, value."""
-    params: Params = {f"id{number}": value for number, value in enumerate(episode_ids)}
-    of_page = f"episode_id IN ({', '.join(f'${name}' for name in params) or 'NULL'})"
-    query = f"SELECT episode_id, scorer, scorer_version, job_id, step_index, value FROM scores WHERE {of_page}"
-    found = lake.sql(query, params or None).join(_current_versions(lake), on=["scorer", "scorer_version"], how="semi")
-    if (found.group_by("episode_id", "scorer").agg(pl.col("job_id").n_unique())["job_id"] > 1).any():
-        # Which of several jobs counts is for the view to say; it goes through all scores of the lake.
-        query = f"SELECT episode_id, scorer, step_index, value FROM current_scores WHERE {of_page}"
-        found = lake.sql(query, params)
+    found = scores_now(lake, episode_ids)
     return found.filter(pl.col("step_index").is_null()).select("episode_id", "scorer", "value")
 
 
-@lru_cache(maxsize=16)
-def _current_versions(lake: Reads) -> pl.DataFrame:
-    return lake.sql("SELECT scorer, scorer_version FROM scorer_versions WHERE is_current")
-
-
-@lru_cache(maxsize=64)
+@once(64)
 def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
     """Figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none)."""
     judged, params, where = _filtered(lake, wanted)
@@ -302,7 +292,7 @@ def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: in
     return Place(at + 1, len(ids), ids[at - 1] if at else None, ids[at + 1] if at + 1 < len(ids) else None)
 
 
-@lru_cache(maxsize=8)
+@once(8)
 def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> pl.Series:
     """The episodes of the whole list in order, int64 [E]: its pages and the neighbours of its episodes.
 

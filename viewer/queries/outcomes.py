@@ -5,8 +5,6 @@ episode of the run has one, else the scorer that has values for most of its epis
 `judged` instead of `episodes`, which turns a choice into SQL: its column `outcome` is NULL where it is not known.
 """
 
-from functools import lru_cache
-
 from lake.judgements.scores import ENV_RETURN
 from viewer.queries import Params, Reads
 
@@ -59,7 +57,6 @@ def of_run(lake: Reads, run: str, score: str | None) -> str:
     return score or own(lake).get(run, ENV_RETURN)
 
 
-@lru_cache(maxsize=16)
 def own(lake: Reads) -> dict[str, str]:
     """The scorer that stands for each run without any return; runs that no scorer scored are left out."""
     bare = "SELECT run_id FROM episodes GROUP BY run_id HAVING count(env_return) = 0"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from lake.judgements.scores import scores_of
 from viewer.queries import Params, Reads, Window, is_empty
 from viewer.queries.episodes import JSON, TEXT, whole
 
@@ -116,12 +117,11 @@ def trained(lake: Reads, episode_id: int) -> pl.DataFrame:
 
 def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
     """What scorers say of steps, each under its current version: step_index, scorer, value, reason, error."""
-    query = """
-        SELECT step_index, scorer, value, left(reason, $text) AS reason, left(error, $text) AS error
-        FROM current_scores WHERE episode_id = $episode AND step_index IS NOT NULL
-        ORDER BY step_index, scorer LIMIT $most
-        """
-    return lake.sql(query, {"episode": episode_id, "text": HEAD, "most": SCORES})
+    found = scores_of(lake, [episode_id], ("value", "reason", "error")).filter(pl.col("step_index").is_not_null())
+    shown = found.sort("step_index", "scorer").head(SCORES)
+    return shown.select(
+        "step_index", "scorer", "value", pl.col("reason").str.slice(0, HEAD), pl.col("error").str.slice(0, HEAD)
+    )
 
 
 def tokens(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:

@@ -183,7 +183,7 @@ def _curves(run: str, axes: list[runs.Axis], score: str | None, success_at: floa
     for position, chart in enumerate(charts):
         place, key = grid[position % _ACROSS], f"curve-{position}"
         if opens is None or (position == len(charts) - 1 and scored.height):
-            place.altair_chart(chart, key=key)
+            ui.chart(place, chart, key)
         else:
             ui.chart_of_episodes(place, chart, key, opens)
 
@@ -238,7 +238,7 @@ def _metrics(run: str) -> None:
     grid = st.columns(_ACROSS)
     for position, metric in enumerate(shown):
         chart = figures.metric(frame.filter(pl.col("name") == metric), metric, None)
-        grid[position % _ACROSS].altair_chart(chart, key=f"metric-{position}")
+        ui.chart(grid[position % _ACROSS], chart, f"metric-{position}")
 
 
 show()

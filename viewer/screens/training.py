@@ -240,7 +240,7 @@ def _grid(frame: pl.DataFrame, metrics: list[str], update: int | None, look: Loo
 
 def _clickable(place: Any, chart: Any, key: str, update: int | None) -> None:
     """A chart whose clicked step becomes the update of the address."""
-    event = place.altair_chart(chart, key=f"{key}-{update}", on_select="rerun", selection_mode=figures.PICK)
+    event = ui.chart(place, chart, f"{key}-{update}", on_select="rerun", selection_mode=figures.PICK)
     picked = event["selection"].get(figures.PICK)
     if picked and picked[0]["step"] != update:
         _choose(int(picked[0]["step"]))
@@ -264,7 +264,7 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
         values = frame.select("step", value=column)
         _clickable(grid[position], figures.metric(values, title, update), f"consumed-{column}", update)
     if credit is not None:
-        grid[3].altair_chart(figures.signs(frame, update), key="signs")
+        ui.chart(grid[3], figures.signs(frame, update), "signs")
 
 
 def _batch(job_id: int, update: int, credit: Credit | None) -> None:
