@@ -75,7 +75,7 @@ class Reader:
         known = self._answered.get(key)
         if known is None:
             known = self._asked(query, params)
-            self._answered.put(key, known, known.estimated_size() + len(query) + len(key[1]))
+            self._answered.put(key, known, int(known.estimated_size()) + len(query) + len(key[1]))
         return known.clone()  # which costs nothing: whoever changes it, changes it for no other
 
     def _asked(self, query: str, params: list[Any] | dict[str, Any] | None) -> pl.DataFrame:
