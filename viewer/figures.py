@@ -44,9 +44,9 @@ def curve(
 
     A click picks the nearest point, by its `x`.
     """
-    scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=False)
     largest = frame[value].abs().max()
-    label = "%" if share else "~s" if isinstance(largest, int | float) and largest >= 1000 else "~g"
+    scale = _of_shares(largest) if share else alt.Scale(zero=False)
+    label = "%" if share else "~s" if isinstance(largest, int | float) and largest >= 1000 else ".3~g"
     axis = alt.Axis(format=label, tickCount=4, **_CLOSE)
     furthest = frame["x"].max()
     is_long = isinstance(furthest, int | float) and furthest >= 10_000
@@ -65,6 +65,37 @@ def curve(
         low = alt.Y("low:Q", title=None, scale=scale)
         layers.insert(0, base.mark_area(opacity=0.18, color=POSITIVE).encode(y=low, y2=alt.Y2("high:Q")))
     return _sized(alt.layer(*layers), title)
+
+
+def tools(frame: pl.DataFrame, x_title: str) -> Chart:
+    """Shares of calls that failed, a line for each tool: columns x, tool, share, calls.
+
+    A click picks the nearest point, by its `x` and `tool`.
+    """
+    base = alt.Chart(frame).encode(
+        x=alt.X("x:Q", title=x_title, axis=_STEPS),
+        y=alt.Y(
+            "share:Q",
+            title=None,
+            scale=_of_shares(frame["share"].max()),
+            axis=alt.Axis(format="%", tickCount=4, **_CLOSE),
+        ),
+        color=alt.Color(
+            "tool:N",
+            title=None,
+            scale=alt.Scale(range=[NEGATIVE, POSITIVE, *OTHERS[1:], UNKNOWN]),
+            sort=None,
+            legend=alt.Legend(orient="top", padding=0, labelLimit=240),
+        ),
+    )
+    tips = [
+        alt.Tooltip("tool:N", title="Tool"),
+        alt.Tooltip("x:Q", title=x_title, format=",d"),
+        alt.Tooltip("share:Q", title="Failed", format=".1%"),
+        alt.Tooltip("calls:Q", title="Calls", format=","),
+    ]
+    points = base.mark_point(filled=True, size=40, opacity=1).encode(tooltip=tips).add_params(_pick("x", "tool"))
+    return _sized(alt.layer(base.mark_line(strokeWidth=2), points), "Calls that failed")
 
 
 def by_length(frame: pl.DataFrame) -> Chart:
@@ -230,6 +261,12 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
     )
     layers = [areas] if selected is None else [areas, _rule(selected)]
     return _sized(alt.layer(*layers), "Signs of the advantages")
+
+
+def _of_shares(largest: object) -> alt.Scale:
+    """The scale of shares: up to 100 %, or less where all are small, as of errors, which would look like none."""
+    most = float(largest) if isinstance(largest, int | float) else 1.0
+    return alt.Scale(domain=[0, 1 if most > 0.4 else max(1.2 * most, 0.05)])
 
 
 def _pick(*fields: str) -> alt.Parameter:

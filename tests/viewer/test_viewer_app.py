@@ -122,6 +122,19 @@ def test_runs_show_figures_curves_and_metrics(lk: Lake) -> None:
     assert column(at, "tasks", "task_id") == ["partial", "mixed", "dead"]
 
 
+def test_runs_are_ordered_by_what_the_list_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = build_lake(tmp_path, [rollout("a", index, 1.0) for index in range(2)], run_id="dead")
+    with lk.job(kind="collect", run_id="live") as job:
+        job.record([rollout(task, index, float(index)) for task in "ab" for index in range(2)])
+    show(lk, monkeypatch)
+    at = open_page("runs", sort="-dead_share")
+    assert column(at, "runs", "run_id") == ["dead", "live"]
+    assert column(at, "runs", "dead_share") == ["1.00", "0.00"], "what orders the list is a column of it"
+    box = next(box for box in at.selectbox if box.label == "Order by")
+    at = assert_sound(box.select("tasks").run())
+    assert (at.query_params["sort"], column(at, "runs", "tasks")) == ("-tasks", ["2", "1"])
+
+
 def test_the_axis_and_the_threshold_of_success_are_in_the_address(lk: Lake) -> None:
     at = open_page("runs", run=RUN, over="Policy version", success="2.0")
     assert at.get("button_group")[0].value == "Policy version"

@@ -223,10 +223,29 @@ def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
         steps = [s for s in rows["steps"] if s["episode_id"] in named]
         assert row["episodes"] == len(mine)
         assert row["outcome"] == pytest.approx(mean(known(e["env_return"] for e in mine)))
+        assert row["completion_tokens"] is None, "nobody knows of tokens"
         assert row["invalid"] == pytest.approx(1 - mean(known(s["is_action_valid"] for s in steps)))
         assert row["tool_errors"] == pytest.approx(mean(known(s["state_is_error"] for s in steps)))
         (said,) = compare.scores_over(snap, RUN, "collection_round").filter(x=row["x"]).to_dicts()
         assert said["value"] == pytest.approx(mean([e["num_steps"] / 10 for e in mine if e["num_steps"] > 1]))
+
+
+@pytest.mark.parametrize("score", [None, "brief"])
+def test_where_the_outcome_fell_most(tmp_path: Path, score: str | None) -> None:
+    """Rounds 0 to 4 with means 0.5, 0.75, unknown, 0.25, 0 and 1; the steepest fall is from 1 to 3."""
+    means = [(0, 0.5), (1, 0.75), (2, None), (3, 0.25), (4, 0.0), (5, 1.0)]
+    fell = [rollout("t", n, value, collection_round=round_) for round_, value in means for n in range(2)]
+    lk = build_lake(tmp_path, [*fell, rollout("t", 9, 0.0, collection_round=0)])
+    with lk.job(kind="collect", run_id="rising") as job:
+        job.record([rollout("t", 0, float(round_), collection_round=round_) for round_ in range(3)])
+    if score is not None:
+        with lk.job(kind="score") as job:
+            rows = lk.sql("SELECT episode_id, group_id, run_id, env_return AS value FROM episodes")
+            names = {"scorer": pl.lit(score), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+            job.write("scores", rows.with_columns(**names))
+    found = compare.steepest(Reader(lk.snapshot()), (RUN, "rising", "no such"), score)
+    assert found.rows() == [(RUN, 1, 3, 0.5)]
+    assert compare.steepest(Reader(lk.snapshot()), ("rising",), score).is_empty()
 
 
 def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     wrong = rollout("wrong", 0, 0.0)
     wrong.steps[1].is_action_valid = False
     wrong.steps[2].state_is_error = True
+    wrong.steps[1].tool_calls = [{"name": "find"}, {"name": "pay"}]
     episodes = [
         calling("one", "find", "find", "book"),
         calling("two", "find", 'odd "name"'),
@@ -59,7 +60,8 @@ def counted(reader: Reader, facet: str, wanted: EpisodeFilter | None = None) -> 
 
 
 def test_what_there_is_to_count(reader: Reader) -> None:
-    assert counted(reader, "tool") == {"find": 2, "book": 1, 'odd "name"': 1}
+    assert counted(reader, "tool") == {"find": 3, "book": 1, "pay": 1, 'odd "name"': 1}
+    assert counted(reader, "failed") == {"pay": 1}
     assert counted(reader, "error") == {"action": 1, "rollout": 1, "state": 1}
     assert counted(reader, "scorer") == {"judge": 2}
     assert counted(reader, "tag") == {}
@@ -83,7 +85,7 @@ def test_only_the_most_frequent_values_are_shown_and_the_others_counted(
 ) -> None:
     monkeypatch.setattr(facets, "MOST", 1)
     found = facets.values(reader, "tool", EpisodeFilter())
-    assert (found.frame.rows(), found.total) == ([("find", 2)], 3)
+    assert (found.frame.rows(), found.total) == ([("find", 3)], 4)
 
 
 def test_columns_without_any_value_are_known(reader: Reader, tmp_path: Path) -> None:

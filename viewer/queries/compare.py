@@ -5,6 +5,7 @@ drawn. What one side does not know of a task is NULL, and the task is then left 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,23 @@ class Side:
     credit: Credit | None = None
     """Episodes that these advantages cover; without one, the advantages of the current credit are read."""
 
+    def episodes(self, lake: Reads, score: str | None = None) -> tuple[str, Params]:
+        """SQL of the episodes with their outcome, and its parameters."""
+        judged, params = outcomes.judged(lake, score)
+        clauses = ["true"]
+        if self.run is not None:
+            clauses.append("run_id = $run")
+            params |= {"run": self.run}
+        if self.rounds is not None:
+            clauses.append("collection_round BETWEEN $first AND $last")
+            params |= {"first": self.rounds[0], "last": self.rounds[1]}
+        if self.policy_version is not None:
+            clauses.append("policy_version = $version")
+            params |= {"version": self.policy_version}
+        if self.credit is not None:
+            clauses.append(f"episode_id IN (SELECT episode_id FROM {self.credit.rows})")
+        return f"SELECT * FROM {judged} WHERE {' AND '.join(clauses)}", params
+
 
 FIGURES = ("outcome", "num_steps", "truncated", "invalid", "tool_errors", "completion_tokens", "disagree", "size")
 """Figures of a task: mean outcome and steps; shares of truncated episodes, of steps with an invalid action, and of
@@ -50,7 +68,7 @@ def by_task(lake: Reads, side: Side, current: Credit | None, score: str | None =
     Args:
         current: the advantages of a side that names none.
     """
-    mine, params = _mine(lake, side, score)
+    mine, params = side.episodes(lake, score)
     credit = side.credit or current
     advantages = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
@@ -76,7 +94,7 @@ def by_task(lake: Reads, side: Side, current: Credit | None, score: str | None =
 
 def scores(lake: Reads, side: Side) -> pl.DataFrame:
     """What scorers say of a side's episodes, under their current versions: task_id, scorer, value (their mean)."""
-    mine, params = _mine(lake, side, None)
+    mine, params = side.episodes(lake)
     query = f"""
         SELECT e.task_id, s.scorer, avg(s.value) AS value
         FROM ({mine}) AS e JOIN current_scores AS s USING (episode_id)
@@ -182,16 +200,37 @@ def versions(lake: Reads, run: str) -> tuple[int, int] | None:
     return None if first is None else (first, last)
 
 
-def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.DataFrame:
-    """A run along an axis, in order: x, episodes, outcome, num_steps, truncated, invalid, tool_errors.
+def steepest(lake: Reads, runs: Sequence[str], score: str | None = None) -> pl.DataFrame:
+    """Where the mean outcome of each run fell most from a round to the next: run_id, before, after, fall (> 0).
 
-    Shares as in `FIGURES`; of no known value NULL.
+    Rounds without a scored episode are passed over; a run that never fell is left out.
+    """
+    judged, params = outcomes.judged(lake, score)
+    query = f"""
+        SELECT run_id, before, collection_round AS after, fall FROM (
+            SELECT run_id, collection_round, lag(collection_round) OVER w AS before,
+                   lag(avg(outcome)) OVER w - avg(outcome) AS fall
+            FROM {judged} WHERE run_id IN (SELECT unnest($runs::VARCHAR[])) AND collection_round IS NOT NULL
+            GROUP BY run_id, collection_round HAVING count(outcome) > 0
+            WINDOW w AS (PARTITION BY run_id ORDER BY collection_round)
+        )
+        WHERE fall > 0
+        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY fall DESC, after) = 1 ORDER BY run_id
+        """
+    return lake.sql(query, params | {"runs": list(runs)})
+
+
+def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.DataFrame:
+    """A run along an axis, in order: x, episodes, and those of `FIGURES` that take no advantages.
+
+    NULL where nothing is known.
     """
     judged, params = outcomes.judged(lake, score, run)
     query = f"""
         WITH mine AS MATERIALIZED (SELECT * FROM {judged} WHERE run_id = $run AND {axis} IS NOT NULL),
         walked AS ({_WALKED} AND run_id = $run GROUP BY episode_id)
-        SELECT {axis} AS x, count(*) AS episodes, avg(outcome) AS outcome, avg(num_steps) AS num_steps,
+        SELECT {axis} AS x, count(*) AS episodes, avg(outcome) AS outcome,
+               avg(completion_tokens) AS completion_tokens, avg(num_steps) AS num_steps,
                avg((status = 'truncated')::INT) AS truncated, sum(invalid) / nullif(sum(judged), 0) AS invalid,
                sum(errors) / nullif(sum(seen), 0) AS tool_errors
         FROM mine LEFT JOIN walked USING (episode_id) GROUP BY x ORDER BY x
@@ -217,7 +256,7 @@ def by_length(lake: Reads, one: Side, other: Side, score: str | None = None) -> 
     """
     frames = []
     for side in (one, other):
-        mine, params = _mine(lake, side, score)
+        mine, params = side.episodes(lake, score)
         sums = "num_steps, count(*) AS episodes, count(outcome) AS scored, sum(outcome) AS total"
         frames.append(lake.sql(f"SELECT {sums} FROM ({mine}) GROUP BY num_steps", params or None))
     lengths = pl.concat(frames)["num_steps"].cast(pl.Int64)
@@ -245,24 +284,6 @@ def flips(lake: Reads, one: Credit, other: Credit) -> Row:
         WHERE a.advantage IS NOT NULL AND b.advantage IS NOT NULL
         """
     return lake.sql(query).row(0, named=True)
-
-
-def _mine(lake: Reads, side: Side, score: str | None) -> tuple[str, Params]:
-    """SQL of a side's episodes with their outcome, and its parameters."""
-    judged, params = outcomes.judged(lake, score)
-    clauses = ["true"]
-    if side.run is not None:
-        clauses.append("run_id = $run")
-        params |= {"run": side.run}
-    if side.rounds is not None:
-        clauses.append("collection_round BETWEEN $first AND $last")
-        params |= {"first": side.rounds[0], "last": side.rounds[1]}
-    if side.policy_version is not None:
-        clauses.append("policy_version = $version")
-        params |= {"version": side.policy_version}
-    if side.credit is not None:
-        clauses.append(f"episode_id IN (SELECT episode_id FROM {side.credit.rows})")
-    return f"SELECT * FROM {judged} WHERE {' AND '.join(clauses)}", params
 
 
 def _known(frame: pl.DataFrame, name: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ import polars as pl
 
 from lake.judgements.scores import scores_of as scores_now
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql
+from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql, tools
 from viewer.queries.once import once
 
 TEXT = 3000
@@ -125,6 +125,7 @@ ORDERS = {
 _NAMES = "list_concat(json_extract_string({0}, '$[*].name'), json_extract_string({0}, '$[*].function.name'))"
 FACETS = {
     "tool": f"SELECT episode_id, unnest({_NAMES.format('tool_calls')}) AS value FROM steps WHERE tool_calls <> '[]'",
+    "failed": f"SELECT episode_id, tool AS value FROM ({tools.calls('n.state_is_error')})",
     "error": """
         SELECT episode_id, 'rollout' AS value FROM episodes WHERE error IS NOT NULL
         UNION ALL SELECT episode_id, 'state' FROM steps WHERE state_is_error
@@ -134,8 +135,9 @@ FACETS = {
     "flag": "SELECT episode_id, unnest(string_split(flags, ',')) AS value FROM current_advantages WHERE flags <> ''",
     "tag": "SELECT episode_id, label AS value FROM latest_annotations",
 }
-"""Pairs of an episode and a value, by facet: tools it calls, where it has an error (its end, a state that is an error
-text, a malformed action), who scores it, flags of the current credit, labels that people gave."""
+"""Pairs of an episode and a value, by facet: tools it calls, tools of which a call failed, where it has an error (its
+end, a state that is an error text, a malformed action), who scores it, flags of the current credit, labels that people
+gave."""
 _WITH_TOOL = "(contains(tool_calls, $tool) OR NOT regexp_full_match($tool, '[A-Za-z0-9_.:/ -]+'))"
 """What is true of all calls of a tool, and quicker to tell than their names: JSON spells plain names as they are."""
 _NARROWED = FACETS | {"tool": f"{FACETS['tool']} AND {_WITH_TOOL}"}
@@ -192,6 +194,7 @@ class EpisodeFilter:
     """(training job, optimizer step): the episodes that the update consumed."""
     tool: str | None = None
     """The value of this facet, as of those that follow (`FACETS`)."""
+    failed: str | None = None
     error: str | None = None
     scorer: str | None = None
     flag: str | None = None

@@ -129,7 +129,8 @@ def axes(lake: Reads, run: str) -> list[Axis]:
 def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | None = None) -> pl.DataFrame:
     """Outcomes of a run along an axis, in order of x: x and last are the ends of each of at most `POINTS` points.
 
-    low and high are the interval of success; sd_return is the sample deviation, NULL of one.
+    low and high are the interval of success; sd_return is the sample deviation, NULL of one; mean_tokens are completion
+    tokens, of the episodes that know them.
     """
     judged, params = outcomes.judged(lake, score, run)
     query = f"""
@@ -141,7 +142,7 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | Non
             SELECT first + ({axis} - first) // width * width AS x, count(*) AS episodes, count(outcome) AS scored,
                    avg((outcome >= $success_at)::INT) AS success, avg(outcome) AS mean_return,
                    stddev_samp(outcome) AS sd_return, avg(num_steps) AS mean_steps,
-                   avg((status = 'truncated')::INT) AS truncated_share
+                   avg(completion_tokens) AS mean_tokens, avg((status = 'truncated')::INT) AS truncated_share
             FROM {judged}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         ),
         groups AS (
@@ -151,7 +152,7 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | Non
         SELECT x, x + width - 1 AS last, episodes, scored, success,
                if(scored > 0, greatest(0.0, centre - half), NULL) AS low,
                if(scored > 0, least(1.0, centre + half), NULL) AS high,
-               mean_return, sd_return, mean_steps, truncated_share, dead_share
+               mean_return, sd_return, mean_steps, mean_tokens, truncated_share, dead_share
         FROM (
             SELECT *, (success + $z * $z / (2 * scored)) / (1 + $z * $z / scored) AS centre,
                    $z / (1 + $z * $z / scored)

@@ -7,13 +7,13 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures, tables
+from viewer import choices, figures, over_rounds, tables
 from viewer import components as ui
 from viewer.links import Page
 from viewer.navigation import href
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, percent
-from viewer.queries import Row, Window, compare, runs, training
+from viewer.queries import Row, Window, compare, runs, tools, training
 from viewer.queries.compare import Side
 
 # Tasks of a page.
@@ -21,16 +21,17 @@ _TASKS = 20
 # Runs of which comparisons are suggested.
 _SUGGESTED = 8
 # Curves over rounds.
-_MOST_CURVES = 9
-_AXES: dict[runs.Axis, str] = {"collection_round": "round", "policy_version": "version"}
+_MOST_CURVES = 12
+# Tools of both sides.
+_TOOLS = 15
 _ROUNDS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 _FIGURES = {
     "outcome": ("Outcome", False),
+    "completion_tokens": ("Completion tokens", False),
     "num_steps": ("Steps", False),
     "truncated": ("Truncated episodes", True),
     "invalid": ("Invalid actions", True),
     "tool_errors": ("States that are error texts", True),
-    "completion_tokens": ("Completion tokens", False),
     "disagree": ("A_E and A_S of opposite signs", True),
     "size": ("Mean |A|", False),
 }
@@ -65,6 +66,7 @@ def show() -> None:
     _summary(frames, (one, other))
     _flips(one, other)
     _tasks(frames, score)
+    _tools((one, other), frames, score)
     _length(one, other, score)
     for name, run in _runs(one, other):
         for axis in read(runs.axes, run)[:1]:
@@ -75,6 +77,10 @@ def _suggestions() -> None:
     """What could be compared: the first and last round of runs, or else version, and the newest two runs."""
     st.info("Choose what to compare, or begin with one of these.", icon=":material/compare_arrows:")
     newest = read(runs.page, 1.0, Window(_SUGGESTED))["run_id"].to_list()
+    for fell in read(compare.steepest, tuple(newest)).sort("fall", descending=True).iter_rows(named=True):
+        run, before, after = fell["run_id"], fell["before"], fell["after"]
+        label = f"{chip(run)}: round {before} and round {after}, where its outcome fell most, by {number(fell['fall'])}"
+        ui.link(Page.CHANGE, label, "trending_down", a_run=run, a_rounds=before, b_run=run, b_rounds=after)
     for run in newest:
         span = read(compare.rounds, run)
         if span is not None and span[0] < span[1]:
@@ -206,6 +212,38 @@ def _pair(score: str | None) -> Callable[[Row], str]:
     return address
 
 
+def _tools(sides: tuple[Side, Side], frames: compare.Frames, score: str | None) -> None:
+    """Which tools fail more often on one side; of many episodes the calls are read when the reader asks for them."""
+    is_small = max(int(frame["episodes"].sum()) for frame in frames) <= tools.SAMPLE
+    part = st.expander(
+        "Tools: which fail more often", icon=":material/build:", expanded=is_small, key="tools", on_change="rerun"
+    )
+    if not part.open:
+        return
+    frame = tools.compared(*(read(tools.of, side) for side in sides))
+    with part:
+        if frame.is_empty():
+            st.caption("No call of a tool is known to have failed or not.")
+            return
+        columns = {
+            "tool": tables.text("Tool"),
+            "a_share": tables.share("Failed in A"),
+            "b_share": tables.share("Failed in B"),
+            "difference": tables.Column("B \N{MINUS SIGN} A", tables.Kind.SIGNED),
+            "a_calls": tables.value("Calls in A"),
+            "b_calls": tables.value("Calls in B"),
+        }
+
+        def failed(row: Row) -> str:
+            in_a, in_b = ((row[f"{side}_share"] or 0.0) for side in "ab")
+            worse = sides[0] if in_a > in_b else sides[1]
+            return _episodes(worse, score, failed=row["tool"]) if max(in_a, in_b) else ""
+
+        tables.table(frame.head(_TOOLS), columns, label="Tools of both sides", href=failed)
+        drawn = "" if is_small else f" Of {tools.SAMPLE:,} episodes of a side, drawn by a hash of their ids."
+        st.caption(f"A row opens the episodes in which the tool failed, of the side where it did more often.{drawn}")
+
+
 def _length(one: Side, other: Side, score: str | None) -> None:
     """Outcome against length, on both sides."""
     frame = read(compare.by_length, one, other, score)
@@ -232,8 +270,8 @@ def _length(one: Side, other: Side, score: str | None) -> None:
     st.caption("A point, or a row, opens its episodes.")
 
 
-def _episodes(side: Side, score: str | None, **ends: int) -> str:
-    """The address of a side's episodes, of some lengths."""
+def _episodes(side: Side, score: str | None, **ends: int | str) -> str:
+    """The address of a side's episodes, of some lengths or with a failed tool."""
     covered = None if side.credit is None else f"SELECT DISTINCT episode_id FROM {side.credit.rows}"
     if side.rounds is not None and side.rounds[0] == side.rounds[1]:
         ends["round"] = side.rounds[0]
@@ -243,49 +281,41 @@ def _episodes(side: Side, score: str | None, **ends: int) -> str:
 
 
 def _over(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
-    """A run over its rounds, or else its versions: curves, and a row for each that opens its episodes."""
-    called = _AXES[axis]
+    """A run over its rounds, or else its versions: curves, tools, and a row for each that opens its episodes."""
+    called, key = over_rounds.CALLED[axis], f"rounds_{name[0].lower()}"
     frame = read(compare.over, run, axis, score)
-
-    def episodes(point: Row) -> str:
-        return href(Page.EPISODES, run=run, score=score, **{called: int(point["x"])})
-
+    opens = over_rounds.opens(run, axis, score)
     st.subheader(f"Run of {name} over {called}s: {chip(run)}", anchor=False)
-    _curves(name, called, frame, read(compare.scores_over, run, axis), episodes)
+    curves = [
+        (label, frame.select("x", "episodes", pl.col(column).cast(pl.Float64).alias("value")), is_share)
+        for column, (label, is_share) in _FIGURES.items()
+        if column in frame.columns and frame[column].count()
+    ]
+    curves += [(f"Score {one_line(scorer)}", part, False) for scorer, part in over_rounds.scores(run, axis)]
+    charts = [
+        figures.curve(values.head(figures.MOST_ROWS), "value", title=label, x_title=called.capitalize(), share=is_share)
+        for label, values, is_share in curves[:_MOST_CURVES]
+    ]
+    over_rounds.grid([(chart, f"{key}-{position}", opens) for position, chart in enumerate(charts)])
+    over_rounds.show_tools(run, axis, score, int(frame["episodes"].sum()), f"{key}_tools")
     columns = {
         "x": tables.value(called.capitalize()),
         "episodes": tables.value("Episodes"),
         "outcome": tables.value("Mean outcome"),
+        "completion_tokens": tables.value("Mean tokens", "Completion tokens of an episode.", digits=1),
         "num_steps": tables.value("Mean steps", digits=1),
         "truncated": tables.share("Truncated"),
         "invalid": tables.share("Invalid actions"),
         "tool_errors": tables.share("Error texts"),
     }
     st.caption(f"A point, or a row, opens the episodes of its {called}.")
-    window = ui.pager(frame.height, f"{called}s", name=f"rounds_{name[0].lower()}")
+    window = ui.pager(frame.height, f"{called}s", name=key)
     tables.table(
         frame.slice(window.offset, window.limit),
-        columns,
+        {column: shown for column, shown in columns.items() if frame[column].count()},
         label=f"{called.capitalize()}s of {name}",
-        href=episodes,
+        href=opens,
     )
-
-
-def _curves(name: str, called: str, frame: pl.DataFrame, said: pl.DataFrame, episodes: Callable[[Row], str]) -> None:
-    """Every figure that is known, then every scorer's mean."""
-    curves = [
-        (label, frame.select("x", "episodes", pl.col(column).cast(pl.Float64).alias("value")), is_share)
-        for column, (label, is_share) in _FIGURES.items()
-        if column in frame.columns and frame[column].count()
-    ]
-    by_scorer = said.partition_by("scorer", as_dict=True)
-    curves += [(f"Score {one_line(str(scorer))}", part, False) for (scorer,), part in by_scorer.items()]
-    grid = st.columns(3)
-    for position, (label, values, is_share) in enumerate(curves[:_MOST_CURVES]):
-        chart = figures.curve(
-            values.head(figures.MOST_ROWS), "value", title=label, x_title=called.capitalize(), share=is_share
-        )
-        ui.chart_of_episodes(grid[position % 3], chart, f"rounds-{name}-{position}", episodes)
 
 
 show()

@@ -152,7 +152,12 @@ def _filter() -> tuple[EpisodeFilter, DeltaGenerator]:
         )
         with st.popover("Filters", icon=":material/filter_list:", width="content"):
             wanted = _others()
-        st.toggle("Facets", key="facets", help="Tools, errors, scorers, flags and tags, with counts.", **ui.FILTER)
+        st.toggle(
+            "Facets",
+            key="facets",
+            help="Tools, failed calls, errors, scorers, flags and tags, with counts.",
+            **ui.FILTER,
+        )
         aside = st.container(horizontal=True, width="content")
     wanted = replace(wanted, text=(text or "").strip() or None, update=_update())
     _chips(wanted)
@@ -186,6 +191,7 @@ def _others() -> EpisodeFilter:
         collection_round=None if round_ is None else int(round_),
         policy_version=None if version is None else int(version),
         tool=given("tool"),
+        failed=given("failed"),
         error=given("error"),
         scorer=given("scorer"),
         flag=given("flag"),
@@ -201,6 +207,7 @@ _CALLED = {end: end.replace("_", " ") for end in choices.ENDS} | {
     "max": "outcome to",
     "score": "outcome",
     "version": "policy version",
+    "failed": "failed call",
     "unlabelled": "without label",
     "by": "label by",
 }
@@ -239,7 +246,7 @@ def _facets(wanted: EpisodeFilter) -> None:
             target = changed(**{facet: None if is_chosen else value, "page": None})
             links.append(chip_link(f"{called} {episodes_:,}", target, chosen=is_chosen))
         more = f" and {found.total - len(links):,} more" if found.total > len(links) else ""
-        st.html(f'<div class="trajlake-chips"><span>{facet}</span>{"".join(links)}{more}</div>')
+        st.html(f'<div class="trajlake-chips"><span>{_CALLED.get(facet, facet)}</span>{"".join(links)}{more}</div>')
 
 
 def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:

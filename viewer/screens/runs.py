@@ -7,19 +7,34 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures, links, tables
+from viewer import choices, figures, links, over_rounds, tables
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, percent, word
-from viewer.queries import Row, Window, compare, outcomes, runs, training
+from viewer.queries import Row, Sort, Window, compare, outcomes, runs, training
 
 _AXES: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
 _DEAD = "Of groups with two scored siblings or more: those that all scored the same."
 _ACROSS = 3
+_MOST_SCORERS = 6
 _MOST_METRICS = 6
 _TASKS = 12
+_COLUMNS = {
+    "run_id": tables.text("Run"),
+    "environment": tables.text("Environment"),
+    "policy": tables.text("Policy"),
+    "success": tables.share("Success", "Share of scored episodes."),
+    "mean_return": tables.value("Outcome", "Mean over scored episodes."),
+    "tasks": tables.value("Tasks"),
+    "dead_share": tables.share("Dead groups", _DEAD),
+    "episodes": tables.value("Episodes"),
+    "rounds": tables.value("Rounds"),
+    "mean_steps": tables.value("Steps", "Mean of an episode.", digits=1),
+}
+# Columns that the list has room for; any other is shown while it orders the list.
+_ALWAYS = ("run_id", "success", "mean_return", "episodes", "rounds", "mean_steps")
 
 
 def show() -> None:
@@ -82,7 +97,7 @@ def _overview(facts: dict[str, Any]) -> None:
 def _success() -> tuple[str | None, float]:
     """The outcome, and how much of it counts as success."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        with st.container(width=200):
+        with st.container(width=180):
             score = choices.outcome(None)
         success_at = st.number_input(
             "Success: outcome at least",
@@ -91,27 +106,50 @@ def _success() -> tuple[str | None, float]:
             format="%.2f",
             key="success",
             bind="query-params",
-            width=180,
+            width=160,
         )
+        _order()
     return score, success_at
+
+
+def _order() -> None:
+    """What the list is ordered by: its headings do it too, for the columns that it has room for."""
+    asked = tables.ordered_by()
+    names = [name for name in _COLUMNS if name in runs.ORDERS]
+    key = f"order-{asked}"
+
+    def remember() -> None:
+        chosen = st.session_state[key]
+        falls = chosen is not None and _COLUMNS[chosen].kind is not tables.Kind.TEXT
+        if chosen is None:
+            st.query_params.pop("sort", None)
+        else:
+            st.query_params["sort"] = str(Sort(chosen, falls))
+        ui.first_page()
+
+    st.selectbox(
+        "Order by",
+        names,
+        index=names.index(asked.column) if asked is not None and asked.column in names else None,
+        format_func=lambda name: _COLUMNS[name].label,
+        placeholder="newest",
+        key=key,
+        on_change=remember,
+        width=150,
+        help="Numbers from the largest; the heading turns them. What the list is ordered by becomes a column of it.",
+    )
 
 
 def _list(score: str | None, success_at: float) -> str:
     """The list of runs; the first with several rounds, which has curves."""
     window = ui.pager(read(runs.total), "runs")
-    frame = read(runs.page, success_at, window, score, tables.ordered_by())
-    columns = {
-        "run_id": tables.text("Run"),
-        "success": tables.share("Success", "Share of scored episodes."),
-        "mean_return": tables.value("Outcome", "Mean over scored episodes."),
-        "episodes": tables.value("Episodes"),
-        "rounds": tables.value("Rounds"),
-        "mean_steps": tables.value("Steps", "Mean of an episode.", digits=1),
-    }
+    order = tables.ordered_by()
+    frame = read(runs.page, success_at, window, score, order)
+    shown = [name for name in _COLUMNS if name in _ALWAYS or (order is not None and order.column == name)]
     first = str(frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0])
     tables.table(
         frame,
-        columns,
+        {name: _COLUMNS[name] for name in shown},
         label="Runs",
         href=lambda row: changed(run=row["run_id"]),
         key="run_id",
@@ -126,7 +164,7 @@ def _run(run: str, score: str | None, success_at: float) -> None:
         st.subheader(f"Run {chip(run)}", anchor=False, width="stretch")
         ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)
         ui.link(Page.GROUPS, "Groups", "workspaces", run=run, score=score)
-        _change(run)
+        _change(run, score)
     facts = read(runs.run, run, success_at, score)
     ui.facts(
         ("Environment", one_line(facts["environment"] or number(None))),
@@ -137,65 +175,84 @@ def _run(run: str, score: str | None, success_at: float) -> None:
         ("Dead groups", percent(facts["dead_share"]), _DEAD),
         ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
     )
-    _curves(run, read(runs.axes, run), score, success_at)
+    _curves(run, facts["episodes"], read(runs.axes, run), score, success_at)
     _tasks(run, score, success_at, facts["tasks"])
     _metrics(run)
 
 
-def _change(run: str) -> None:
-    """The way to what changed from the first to the last round."""
+def _change(run: str, score: str | None) -> None:
+    """The ways to what changed: where the outcome fell most, and from the first to the last round."""
     rounds = read(compare.rounds, run)
-    if rounds is not None and rounds[0] < rounds[1]:
-        first, last = rounds
-        ui.link(Page.CHANGE, "What changed", "compare_arrows", a_run=run, a_rounds=first, b_run=run, b_rounds=last)
+    if rounds is None or rounds[0] == rounds[1]:
+        return
+    for before, after in read(compare.steepest, (run,), score).select("before", "after").iter_rows():
+        sides: dict[str, Any] = {"a_run": run, "a_rounds": before, "b_run": run, "b_rounds": after, "score": score}
+        ui.link(Page.CHANGE, f"Largest fall: round {after}", "trending_down", **sides)
+    first, last = rounds
+    ui.link(Page.CHANGE, "What changed", "compare_arrows", a_run=run, a_rounds=first, b_run=run, b_rounds=last)
 
 
-def _curves(run: str, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
-    """What develops over rounds or versions, and how tasks differ."""
-    charts = []
-    opens: Callable[[Row], str] | None = None
-    if axes:
-        axis = axes[0]
-        if len(axes) > 1:
-            labels = [_AXES[a] for a in axes]
-            chosen = st.segmented_control(
-                "Over", labels, default=labels[0], key="over", bind="query-params", required=True
-            )
-            axis = axes[labels.index(str(chosen))]
-        frame = read(runs.curve, run, axis, success_at, score)
-        opens = _opens(run, axis, frame, score)
-        across: dict[str, Any] = {"x_title": _AXES[axis]}
-        charts = [
-            figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
-            figures.curve(frame, "mean_return", title="Mean outcome", **across),
-            figures.curve(frame, "mean_steps", title="Mean steps", **across),
-            figures.curve(frame, "dead_share", title="Dead groups", share=True, **across),
-            figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across),
-        ]
+def _curves(run: str, episodes: int, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
+    """What develops over rounds or versions, which tools fail, and how tasks differ."""
+    charts: list[tuple[figures.Chart, str, Callable[[Row], str] | None]] = []
+    axis = _axis(axes)
+    if axis is not None:
+        charts = _over(run, axis, score, success_at)
     else:
         st.caption("All episodes belong to one collection round and one policy version: there is no curve to draw.")
     scored = read(runs.task_histogram, run, success_at, score).drop_nulls("success")
     if scored.height:
-        charts.append(figures.task_histogram(scored))
+        charts.append((figures.task_histogram(scored), "tasks", None))
     else:
         st.info("No episode of this run is scored.", icon=":material/info:")
-    grid = st.columns(_ACROSS)
-    for position, chart in enumerate(charts):
-        place, key = grid[position % _ACROSS], f"curve-{position}"
-        if opens is None or (position == len(charts) - 1 and scored.height):
-            ui.chart(place, chart, key)
-        else:
-            ui.chart_of_episodes(place, chart, key, opens)
+    over_rounds.grid(charts, _ACROSS)
+    if axis is not None:
+        over_rounds.show_tools(run, axis, score, episodes, "tools")
+
+
+def _axis(axes: list[runs.Axis]) -> runs.Axis | None:
+    """What the curves run along; a choice if there are two."""
+    if len(axes) < 2:
+        return axes[0] if axes else None
+    labels = [_AXES[axis] for axis in axes]
+    chosen = st.segmented_control("Over", labels, default=labels[0], key="over", bind="query-params", required=True)
+    return axes[labels.index(str(chosen))]
+
+
+def _over(
+    run: str, axis: runs.Axis, score: str | None, success_at: float
+) -> list[tuple[figures.Chart, str, Callable[[Row], str] | None]]:
+    """Outcomes, length, what every scorer says, and what went wrong; with their keys and what their points open."""
+    frame = read(runs.curve, run, axis, success_at, score)
+    opens = _opens(run, axis, frame, score)
+    across: dict[str, Any] = {"x_title": _AXES[axis]}
+    charts = [
+        figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
+        figures.curve(frame, "mean_return", title="Mean outcome", **across),
+    ]
+    if frame["mean_tokens"].count():
+        charts.append(figures.curve(frame, "mean_tokens", title="Mean completion tokens", **across))
+    charts.append(figures.curve(frame, "mean_steps", title="Mean steps", **across))
+    charts += [
+        figures.curve(part.head(figures.MOST_ROWS), "value", title=f"Score {one_line(scorer, 30)}", **across)
+        for scorer, part in over_rounds.scores(run, axis, read(outcomes.of_run, run, score))[:_MOST_SCORERS]
+    ]
+    charts += [
+        figures.curve(frame, "dead_share", title="Dead groups", share=True, **across),
+        figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across),
+    ]
+    return [(chart, f"curve-{position}", opens) for position, chart in enumerate(charts)]
 
 
 def _opens(run: str, axis: runs.Axis, frame: pl.DataFrame, score: str | None) -> Callable[[Row], str]:
     """The addresses of the episodes of a curve's points."""
     lasts = dict(frame.select("x", "last").iter_rows())
-    name = {"collection_round": "round", "policy_version": "version"}[axis]
+    name = over_rounds.CALLED[axis]
 
     def address(point: Row) -> str:
         first = int(point["x"])
-        ends = {name: first} if lasts[first] == first else {f"{name}_from": first, f"{name}_to": lasts[first]}
+        last = lasts.get(first, first)
+        ends = {name: first} if last == first else {f"{name}_from": first, f"{name}_to": last}
         return href(Page.EPISODES, run=run, score=score, **ends)
 
     return address
