@@ -20,6 +20,7 @@ from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import Sort, outcomes, runs, training
 from viewer.queries.episodes import FACETS, ORDERS, RANGES, EpisodeFilter
+from viewer.stale import groups
 
 LIST = "list"
 """The query parameter that carries a filter."""
@@ -222,6 +223,8 @@ def explain(chosen: Credit | None, **of: int) -> None:
         st.caption(f"Advantages by {chip(chosen.title, 300)}.")
         if (stale := read(outdated, chosen, **of)) is not None:
             st.warning(chip(stale, 400), icon=":material/history:")
+            if not of:
+                groups(chosen)
 
 
 def describe(parameters: str | None, limit: int = 150) -> str:

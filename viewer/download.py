@@ -1,10 +1,11 @@
-"""Downloads: a whole filtered list as a file, written as it is sent, so that its size costs no memory.
+"""Downloads: a whole filtered list as a file, written as it is sent, so that its size costs no memory; and transcripts.
 
-The address holds the list's filter (`list`, as the episode page has it), the format, and which versions of the lake the
-page showed (`of`).
+The address holds the format, which versions of the lake the page showed (`of`), and the list's filter (`list`, as the
+episode page has it), or of transcripts the episode or group, and the credit. Nothing is made before it is asked for.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from io import BytesIO
 
 import polars as pl
@@ -18,6 +19,8 @@ from viewer.queries import whole
 from viewer.same_origin import NO_OTHER_PAGE
 
 PATH = "/download"
+HTML = "html"
+"""Format of transcripts."""
 
 
 def csv(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
@@ -91,4 +94,35 @@ def episodes(request: Request) -> Response:
     return StreamingResponse(write(chained()), media_type=media_type, headers=NO_OTHER_PAGE | disposition)
 
 
-ROUTES = [Route(PATH, episodes, methods=["GET"])]
+def transcripts(request: Request) -> Response:
+    """An episode, or the siblings of a group, as one HTML file (`viewer.transcript.page`).
+
+    Status 404 for what the lake does not hold, 400 where an id is none or the lake cannot be read.
+    """
+    # Streamlit's caches, which these declare, need the server that this is a route of.
+    from viewer import pinned
+    from viewer.queries import training
+    from viewer.transcript import page
+    from viewer.transcript.route import ask
+
+    given = request.query_params
+    try:
+        lake = pinned.named(given.get("of", ""))
+        credit = training.credit_named(lake, given.get("credit"))
+        named = None if credit is None else credit.text
+        found = page.of(partial(ask, lake), named, given.get("episode"), given.get("group"))
+        sent = page.html(found)
+    except LookupError:
+        return PlainTextResponse("There is no such episode or group.\n", 404, NO_OTHER_PAGE)
+    except (TrajlakeError, ValueError) as error:
+        return PlainTextResponse(f"{error}\n", 400, NO_OTHER_PAGE)
+    disposition = {"Content-Disposition": 'attachment; filename="trajlake.html"'}
+    return Response(sent, media_type="text/html; charset=utf-8", headers=NO_OTHER_PAGE | disposition)
+
+
+def answered(request: Request) -> Response:
+    """The file that an address asks for."""
+    return transcripts(request) if request.query_params.get("format") == HTML else episodes(request)
+
+
+ROUTES = [Route(PATH, answered, methods=["GET"])]

@@ -1,4 +1,4 @@
-"""What a reader takes away from a list: the whole of it as a file, and the commands that act on its episodes.
+"""What a reader takes away: a list as a file, the commands that act on its episodes, a transcript as one file to send.
 
 Commands are shown to be copied, never run here: a page cannot retract by mistake, and what was done stands in the
 reader's own shell history.
@@ -30,6 +30,12 @@ def offered(wanted: EpisodeFilter, order: Sort | None, total: int) -> None:
         name = st.selectbox("Or the episodes themselves, as", list(TARGETS), key="export")
         st.caption(TARGETS[name].description)
         _commands(wanted, name)
+
+
+def one_file(credit: str | None, **what: str) -> None:
+    """The link to an `episode`, or the siblings of a `group`, as one HTML file, which is made when it is followed."""
+    target = download.PATH + query(format=download.HTML, of=pinned.name(), credit=credit, **what)
+    st.html(f'<span class="trajlake-turn">{anchor("Save as HTML", target)}</span>', width="content")
 
 
 def _commands(wanted: EpisodeFilter, name: str) -> None:

@@ -65,6 +65,31 @@ SELECT
 """
 
 
+_CHANGED_GROUPS = """
+WITH mine AS MATERIALIZED (
+    SELECT group_id, job_id, episode_id, count(advantage) AS defined FROM {rows} GROUP BY ALL
+),
+computed AS (
+    SELECT m.group_id, max(g.episodes) - count(DISTINCT m.episode_id) AS missing,
+           sum(m.defined) < max(g.defined_steps) AS has_lost
+    FROM mine AS m JOIN credit_groups AS g USING (group_id, job_id) GROUP BY m.group_id, m.job_id
+),
+joined AS (
+    SELECT group_id, count(*) AS joined, count(*) FILTER (episode_id IN (
+        SELECT superseded_by FROM retractions WHERE kind = 'superseded'
+    )) AS replacing
+    FROM episodes WHERE $is_whole AND num_steps > 0 AND group_id IN (SELECT group_id FROM mine)
+    AND episode_id NOT IN (SELECT episode_id FROM mine) GROUP BY group_id
+)
+SELECT group_id, CASE WHEN has_lost THEN missing ELSE 0 END AS lost, coalesce(joined, 0) AS joined,
+       coalesce(replacing, 0) AS replacing
+FROM (SELECT group_id, max(missing) AS missing, bool_or(has_lost) AS has_lost FROM computed GROUP BY group_id)
+LEFT JOIN joined USING (group_id)
+WHERE has_lost OR joined > 0 ORDER BY lost DESC, joined DESC, group_id LIMIT $limit
+"""
+"""SQL: as `_CHANGES`, by group."""
+
+
 @dataclass(frozen=True, slots=True)
 class Credit:
     """A resolved choice of advantages."""
@@ -242,6 +267,17 @@ def outdated(lake: Reads, credit: Credit, *, episode_id: int | None = None, grou
         return None
     again = f"run the same `trajlake credit {credit.estimator} ...` again to bring them up to date"
     return f"these advantages are older than the data: {', '.join(found)}; {again}"
+
+
+def changed_groups(lake: Reads, credit: Credit, limit: int = 100) -> pl.DataFrame:
+    """The groups that `outdated` counts: group_id, lost (episodes), joined, replacing (joined, in place of others).
+
+    Those that lost most come first; empty if a job was named.
+    """
+    given = credit.parameters
+    is_whole = given.get("where") is None and given.get("grouping") is None
+    found = lake.sql(_CHANGED_GROUPS.format(rows=credit.rows), {"is_whole": is_whole, "limit": limit})
+    return found if credit.before is None else found.clear()
 
 
 def jobs_of(lake: Reads, credit: Credit) -> tuple[int, ...]:

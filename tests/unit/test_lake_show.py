@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lake import Lake, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.credit import find_credit, outdated
+from lake.judgements.credit import changed_groups, find_credit, outdated
 from lake.judgements.predicates import select_where
 from lake.read import show
 from lake.read.show import find_named
@@ -130,9 +130,14 @@ def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path) -> Non
         assert said is None or said in text_of(lk, episode_id)
         return said
 
+    def changed() -> list[tuple[int, ...]]:
+        return changed_groups(lk.snapshot(), find_credit(lk.snapshot())).rows()
+
     add_credit(lk)
     assert told(mazes[0]) is None
+    assert changed() == []
     lk.retract([mazes[2]])
+    assert changed() == [(group_of(lk, mazes[0]), 1, 0, 0)]
     assert "1 group lost episodes; run the same `trajlake credit gigpo ...` again" in str(told(mazes[0]))
     assert told(episode_of(lk, "tower")) is None, "another group's business"
     assert outdated(lk.snapshot(), find_credit(lk.snapshot())) == told(mazes[0])
@@ -140,9 +145,15 @@ def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path) -> Non
     assert told(mazes[0]) is None
     with lk.job(kind="collect", run_id="run") as job:
         job.record(siblings("maze", [0.0] * 4)[3:])
+    assert changed() == [(group_of(lk, mazes[0]), 0, 1, 0)]
     assert "1 episode joined a group" in str(told(mazes[0]))
     add_credit(lk)
     assert told(mazes[0]) is None
+    with lk.job(kind="collect", run_id="run") as job:
+        job.record(siblings("tower", [1.0, 1.0], attempt=1)[1:])
+    assert changed() == [(group_of(lk, episode_of(lk, "tower")), 1, 1, 1)], "a retry takes the place of another"
+    named = find_credit(lk.snapshot(), ids.to_text(lk.sql("SELECT any_value(job_id) FROM advantages").item()))
+    assert changed_groups(lk.snapshot(), named).is_empty(), "that job was asked for"
 
 
 def test_advantages_of_an_earlier_version_of_a_score_are_told(tmp_path: Path) -> None:

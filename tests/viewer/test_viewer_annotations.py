@@ -1,8 +1,10 @@
 """Annotations in the viewer: the form writes what the command writes, and two authors are compared."""
 
+import statistics
 from collections import Counter
 from pathlib import Path
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,3 +171,70 @@ def test_agreement_is_cohens(answers: list[tuple[float | None, float | None]], p
     assert (row["first"], row["second"], row["places"]) == ("ann", "bob", len(both))
     assert row["same"] == pytest.approx(same)
     assert row["kappa"] == (None if chance == 1 else pytest.approx((same - chance) / (1 - chance)))
+
+
+Pair = tuple[float, float]
+
+
+def ranked(values: list[float]) -> list[float]:
+    """Ranks from 1, equals sharing their mean."""
+    return [sum(other < one for other in values) + (values.count(one) + 1) / 2 for one in values]
+
+
+def cohens(pairs: list[Pair]) -> tuple[float, float | None, float | None]:
+    """Share of the same answer, kappa and Spearman's correlation of what people and a scorer say, by loops."""
+    middles = [(min(side) + max(side)) / 2 for side in zip(*pairs, strict=True)]
+    answers = [(p >= middles[0], s >= middles[1]) for p, s in pairs]
+    same = sum(one == other for one, other in answers) / len(pairs)
+    high = [sum(answer[side] for answer in answers) / len(pairs) for side in (0, 1)]
+    chance = high[0] * high[1] + (1 - high[0]) * (1 - high[1])
+    ranks = [ranked(list(side)) for side in zip(*pairs, strict=True)]
+    varies = all(len(set(side)) > 1 for side in ranks)
+    return (
+        same,
+        None if chance == 1 else (same - chance) / (1 - chance),
+        statistics.correlation(*ranks) if varies else None,
+    )
+
+
+NUMBERS = st.sampled_from([0.0, 1.0, 2.5, 5.0])
+
+
+@settings(max_examples=4, deadline=None)
+@given(pairs=st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6))
+def test_a_scorer_against_people(pairs: list[Pair], plain_lake: Lake) -> None:
+    """`env_return`, which is 1 everywhere, stands beside it; episodes that one side did not judge count for nothing."""
+    episodes_ = plain_lake.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index")
+    every = episodes_["episode_id"].to_list()
+    annotate(plain_lake, [Annotation(episode_id=one) for one in every], "bob")
+    said = [Annotation(episode_id=one, value=pair[0]) for one, pair in zip(every, pairs, strict=False)]
+    annotate(plain_lake, said + [Annotation(episode_id=one) for one in every[len(pairs) :]], "ann")
+    with plain_lake.job(kind="score", run_id="a") as job:
+        values = [pair[1] for pair in pairs] + [9.0] * (len(every) - len(pairs))
+        names = {"scorer": pl.lit("it's"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+        job.write("scores", episodes_.with_columns(value=pl.Series(values), **names))
+    snap = Reader(plain_lake.snapshot())
+    found = {row["scorer"]: row for row in annotations.scorers(snap).to_dicts()}
+    assert set(found) == {"it's", "env_return"}
+    for name, told in (("it's", pairs), ("env_return", [(pair[0], 1.0) for pair in pairs])):
+        row = found[name]
+        assert (row["people"], row["episodes"]) == ("human", len(pairs))
+        assert (row["same"], row["kappa"], row["rank"]) == tuple(
+            None if value is None else pytest.approx(value) for value in cohens(told)
+        )
+        query = annotations.disagreed(row["people"], name, row["people_from"], row["scorer_from"])
+        assert snap.sql(query).height == round((1 - row["same"]) * len(pairs)), "its list holds exactly them"
+
+
+def test_the_page_puts_the_scorer_that_contradicts_people_first(lk: Lake) -> None:
+    rows = lk.sql("SELECT episode_id, group_id, run_id, env_return FROM episodes WHERE env_return IS NOT NULL")
+    annotate(lk, [Annotation(episode_id=e, value=v) for e, v in rows.select("episode_id", "env_return").rows()], "ann")
+    with lk.job(kind="score") as job:
+        names = {"scorer": pl.lit("upside down"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+        job.write("scores", rows.with_columns(**names, value=1 - pl.col("env_return")).drop("env_return"))
+    at = open_page("annotations")
+    assert column(at, "scorers", "scorer") == ["upside down", "env_return"]
+    assert column(at, "scorers", "kappa") == ["\N{MINUS SIGN}" + column(at, "scorers", "kappa")[0][1:], "+1.000"]
+    first_, second = links(at, "scorers")
+    assert str(first_).startswith("/episodes?sql=SELECT")
+    assert second is None, "they agree on all"

@@ -105,6 +105,43 @@ def test_a_lake_that_vanished_is_an_error_in_words(tmp_path: Path, monkeypatch: 
     assert "does not exist" in at.code[-1].value
 
 
+# ---------------------------------------------------------------- jobs and credit
+
+
+def test_two_jobs_and_two_runs_are_compared_by_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0)], run_id="before"), monkeypatch)
+    told: dict[str, Any] = {"same": [1, 2], "config": {"gamma": 0.5, "only": HOSTILE}, "limit": 3}
+    with lk.job(kind="collect", run_id="a", parameters=told) as one:
+        one.record([rollout("t", 0, 1.0)])
+    with lk.job(kind="collect", run_id="b", parameters={"same": [1, 2], "config": {"gamma": 1.0}, "limit": 3}) as other:
+        other.record([rollout("t", 0, 0.0)])
+    at = open_page("job", job=one.job_id, beside=ids.to_text(other.job_id))
+    assert column(at, "settings", "setting") == ["config.gamma", "config.only", "limit", "same"]
+    assert column(at, "settings", "a")[0::3] == ["0.5", "[1, 2]"]
+    assert column(at, "settings", "b") == ["1.0", UNKNOWN, "3", "[1, 2]"]
+    assert "2 of 4 parameters differ" in words(at)
+    assert "is no other job of this kind" in open_page("job", job=one.job_id, beside=UNKNOWN_ID).warning[0].value
+    runs = open_page("change", a_run="a", b_run="b")
+    assert column(runs, "settings_that_differ", "setting") == ["config.gamma", "config.only"]
+    target = f"/job?job={ids.to_text(one.job_id)}&beside={ids.to_text(other.job_id)}"
+    assert links(runs, "settings_that_differ") == [target] * 2
+
+
+def test_groups_that_make_a_credit_stale_are_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    job = add_credit(lk)
+    lk.retract([episode_id(lk, "mixed", 0)], HOSTILE)
+    for at in (open_page("anchors"), open_page("job", job=job)):
+        assert column(at, "changed_groups", "task_id") == ["mixed"]
+        assert column(at, "changed_groups", "lost") == ["1"]
+        assert links(at, "changed_groups") == [f"/group?group={ids.to_text(group_id(lk, 'mixed'))}"]
+        assert "1 episode retracted: " in words(at)
+    add_credit(lk)
+    assert "Taken back" not in words(open_page("anchors"))
+
+
 # ---------------------------------------------------------------- runs
 
 
@@ -438,6 +475,23 @@ def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monk
     assert [heading.value for heading in at.subheader] == ["What the updates consumed"], (
         "the update belonged to the other"
     )
+
+
+def test_an_update_without_a_job_says_of_which_it_is_and_offers_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    add_credit(lk)
+    old, other, new = add_training(lk), add_training(lk, run_id=HOSTILE), add_training(lk, updates=2)
+    at = open_page("training", update=3)
+    assert job_choice(at).value == ids.to_text(other), "the newest job has no update 3"
+    assert "Of the newest job that has an update 3:" in words(at)
+    assert f'href="?update=3&amp;job={ids.to_text(old)}"' in words(at)
+    assert ids.to_text(new) not in "".join(line for line in words(at).splitlines() if "Others:" in line)
+    named = open_page("training", update=0, job=ids.to_text(new))
+    assert "Of the newest job" not in words(named)
+    assert len(column(named, "batch_groups", "task_id")) == 2
+    assert "The batch is of 2 groups, 1 of them dead" in words(named)
 
 
 def test_a_job_that_has_not_ended_is_not_said_to_have_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

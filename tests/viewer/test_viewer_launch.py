@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from lake import Lake
+from lake import Lake, ids
 from lake.errors import UsageError
 from testkit.lakes import build_lake, rollout
 from testkit.processes import trajlake
@@ -69,6 +69,20 @@ def test_a_list_is_downloaded_by_its_address_and_by_own_pages_alone(running: Vie
     ]:
         with pytest.raises(HTTPError) as refused:
             urlopen(Request(running.address + address, headers=headers))
+        with refused.value as answer:
+            assert answer.code == status
+
+
+def test_an_episode_and_a_group_are_downloaded_as_one_file(running: Viewer, lk: Lake) -> None:
+    episode, group = map(ids.to_text, lk.sql("SELECT episode_id, group_id FROM episodes LIMIT 1").row(0))
+    for what in (f"episode={episode}", f"group={group}"):
+        with urlopen(f"{running.address}/download?format=html&{what}") as answer:
+            assert answer.headers["content-disposition"] == 'attachment; filename="trajlake.html"'
+            assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+            assert f'id="episode-{episode}"'.encode() in answer.read()
+    for wrong, status in (("episode=zzz", 400), ("group=0000000000000", 404), ("", 400)):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"{running.address}/download?format=html&{wrong}")
         with refused.value as answer:
             assert answer.code == status
 

@@ -816,6 +816,27 @@ def test_the_batch_of_an_update_with_its_advantages(
     assert training.batch(snap, training_job, 1, None, ALL)["mean_advantage"].to_list() == [None] * 6
 
 
+def test_the_groups_of_a_batch(snap: Reader, facts: Rows, training_job: int, credit_job: Credit) -> None:
+    rows = training.batch(snap, training_job, 1, credit_job, ALL).to_dicts()
+    found = training.batch_groups(snap, training_job, 1, credit_job)
+    assert set(found["total"]) == {len({row["group_id"] for row in rows})} == {found.height}
+    assert set(found["dead_total"]) == {found["dead"].sum()}
+    for group in found.to_dicts():
+        mine = [row for row in rows if row["group_id"] == group["group_id"]]
+        fact = find(facts, episode_id=mine[0]["episode_id"])
+        assert (group["task_id"], group["collection_round"]) == (fact["task_id"], fact["collection_round"])
+        assert (group["episodes"], group["dead"]) == (len(mine), any(row["dead"] for row in mine))
+        assert group["policy_version"] == min(row["policy_version"] for row in mine)
+        known = [row["env_return"] for row in mine if row["env_return"] is not None]
+        assert group["mean_return"] == pytest.approx(statistics.fmean(known))
+        assert group["action_tokens"] == sum(row["action_tokens"] for row in mine)
+    sizes = [value for value in found["mean_size"] if value is not None]
+    assert sizes == sorted(sizes, reverse=True)
+    assert training.batch_groups(snap, training_job, 1, None)["mean_size"].to_list() == [None] * found.height
+    assert training.with_update(snap, 3) == [training_job]
+    assert training.with_update(snap, 4) == []
+
+
 def test_what_the_updates_consumed(snap: Reader, training_job: int, credit_job: Credit) -> None:
     found = training.consumption(snap, training_job, credit_job)
     assert found["step"].to_list() == [0, 1, 2, 3]

@@ -24,6 +24,7 @@ __all__ = [
     "count",
     "is_empty",
     "like",
+    "literal",
     "only_row",
     "order_by",
 ]
@@ -116,6 +117,13 @@ def only_row(frame: pl.DataFrame) -> Row | None:
 def count(lake: Reads, query: str, params: Params | None = None) -> int:
     """The value of a query that counts."""
     return int(lake.sql(query, params).item())
+
+
+def literal(value: Any) -> str:
+    """A value as SQL, for queries that leave the viewer: on its own pages values are bound."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 
 def like(pattern: str) -> str:

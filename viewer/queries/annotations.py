@@ -4,7 +4,9 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from viewer.queries import EXCERPT, Reads, Sort, Window, count, order_by, themselves
+from lake.judgements.scores import ENV_RETURN
+from lake.write.annotations import HUMAN
+from viewer.queries import EXCERPT, Reads, Sort, Window, count, literal, order_by, themselves
 from viewer.queries.episodes import EpisodeFilter, listed
 
 ORDERS = themselves("at", "author", "label", "value", "run_id", "rollout_index", "step_index") | {
@@ -88,6 +90,65 @@ def labels(lake: Reads, limit: int = 100) -> list[str]:
     """Labels in use, those of most annotations first."""
     query = "SELECT label FROM latest_annotations GROUP BY label ORDER BY count(*) DESC, label LIMIT ?"
     return lake.sql(query, [limit])["label"].to_list()
+
+
+_PEOPLE = f"(scorer = '{HUMAN}' OR starts_with(scorer, '{HUMAN}.'))"
+
+
+def scorers(lake: Reads, limit: int = 100) -> pl.DataFrame:
+    """How far each scorer agrees with what people said of whole episodes, those that contradict them most first.
+
+    people (the scorer that stands for a label: `human`, `human.LABEL`), scorer (`env_return` too), episodes (that both
+    judged); same and kappa as in `agreement`, of two answers: at least the middle of its range on these episodes, or
+    less, with the middles people_from and scorer_from; rank is Spearman's correlation. NULL where a side says the same
+    of all episodes (kappa, rank), or of one episode alone.
+    """
+    query = f"""
+        WITH said AS MATERIALIZED (
+            SELECT episode_id, scorer AS people, value AS p FROM current_scores
+            WHERE {_PEOPLE} AND step_index IS NULL AND value IS NOT NULL
+        ),
+        machines AS (
+            SELECT episode_id, scorer, value FROM current_scores
+            WHERE NOT {_PEOPLE} AND step_index IS NULL AND value IS NOT NULL AND scorer <> '{ENV_RETURN}'
+            UNION ALL SELECT episode_id, '{ENV_RETURN}', {ENV_RETURN} FROM episodes WHERE {ENV_RETURN} IS NOT NULL
+        ),
+        pairs AS (
+            SELECT people, scorer, p, s,
+                   (min(p) OVER every + max(p) OVER every) / 2 AS people_from,
+                   (min(s) OVER every + max(s) OVER every) / 2 AS scorer_from,
+                   rank() OVER by_people + (count(*) OVER (PARTITION BY people, scorer, p) - 1) / 2 AS p_rank,
+                   rank() OVER by_scorer + (count(*) OVER (PARTITION BY people, scorer, s) - 1) / 2 AS s_rank
+            FROM (SELECT people, scorer, p, value AS s FROM said JOIN machines USING (episode_id))
+            WINDOW every AS (PARTITION BY people, scorer), by_people AS (PARTITION BY people, scorer ORDER BY p),
+                   by_scorer AS (PARTITION BY people, scorer ORDER BY s)
+        )
+        SELECT people, scorer, episodes, same, (same - c) / nullif(1 - c, 0) AS kappa, rank, people_from, scorer_from
+        FROM (
+            SELECT people, scorer, count(*) AS episodes, avg((is_high = is_up)::INT) AS same,
+                   corr(p_rank, s_rank) AS rank,
+                   avg(is_high::INT) * avg(is_up::INT) + (1 - avg(is_high::INT)) * (1 - avg(is_up::INT)) AS c,
+                   any_value(people_from) AS people_from, any_value(scorer_from) AS scorer_from
+            FROM (SELECT *, p >= people_from AS is_high, s >= scorer_from AS is_up FROM pairs) GROUP BY people, scorer
+        ) ORDER BY rank NULLS LAST, same, people, scorer LIMIT ?
+        """
+    found = lake.sql(query, [limit])
+    # DuckDB's correlation of what does not vary is no number.
+    return found.with_columns(pl.col("kappa", "rank").fill_nan(None))
+
+
+def disagreed(people: str, scorer: str, people_from: float, scorer_from: float) -> str:
+    """A SELECT of the episodes of which a row of `scorers` says that the two disagree, for a list (`sql=`)."""
+    machine = (
+        f"SELECT episode_id, {ENV_RETURN} AS value FROM episodes"
+        if scorer == ENV_RETURN
+        else f"SELECT episode_id, value FROM current_scores WHERE scorer = {literal(scorer)} AND step_index IS NULL"
+    )
+    return (
+        f"SELECT p.episode_id FROM current_scores AS p JOIN ({machine}) AS s USING (episode_id) "
+        f"WHERE p.scorer = {literal(people)} AND p.step_index IS NULL "
+        f"AND (p.value >= {people_from!r}) <> (s.value >= {scorer_from!r}) ORDER BY p.episode_id"
+    )
 
 
 def agreement(lake: Reads, limit: int = 100) -> pl.DataFrame:

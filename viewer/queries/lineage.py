@@ -1,7 +1,13 @@
 """Lineage: jobs with their parameters and counts, and the input that was rejected."""
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 import polars as pl
 
+from lake.judgements import credit as judgement
+from lake.judgements.credit import Credit
 from viewer.queries import EXCERPT, Params, Reads, Row, Sort, Window, count, only_row, order_by, themselves
 
 DOCUMENT = 100_000
@@ -50,12 +56,93 @@ def job(lake: Reads, job_id: int) -> Row | None:
     return only_row(lake.sql(query, [job_id]))
 
 
+def settings(document: str | None) -> dict[str, str]:
+    """A job's parameters, one for each value: `config.gamma` of nested ones, lists as JSON; {} of what is no object."""
+    try:
+        found: Any = json.loads(document or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    flat: dict[str, str] = {}
+    todo = [("", found)] if isinstance(found, Mapping) else []
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, Mapping) and value:
+            todo += [(f"{path}.{name}" if path else str(name), inner) for name, inner in value.items()]
+        elif path:
+            flat[path] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return flat
+
+
+def beside(one: str | None, other: str | None) -> pl.DataFrame:
+    """Parameters of two jobs side by side, those that differ first: setting, a, b, differs; NULL where a job has none.
+
+    Args:
+        one: the first job's parameters, as JSON.
+        other: the second's.
+    """
+    a, b = settings(one), settings(other)
+    rows = [(name, a.get(name), b.get(name), a.get(name) != b.get(name)) for name in a.keys() | b.keys()]
+    schema = {"setting": pl.String, "a": pl.String, "b": pl.String, "differs": pl.Boolean}
+    return pl.DataFrame(rows, schema, orient="row").sort(["differs", "setting"], descending=[True, False])
+
+
+def jobs_of_runs(lake: Reads, one: str, other: str) -> pl.DataFrame:
+    """The newest job of each kind that both runs have: kind, a, b (ids), a_parameters, b_parameters (cut); by kind."""
+    newest = f"""
+        SELECT kind, job_id, left(parameters, {DOCUMENT}) AS parameters FROM job_runs WHERE run_id = ${{0}}
+        QUALIFY row_number() OVER (PARTITION BY kind ORDER BY started_at DESC, job_id) = 1
+        """
+    query = f"""
+        SELECT kind, a.job_id AS a, b.job_id AS b, a.parameters AS a_parameters, b.parameters AS b_parameters
+        FROM ({newest.format("one")}) AS a JOIN ({newest.format("other")}) AS b USING (kind) ORDER BY kind
+        """
+    return lake.sql(query, {"one": one, "other": other})
+
+
+def like_it(lake: Reads, job_id: int, limit: int = 200) -> pl.DataFrame:
+    """Other jobs of a job's kind, the newest first: job_id, kind, run_id, parameters (cut), started_at."""
+    query = f"""
+        SELECT job_id, kind, run_id, left(parameters, {DOCUMENT}) AS parameters, started_at FROM job_runs
+        WHERE kind = (SELECT any_value(kind) FROM job_runs WHERE job_id = $job) AND job_id <> $job
+        ORDER BY started_at DESC, job_id LIMIT $limit
+        """
+    return lake.sql(query, {"job": job_id, "limit": limit})
+
+
 def taken_back(lake: Reads, episode_id: int) -> Row | None:
     """Why readers no longer see an episode: kind, at, reason, superseded_by, job_id; None if they never did, or do."""
     query = (
         'SELECT kind, "at", left(reason, 1000) AS reason, superseded_by, job_id FROM retractions WHERE episode_id = ?'
     )
     return only_row(lake.sql(f'{query} ORDER BY "at" DESC LIMIT 1', [episode_id]))
+
+
+def changed_groups(lake: Reads, credit: Credit) -> pl.DataFrame:
+    """The groups that make a credit older than the data, by name: run_id, task_id, collection_round, lost, joined, ...
+
+    As `lake.judgements.credit.changed_groups` has them; of a grouping, the names are those of any of its episodes.
+    """
+    found = judgement.changed_groups(lake, credit)
+    query = """
+        SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
+               any_value(collection_round) AS collection_round
+        FROM (SELECT group_id, run_id, task_id, collection_round FROM episodes
+              UNION ALL SELECT g.group_id, e.run_id, e.task_id, e.collection_round
+              FROM groupings AS g JOIN episodes AS e USING (episode_id))
+        WHERE group_id IN (SELECT unnest($groups::BIGINT[])) GROUP BY group_id
+        """
+    named = lake.sql(query, {"groups": found["group_id"].to_list()})
+    return found.join(named, on="group_id", how="left", maintain_order="left")
+
+
+def taken_back_since(lake: Reads, credit: Credit, limit: int = 20) -> pl.DataFrame:
+    """Why episodes were taken back since a credit was computed: kind, reason (cut), episodes; most episodes first."""
+    query = f"""
+        SELECT kind, left(reason, {EXCERPT}) AS reason, count(DISTINCT episode_id) AS episodes FROM retractions
+        WHERE "at" > (SELECT max(ended_at) FROM job_runs WHERE series_id = $series AND status = 'succeeded')
+        GROUP BY ALL ORDER BY episodes DESC, kind, reason LIMIT $limit
+        """
+    return lake.sql(query, {"series": credit.series_id, "limit": limit})
 
 
 def rejects_page(

@@ -16,6 +16,8 @@ from viewer.queries import Params, Reads, Row, Sort, Window, count, only_row, or
 _SOME = 50
 """Episodes of a job that are looked at first, as nearly always all of them have advantages or none."""
 _NO_ADVANTAGES = "(SELECT * FROM advantages WHERE false)"
+GROUPS = 16
+"""Groups of a batch that are listed at most."""
 POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
 
@@ -160,9 +162,7 @@ def batch(
 
     The largest mean |advantage| comes first if nothing else is asked for.
     """
-    of_update = "SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
-    episodes = lake.sql(of_update, {"job": job_id, "update": update})["episode_id"]
-    chosen = credit.rows_of(lake, episodes) if credit else _NO_ADVANTAGES
+    chosen = _of_update(lake, job_id, update, credit)
     consumed, params = _consumed(job_id, chosen, "AND b.optimizer_step = $update")
     query = f"""
         SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
@@ -172,6 +172,35 @@ def batch(
         ORDER BY {order_by(sort, BATCH_ORDERS, "mean_size DESC NULLS LAST, episode_id")} LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"update": update} | window.params())
+
+
+def batch_groups(lake: Reads, job_id: int, update: int, credit: Credit | None, limit: int = GROUPS) -> pl.DataFrame:
+    """Groups of the episodes that an optimizer step consumed, those with the largest mean |advantage| first.
+
+    group_id, run_id, task_id, collection_round, policy_version (the oldest), episodes, mean_return, mean_size,
+    action_tokens, dead (by the advantages, whose group it is, and not only of what the step consumed); total is the
+    number of groups, dead_total of dead ones.
+    """
+    chosen = _of_update(lake, job_id, update, credit)
+    consumed, params = _consumed(job_id, chosen, "AND b.optimizer_step = $update")
+    query = f"""
+        SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
+               any_value(collection_round) AS collection_round, min(policy_version) AS policy_version,
+               count(DISTINCT episode_id) AS episodes, avg(env_return) AS mean_return,
+               sum(total_size) / nullif(sum(defined), 0) AS mean_size, sum(action_tokens)::BIGINT AS action_tokens,
+               sum(dead) > 0 AS dead, count(*) OVER () AS total, count(*) FILTER (sum(dead) > 0) OVER () AS dead_total
+        FROM ({consumed}) WHERE group_id IS NOT NULL
+        GROUP BY group_id ORDER BY mean_size DESC NULLS LAST, task_id, group_id LIMIT $limit
+        """
+    return lake.sql(query, params | {"update": update, "limit": limit})
+
+
+def _of_update(lake: Reads, job_id: int, update: int, credit: Credit | None) -> str:
+    """The advantages of what an optimizer step consumed, as SQL."""
+    if credit is None:
+        return _NO_ADVANTAGES
+    of_update = "SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
+    return credit.rows_of(lake, lake.sql(of_update, {"job": job_id, "update": update})["episode_id"])
 
 
 def batch_total(lake: Reads, job_id: int, update: int) -> int:
@@ -185,6 +214,12 @@ def update_range(lake: Reads, job_id: int) -> tuple[int, int] | None:
     query = "SELECT min(optimizer_step), max(optimizer_step) FROM trained_batches WHERE job_id = ?"
     first, last = lake.sql(query, [job_id]).row(0)
     return None if first is None else (int(first), int(last))
+
+
+def with_update(lake: Reads, update: int) -> list[int]:
+    """Training jobs that have a batch of an optimizer step."""
+    query = "SELECT DISTINCT job_id FROM trained_batches WHERE optimizer_step = ? ORDER BY job_id"
+    return lake.sql(query, [update])["job_id"].to_list()
 
 
 def checkpoints(lake: Reads, job_id: int) -> pl.DataFrame:
@@ -210,7 +245,8 @@ def _consumed(job_id: int, chosen: str, where: str = "") -> tuple[str, Params]:
     params: Params = {"job": job_id}
     query = f"""
         SELECT b.optimizer_step, b.episode_id, b.first_step, b.last_step, b.action_tokens, e.group_id, e.run_id,
-               e.task_id, e.rollout_index, e.policy_version, e.status, e.env_return, any_value(a.job_id) AS credit_job,
+               e.task_id, e.rollout_index, e.collection_round, e.policy_version, e.status, e.env_return,
+               any_value(a.job_id) AS credit_job,
                arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage,
                min(a.advantage) AS lowest, max(a.advantage) AS highest, sum(abs(a.advantage)) AS total_size,
                count(a.episode_id) AS credited, count(a.advantage) AS defined,

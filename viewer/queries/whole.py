@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import polars as pl
 
 from lake.cli.options import readable
 from lake.judgements.scores import ENV_RETURN
-from viewer.queries import Reads, Sort, outcomes
+from viewer.queries import Reads, Sort, literal, outcomes
 from viewer.queries.episodes import EpisodeFilter, conditions, listed, with_facts
 
 PART = 20_000
@@ -48,7 +47,7 @@ def predicate(lake: Reads, wanted: EpisodeFilter) -> str | None:
         return None if len(ids) > _MOST_IDS else f"episode_id IN ({', '.join(map(str, ids)) or 'NULL'})"
     clauses, params = conditions(wanted)
     spelled = " ".join(" AND ".join(clauses).split()).replace("e.outcome", "$outcome").replace("e.", "")
-    values = {name: _literal(value) for name, value in params.items()} | {"outcome": _outcome(lake, wanted)}
+    values = {name: literal(value) for name, value in params.items()} | {"outcome": _outcome(lake, wanted)}
     # In one pass: what looks like SQL of ours inside a value stays as it is.
     return _PARAMETER.sub(lambda found: values[found[1]], spelled)
 
@@ -60,16 +59,9 @@ def _outcome(lake: Reads, wanted: EpisodeFilter) -> str:
         return ENV_RETURN
     value = "SELECT s.value FROM current_scores AS s WHERE s.episode_id = episodes.episode_id AND s.step_index IS NULL"
     if score is not None:
-        return f"({value} AND s.scorer = {_literal(score)})"
+        return f"({value} AND s.scorer = {literal(score)})"
     own = outcomes.own(lake)
     if not own:
         return ENV_RETURN
-    pairs = ", ".join(f"({_literal(run)}, {_literal(scorer)})" for run, scorer in own.items())
+    pairs = ", ".join(f"({literal(run)}, {literal(scorer)})" for run, scorer in own.items())
     return f"coalesce({ENV_RETURN}, ({value} AND (s.run_id, s.scorer) IN ({pairs})))"
-
-
-def _literal(value: Any) -> str:
-    """A value as SQL."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

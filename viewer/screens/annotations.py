@@ -21,13 +21,28 @@ _COLUMNS = {
     "step_index": tables.value("Step", "A dash: the whole episode."),
     "episode_id": tables.ident("Episode"),
 }
+_BEYOND = "Agreement beyond chance (Cohen 1960): 1 is all, 0 what chance would give, less is contradiction."
 _AGREEMENT = {
     "label": tables.text("Label"),
     "first": tables.text("One"),
     "second": tables.text("The other"),
     "places": tables.value("Both", "Episodes and steps that both have labelled."),
     "same": tables.share("Same answer"),
-    "kappa": tables.value("Kappa", "Agreement beyond chance (Cohen 1960): 1 is all, 0 what chance would give."),
+    "kappa": tables.value("Kappa", _BEYOND),
+}
+_SCORERS = {
+    "scorer": tables.text("Scorer"),
+    "people": tables.text("People", "The scorer that stands for their label: human for ratings."),
+    "episodes": tables.value("Episodes", "That both have judged."),
+    "rank": tables.Column(
+        "Rank correlation", tables.Kind.SIGNED, "Spearman's: +1 the same order, \N{MINUS SIGN}1 reversed."
+    ),
+    "same": tables.share("Same answer", "High or low."),
+    "kappa": tables.Column(
+        "Kappa", tables.Kind.SIGNED, "Agreement beyond chance (Cohen 1960); negative: they contradict."
+    ),
+    "people_from": tables.value("People high from"),
+    "scorer_from": tables.value("Scorer high from"),
 }
 
 
@@ -43,8 +58,30 @@ def show() -> None:
     if agreement.height:
         st.subheader("Agreement", anchor=False)
         tables.table(agreement, _AGREEMENT, label="Agreement")
+    _scorers()
+    st.subheader("What people said", anchor=False)
     frame = read(annotations.page, ui.pager(total, "annotations"), tables.ordered_by())
     tables.table(frame, _COLUMNS, label="Annotations", href=_episode, key="episode_id", sortable=annotations.ORDERS)
+
+
+def _scorers() -> None:
+    """How far scorers agree with people; a row opens the episodes on which they do not."""
+    frame = read(annotations.scorers)
+    if frame.is_empty():
+        return
+    st.subheader("Scorers against people", anchor=False)
+
+    def disagreements(row: Row) -> str:
+        if row["same"] == 1:
+            return ""
+        named = (row["people"], row["scorer"], row["people_from"], row["scorer_from"])
+        return href(Page.EPISODES, sql=annotations.disagreed(*named))
+
+    tables.table(frame, _SCORERS, label="Scorers against people", href=disagreements)
+    st.caption(
+        "A side's answer is high from the middle of its range on these episodes, else low. A row opens the episodes on "
+        "which the two differ."
+    )
 
 
 def _episode(row: Row) -> str:

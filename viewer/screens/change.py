@@ -7,7 +7,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures, over_rounds, tables
+from viewer import choices, figures, over_rounds, settings, tables
 from viewer import components as ui
 from viewer.links import Page
 from viewer.navigation import href
@@ -65,6 +65,8 @@ def show() -> None:
         return
     _summary(frames, (one, other))
     _flips(one, other)
+    if one.run is not None and other.run is not None and one.run != other.run:
+        settings.of_runs(one.run, other.run)
     _tasks(frames, score)
     _tools((one, other), frames, score)
     _length(one, other, score)

@@ -9,9 +9,9 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, covering
-from viewer import annotations, choices, links, plain, tables
+from viewer import annotations, choices, links, plain, tables, taking
 from viewer import components as ui
-from viewer.links import Page, given_int
+from viewer.links import Page, given, given_int
 from viewer.navigation import anchor, changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
@@ -124,6 +124,7 @@ def _facts(facts: Row) -> None:
         if facts["stop_reason"]:
             ui.fact("stopped by", chip(facts["stop_reason"]))
         ui.link(Page.COMPARE, "Beside its siblings", "view_column", episode=ids.to_text(facts["episode_id"]))
+        taking.one_file(given("credit"), episode=ids.to_text(facts["episode_id"]))
         ui.fact("id", chip(ids.to_text(facts["episode_id"])))
     if facts["error"]:
         st.error("The rollout ended with an error.", icon=":material/error:")

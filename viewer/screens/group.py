@@ -8,7 +8,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.judgements.credit import Credit, covering
 from lake.judgements.scores import ENV_RETURN
-from viewer import choices, links, siblings, tables
+from viewer import choices, links, siblings, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
@@ -39,7 +39,7 @@ def show() -> None:
         with st.container():
             chosen = choices.credit(read(covering, group_id=group_id), "group")
     facts = read(groups.group, group_id, score) or facts
-    _facts(facts)
+    _facts(facts, chosen)
     choices.explain(chosen, group_id=group_id)
     _siblings(facts, chosen, score)
     _beside(group_id, chosen, score)
@@ -49,7 +49,7 @@ def show() -> None:
         _anchors(group_id, chosen, score)
 
 
-def _facts(facts: Row) -> None:
+def _facts(facts: Row, chosen: Credit | None) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center"):
         label, colour, explanation = _SIGNALS[Signal(facts["signal"])]
         ui.badge(label, colour, explanation=explanation)
@@ -62,6 +62,7 @@ def _facts(facts: Row) -> None:
             )
         ui.fact("id", chip(ids.to_text(facts["group_id"])))
         ui.link(Page.GROUPS, "Groups of the run", "arrow_back", run=facts["run_id"], score=given("score"))
+        taking.one_file(None if chosen is None else chosen.text, group=ids.to_text(facts["group_id"]))
     ui.facts(
         ("Siblings", number(facts["size"])),
         ("Scored", number(facts["scored"])),

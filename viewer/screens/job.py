@@ -3,11 +3,11 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from viewer import choices, counts, links, settings
 from viewer import components as ui
-from viewer import counts, links
-from viewer.links import Page
+from viewer.links import Page, given
 from viewer.pinned import read
-from viewer.plain import chip, number, percent, pretty, visible
+from viewer.plain import chip, number, one_line, percent, pretty, visible
 from viewer.queries import Row, lineage, training
 
 
@@ -24,7 +24,8 @@ def show() -> None:
         st.error("The job failed.", icon=":material/error:")
         st.code(visible(job["error"]), language=None, wrap_lines=True)
     if job["kind"] == "credit" and job["status"] == "succeeded":
-        _credit(job_id)
+        _credit(job)
+    _beside(job)
     left, right = st.columns(2)
     with left:
         _document("Parameters", job["parameters"])
@@ -59,8 +60,8 @@ def _facts(job: Row) -> None:
     )
 
 
-def _credit(job_id: int) -> None:
-    facts = read(training.credit_summary, job_id)
+def _credit(job: Row) -> None:
+    facts = read(training.credit_summary, job["job_id"])
     whole = max(facts["steps"], 1)
     st.subheader("Its advantages", anchor=False)
     ui.facts(
@@ -74,6 +75,45 @@ def _credit(job_id: int) -> None:
         ("Unknown", percent(facts["undefined"] / whole), "NULL: not known, which is not 0."),
         ("Mean |A|", number(facts["mean_size"])),
     )
+    choices.explain(read(training.credit_named, ids.to_text(job["series_id"])))
+
+
+def _beside(job: Row) -> None:
+    """Its parameters beside those of another job of its kind, which the address names or the reader chooses."""
+    others = read(lineage.like_it, job["job_id"])
+    if others.is_empty():
+        return
+    rows = {ids.to_text(row["job_id"]): row for row in others.iter_rows(named=True)}
+    asked = given("beside")
+
+    def label(name: str) -> str:
+        row = rows[name]
+        parts = (row["run_id"], links.job(row["kind"], row["parameters"]), f"{row['started_at']:%d %b %H:%M:%S}", name)
+        return "  ".join(one_line(part) for part in parts if part)
+
+    key = f"beside-{asked}"
+
+    def remember() -> None:
+        chosen = st.session_state[key]
+        if chosen is None:
+            st.query_params.pop("beside", None)
+        else:
+            st.query_params["beside"] = chosen
+
+    chosen = st.selectbox(
+        "Parameters beside those of",
+        list(rows),
+        index=list(rows).index(asked) if asked in rows else None,
+        format_func=label,
+        placeholder=f"another {job['kind']} job",
+        key=key,
+        on_change=remember,
+    )
+    if asked is not None and asked not in rows:
+        ui.missing(f"{chip(asked)} is no other job of this kind.")
+    if chosen is not None:
+        other = rows[chosen]
+        settings.table(lineage.beside(job["parameters"], other["parameters"]), "This job", label(chosen))
 
 
 def _counted(document: str | None) -> None:
