@@ -98,7 +98,7 @@ def test_back_and_forward_go_where_the_reader_was(page: Any, lk: Lake) -> None:
     page.wait_for_url("**sort=-mean_steps*")
 
 
-def test_a_row_opens_in_a_tab_of_its_own_and_by_the_keyboard(page: Any) -> None:
+def test_a_row_opens_in_a_tab_of_its_own(page: Any) -> None:
     go(page, f"/episodes?run={RUN}&task=mixed&round=1", "Episodes")
     row = rows_of(page, "Episodes").nth(2)
     with page.context.expect_page() as opened:
@@ -106,9 +106,38 @@ def test_a_row_opens_in_a_tab_of_its_own_and_by_the_keyboard(page: Any) -> None:
     opened.value.get_by_text("3 of 4 episodes that match the filter").wait_for()
     opened.value.close()
     assert urlsplit(page.url).path == "/episodes"
-    row.get_by_role("link").focus()
+
+
+def tab_to(page: Any, wanted: str) -> None:
+    """Press the Tab key until the element with a selector has the focus, and one sees that it has."""
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        if page.evaluate("wanted => document.activeElement.matches(wanted)", wanted):
+            drawn = "e => getComputedStyle(e).outlineStyle + getComputedStyle(e, '::after').outlineStyle"
+            assert page.evaluate(f"({drawn})(document.activeElement)") != "nonenone", wanted
+            return
+    raise AssertionError(f"the Tab key does not lead to {wanted}")
+
+
+def test_from_runs_to_a_step_and_back_without_a_mouse(page: Any, lk: Lake) -> None:
+    go(page, f"/?run={RUN}", "Runs")
+    tab_to(page, f"a[href^='/episodes?run={RUN}']")
     page.keyboard.press("Enter")
-    page.get_by_text("3 of 4 episodes that match the filter").wait_for()
+    settled(page, "Episodes")
+    row = f"a[data-opened='{episode_text(lk, 'mixed', 1)}']"
+    tab_to(page, row)
+    page.keyboard.press("Enter")
+    settled(page, "Episode")
+    page.locator("[data-step='2']").wait_for()
+    for key in ("j", "j", "j", "Enter"):
+        page.keyboard.press(key)
+    page.locator("[data-step='1'] .body").wait_for()
+    assert address(page)["step"] == "1"
+    tab_to(page, "a[href*='opened=']")
+    page.keyboard.press("Enter")
+    settled(page, "Episodes")
+    page.locator("tr.opened").wait_for()
+    assert page.locator(f"tr.opened {row}").count() == 1
 
 
 def test_keys_walk_the_filtered_list(page: Any, lk: Lake) -> None:
