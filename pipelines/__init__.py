@@ -14,4 +14,8 @@ COMMANDS = {
     "anchors": ("pipelines.credit.anchors.command:anchors", "Measure which steps share a state, by definition."),
     "group": ("pipelines.groupings.commands:group", "Form other groups than those that were collected."),
     "select": ("pipelines.select.commands:select", "Choose what is trained on, each drop with its reason."),
+    "estimate": (
+        "pipelines.estimate.command:estimate",
+        "Say what a lake of a given size will take.",
+    ),
 }

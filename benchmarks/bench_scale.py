@@ -1,0 +1,293 @@
+"""Reading a lake of up to a billion steps: seconds and memory by its size, and how they grow with it.
+
+    python benchmarks/bench_scale.py [--steps 1e6 1e7 1e8 1e9] [--keep FOLDER]
+
+The lakes are simulated: log, file lists, episodes, and what a credit job found in each group are real rows of that
+number; the steps are one real file of a million of them that the log names again and again, each time with the range of
+ids that its episodes have. So everything that decides by keys and lists is as it would be, and nothing that reads all
+steps is measured here (credit of everything: bench_credit.py). Episodes of 10 steps in groups of 8, a commit for every
+million steps, 16 runs, nothing compacted.
+
+Each question is asked in a process of its own, of the same lake; imports are left out. Prints Markdown for
+docs/benchmarks.md; the exponent is the slope between the two largest lakes.
+"""
+
+import argparse
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import msgspec  # noqa: E402
+import numpy as np  # noqa: E402
+import polars as pl  # noqa: E402
+
+import lake  # noqa: E402
+from lake import ids  # noqa: E402
+from lake.lake import Lake  # noqa: E402
+from lake.storage.data_files import Staged, Written  # noqa: E402
+from lake.storage.objects import Objects  # noqa: E402
+from lake.storage.store import Store  # noqa: E402
+from lake.tables import TABLES  # noqa: E402
+from lake.tables.contracts import conform  # noqa: E402
+from pipelines.credit import GiGPO  # noqa: E402
+from pipelines.credit import job as credit_job  # noqa: E402
+from pipelines.credit.health.diagnosis import DIAGNOSED  # noqa: E402
+from pipelines.credit.health.integrity import IntegrityConfig  # noqa: E402
+from pipelines.credit.incremental import find_changes  # noqa: E402
+from pipelines.credit.inputs.episodes import Sources  # noqa: E402
+
+STEPS, SIBLINGS, CHUNK, RUNS = 10, 8, 100_000, 16
+ESTIMATOR = GiGPO(step_source="terminal_score")
+LAST = "last"
+"""The run whose steps are really there: the round that was just collected."""
+
+
+def make(path: Path, steps: int) -> None:
+    """A simulated lake."""
+    lk, rng = lake.open(path, create=True), np.random.default_rng(0)
+    store = Store(Objects(path))
+    chunks, shared = max(1, steps // (CHUNK * STEPS)), None
+    for chunk in range(chunks):
+        episodes = _episodes(rng, CHUNK, f"run {chunk * RUNS // chunks}", chunk)
+        if shared is None:
+            shared = store.stage("steps", _steps(rng, episodes)).written
+        store.append_staged("steps", [Staged(None, _named_again(path, shared, episodes))])
+        version, _ = store.files("episodes")
+        store.append_episodes([store.stage("episodes", episodes)], version)
+    _credit(lk)
+    _round(path, rng)
+
+
+def _round(path: Path, rng: np.random.Generator) -> None:
+    """What a round brings: 64 groups whose credit is not computed yet."""
+    store, episodes = Store(Objects(path)), _episodes(rng, 64 * SIBLINGS, LAST, 0)
+    store.append("steps", _steps(rng, episodes))
+    version, _ = store.files("episodes")
+    store.append_episodes([store.stage("episodes", episodes)], version)
+
+
+def _episodes(rng: np.random.Generator, n: int, run: str, collection_round: int) -> pl.DataFrame:
+    groups = rng.integers(0, 2**63, n // SIBLINGS)
+    frame = pl.DataFrame(
+        {
+            "episode_id": rng.integers(0, 2**63, n),
+            "group_id": np.repeat(groups, SIBLINGS),
+            "rollout_index": np.tile(np.arange(SIBLINGS), n // SIBLINGS),
+            "env_return": (rng.random(n) < 0.4).astype(float),
+            "content_hash": rng.integers(0, 2**63, n),
+            "task_id": [str(task) for task in np.repeat(rng.integers(0, 1000, n // SIBLINGS), SIBLINGS)],
+        }
+    ).with_columns(
+        pl.lit(run).alias("run_id"),
+        pl.lit(collection_round).alias("collection_round"),
+        pl.lit(0).alias("attempt"),
+        pl.lit(ids.fresh_id()).alias("write_id"),
+        pl.lit("completed").alias("status"),
+        pl.lit(STEPS).alias("num_steps"),
+        pl.lit("synthetic").alias("source_format"),
+    )
+    return conform(frame, TABLES["episodes"]).sort("run_id", "group_id", "episode_id")
+
+
+def _steps(rng: np.random.Generator, episodes: pl.DataFrame) -> pl.DataFrame:
+    n = episodes.height * STEPS
+    rows = episodes.select("episode_id", "group_id", "run_id", "write_id")
+    frame = rows[np.repeat(np.arange(episodes.height), STEPS)].with_columns(
+        pl.Series("step_index", np.tile(np.arange(STEPS), episodes.height)),
+        pl.Series("state_hash", rng.integers(0, 30, n)),
+        pl.Series("reward", rng.random(n)),
+        pl.lit("a state").alias("state"),
+        pl.lit("an action").alias("action"),
+        pl.lit("[]").alias("context"),
+        pl.lit(value=True).alias("is_active"),
+        pl.lit(value=True).alias("trainable"),
+        pl.lit(value=False).alias("is_copied_context"),
+    )
+    return conform(frame, TABLES["steps"])
+
+
+def _named_again(path: Path, shared: Written, episodes: pl.DataFrame) -> Written:
+    """The file of steps under another name, as the log would list the steps of these episodes."""
+    told = shared.told()
+    name = f"{ids.to_text(ids.fresh_id())}-{told.name.rpartition('-')[2]}"
+    os.link(path / "steps" / told.name, path / "steps" / name)
+    statistics = json.loads(told.statistics)
+    for column in ("episode_id", "group_id", "run_id", "write_id"):
+        if column in statistics["minValues"]:
+            statistics["minValues"][column] = episodes[column].min()
+            statistics["maxValues"][column] = episodes[column].max()
+    return Written.of(msgspec.structs.replace(told, name=name, statistics=json.dumps(statistics)))
+
+
+def _credit(lk: Lake) -> None:
+    """The rows of a credit job in `credit_groups`: what the next one of its series compares with."""
+    checks = ids.key_hash("checks", IntegrityConfig().model_dump_json(exclude={"examples"}), True)
+    planned = credit_job._planned(lk.snapshot(), ESTIMATOR, Sources(), checks, None)
+    job = credit_job._job(lk, planned)
+    changed = find_changes(planned.snapshot, job.series_id, planned.groups).changed
+    runs = planned.episodes.group_by("group_id").agg(pl.col("run_id").first())
+    found = changed.join(runs, on="group_id").with_columns(
+        pl.lit(value=False).alias("is_dead"),
+        pl.lit("").alias("findings"),
+        pl.lit(0.5).alias("score_mean"),
+        pl.col("steps").alias("defined_steps"),
+        pl.col("episodes").alias("scored"),
+    )
+    required = [column.name for column in TABLES["credit_groups"].columns if column.required]
+    given = {*found.columns, "job_id", "series_id", "write_id"}
+    found = found.with_columns(pl.lit(0).alias(name) for name in {*required, *DIAGNOSED} - given)
+    with job:
+        for piece in found.iter_slices(CHUNK):
+            job.write("credit_groups", piece)
+        job.counts |= {"rows_in": 0, "rows_out": 0}
+
+
+def opened(path: Path) -> object:
+    """Open the lake and list the files of all tables."""
+    snapshot = lake.open(path).snapshot()
+    return sum(len(snapshot.files(name)) for name in ("episodes", "steps"))
+
+
+def point_query(path: Path) -> object:
+    """One episode by its id, two columns."""
+    lk = lake.open(path)
+    return lk.sql("SELECT env_return, num_steps FROM episodes WHERE episode_id = ?", [_known(path)[0]]).rows()
+
+
+def group(path: Path) -> object:
+    """Episodes and steps of one group."""
+    lk = lake.open(path)
+    return lk.sql("SELECT count(*) FROM steps WHERE group_id = ?", [_known(path)[1]]).rows()
+
+
+def credit(path: Path) -> object:
+    """Credit after a round of 64 groups, everything else unchanged."""
+    report = credit_job.run_credit(lake.open(path), ESTIMATOR)
+    return report.groups_computed, report.groups_kept
+
+
+def credit_only(path: Path) -> object:
+    """The same, told which groups: `only`, as a loop does."""
+    report = credit_job.run_credit(lake.open(path), ESTIMATOR, only=f"run_id = '{LAST}'")
+    return report.groups_computed
+
+
+def compaction(path: Path) -> object:
+    """Which files a compaction would merge."""
+    from lake.care import compaction as care
+    from lake.read.snapshot import Snapshot
+
+    snapshot = Snapshot(Store(Objects(path)))
+    return {
+        name: len(list(care._bins(snapshot.entries(name), care.TARGET_BYTES, alone=False)))
+        for name in ("episodes", "steps")
+    }
+
+
+def episode_list(path: Path) -> object:
+    """The first page of the viewer's list of episodes, by outcome."""
+    from viewer.pinned import Reader
+    from viewer.queries import Sort, Window
+    from viewer.queries.episodes import EpisodeFilter, page
+
+    return page(Reader(lake.open(path).snapshot()), EpisodeFilter(), Sort("outcome", descending=True), Window()).height
+
+
+QUESTIONS: dict[str, Callable[[Path], object]] = {
+    "open": opened,
+    "point query": point_query,
+    "one group, its steps": group,
+    "compaction plan": compaction,
+    "viewer's list": episode_list,
+    "credit of a round, `only`": credit_only,
+    "credit of a round": credit,
+}
+
+
+def _known(path: Path) -> tuple[int, int]:
+    found = json.loads((path / "known.json").read_text())
+    return found[0], found[1]
+
+
+def asked(question: str, path: Path) -> dict[str, float]:
+    """Ask in a process of its own."""
+    command = [sys.executable, __file__, "--ask", question, "--lake", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"seconds": math.nan, "cpu": math.nan, "gb": math.nan, "why": done.stderr.strip().splitlines()[-1:]}  # type: ignore[dict-item]
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _ask(question: str, path: Path) -> None:
+    import viewer.pinned
+    import viewer.queries.episodes  # noqa: F401 - imported before the clock starts
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began, used = time.perf_counter(), time.process_time()
+    answer = QUESTIONS[question](path)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"{question}: {str(answer)[:300]}", file=sys.stderr)
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "gb": peak / 1e6, "imports_gb": before / 1e6}))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=float, nargs="+", default=[1e6, 1e7, 1e8])
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--ask", choices=list(QUESTIONS))
+    parser.add_argument("--make", type=float)
+    parser.add_argument("--lake", type=Path)
+    args = parser.parse_args()
+    if args.ask:
+        _ask(args.ask, args.lake)
+        return
+    if args.make:
+        make(args.lake, int(args.make))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        answers = {int(steps): _answers(folder, int(steps)) for steps in args.steps}
+    print("| question | " + " | ".join(f"{steps:,}" for steps in answers) + " | exponent |")
+    print("| --- |" + " --- |" * (len(answers) + 1))
+    for question in QUESTIONS:
+        rows = [found[question] for found in answers.values()]
+        cells = " | ".join(f"{row['seconds']:.2f} s, {row['cpu']:.2f} CPU s, {row['gb']:.2f} GB" for row in rows)
+        growth = math.nan
+        if len(rows) > 1:
+            a, b = list(answers)[-2:]
+            growth = math.log(rows[-1]["cpu"] / rows[-2]["cpu"]) / math.log(b / a)
+        print(f"| {question} | {cells} | {growth:.2f} |")
+
+
+def _answers(folder: Path, steps: int) -> dict[str, dict[str, float]]:
+    path = folder / f"{steps}"
+    if not path.exists():
+        # In a process of its own: what it takes is not what the questions take.
+        subprocess.run([sys.executable, __file__, "--make", str(steps), "--lake", str(path)], check=True)
+        row = lake.open(path).sql("SELECT episode_id, group_id FROM episodes WHERE run_id <> 'last' LIMIT 1").row(0)
+        (path / "known.json").write_text(json.dumps(row))
+    found = {}
+    for question in QUESTIONS:
+        if question == "credit of a round":
+            _round(path, np.random.default_rng(1))  # the question before it has had its round
+        found[question] = asked(question, path)
+        print(steps, question, found[question], file=sys.stderr, flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
