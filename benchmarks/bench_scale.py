@@ -64,6 +64,8 @@ def make(path: Path, steps: int) -> None:
         store.append_staged("steps", [Staged(None, _named_again(path, shared, episodes))])
         version, _ = store.files("episodes")
         store.append_episodes([store.stage("episodes", episodes)], version)
+    row = lk.sql("SELECT episode_id, group_id FROM episodes WHERE run_id = 'run 0' LIMIT 1").row(0)
+    (path / "known.json").write_text(json.dumps(row))
     _credit(lk)
     _round(path, rng)
 
@@ -278,8 +280,6 @@ def _answers(folder: Path, steps: int) -> dict[str, dict[str, float]]:
     if not path.exists():
         # In a process of its own: what it takes is not what the questions take.
         subprocess.run([sys.executable, __file__, "--make", str(steps), "--lake", str(path)], check=True)
-        row = lake.open(path).sql("SELECT episode_id, group_id FROM episodes WHERE run_id <> 'last' LIMIT 1").row(0)
-        (path / "known.json").write_text(json.dumps(row))
     found = {}
     for question in QUESTIONS:
         if question == "credit of a round":

@@ -131,8 +131,8 @@ def _print(work: "Workload", cluster: "Cluster", found: "Estimate") -> None:
     groups, commits = _figure(writing.groups_per_second), _figure(writing.commits_per_second)
     most, after = _figure(writing.most_commits_per_second), _time(writing.visible_after_seconds)
     click.echo(
-        f"\nCollected in {cluster.days:g} days: {groups} groups a second, in {commits} commits a second of at most {most}; "
-        f"a group is visible after {after}"
+        f"\nCollected in {cluster.days:g} days: {groups} groups a second, in {commits} commits a second "
+        f"of at most {most}; a group is visible after {after}"
     )
     click.echo("\nLimits that no further node moves, the first one first:")
     echo_rows([_limit_row(limit) for limit in found.limits], "table")
