@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from lake import ids
 from lake.care.pins import LEASE, Pin
 from lake.errors import TrajlakeError, UsageError
 from lake.lake import Lake
@@ -28,10 +29,24 @@ class JoinedLake(Lake):
     def __init__(self, members: Sequence[Lake]) -> None:
         first = members[0]
         super().__init__(first._store, compact_above=first._compact_above)
-        self.members = tuple(members)
+        self._members = tuple(members)
         uris = [member.uri for member in members]
         if twice := {uri for uri in uris if uris.count(uri) > 1}:
             raise UsageError(f"{', '.join(sorted(twice))} is named twice; name each lake once")
+
+    @property
+    def members(self) -> tuple[Lake, ...]:
+        """The lakes, in the order in which they were named."""
+        return self._members
+
+    def home(self, episode_id: int) -> Lake:
+        """See `Lake.home`: of lakes that hold copies of it the first."""
+        shown = "SELECT 1 FROM episodes WHERE episode_id = ?"
+        for member in self.members:
+            if member.sql(shown, [episode_id]).height:
+                return member
+        uris = ", ".join(member.uri for member in self.members)
+        raise UsageError(f"none of {uris} shows episode {ids.to_text(episode_id)} now; nothing was written")
 
     def __repr__(self) -> str:
         return f"Lake({[member.uri for member in self.members]!r})"

@@ -63,6 +63,16 @@ class Lake:
         """The lake's folder, or its address in a bucket."""
         return self._store.root
 
+    @property
+    def members(self) -> tuple[Lake, ...]:
+        """The lakes that are read as one (`lake.joined`); this one alone unless several were opened."""
+        return (self,)
+
+    def home(self, episode_id: int) -> Lake:
+        """The lake that shows an episode, to write what is said of it. Raises UsageError: none of several does."""
+        del episode_id  # here is no choice
+        return self
+
     def __repr__(self) -> str:
         return f"Lake({self.uri!r})"
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
-import lake
 from lake import ids
 from lake.errors import TrajlakeError
 from lake.write.annotations import RATING, Annotation, annotate
@@ -170,7 +169,7 @@ def _submit(episode_id: int, step: int | None, queued: Queued | None, takes_back
 def _write(said: Annotation, by: str, queued: Queued | None) -> None:
     """Write an annotation and go on in the queue; what is wrong with it is shown when the page is drawn."""
     try:
-        annotate(lake.open(pinned.uri()), [said], by)
+        annotate(pinned.home(said.episode_id), [said], by)
     except TrajlakeError as error:
         st.session_state[_FAULT] = str(error)
         return

@@ -21,9 +21,9 @@ from urllib.request import urlopen
 
 import click
 
-from lake.cli.options import lake_option
+from lake.cli.options import Lakes, lakes_option
 from lake.errors import UsageError
-from viewer.environment import ENVIRONMENT, READ_ONLY
+from viewer.environment import READ_ONLY, name_lakes
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
@@ -34,25 +34,26 @@ _PATIENCE = 60.0
 
 
 @click.command()
-@lake_option
+@lakes_option
 @click.option(
     "--port", type=click.IntRange(1, 65535), help=f"Port.  [default: the first free one from {FIRST_PORT} on]"
 )
 @click.option("--no-browser", is_flag=True, help="Do not open a browser.")
 @click.option("--read-only", is_flag=True, help="Offer no annotating and no saving of views: the lake is only read.")
-def view(lake_uri: str, port: int | None, no_browser: bool, read_only: bool) -> None:
-    """Open the viewer on a lake: runs, episodes, groups, training, each with its advantages.
+def view(lake_uri: Lakes, port: int | None, no_browser: bool, read_only: bool) -> None:
+    """Open the viewer on a lake, or on several as one: runs, episodes, groups, training, each with its advantages.
 
     Prints the address once the server answers. Ctrl-C ends it. It writes nothing but annotations and saved views.
     """
     import lake
 
-    folder = lake.open(lake_uri).uri
+    opened = lake.open(lake_uri)
+    shown = tuple(member.uri for member in opened.members)
     chosen = free_port(port)
     address = f"http://{HOST}:{chosen}"
-    threading.Thread(target=_announce, args=(address, folder, not no_browser), daemon=True).start()
+    threading.Thread(target=_announce, args=(address, " and ".join(shown), not no_browser), daemon=True).start()
     os.environ[READ_ONLY] = "1" if read_only else "0"
-    serve(folder, chosen)
+    serve(shown[0] if len(shown) == 1 else shown, chosen)
 
 
 def free_port(wanted: int | None) -> int:
@@ -69,7 +70,7 @@ def free_port(wanted: int | None) -> int:
     raise UsageError(f"{taken} in use on {HOST}; choose another --port")
 
 
-def serve(folder: str, port: int) -> None:
+def serve(lakes: Lakes, port: int) -> None:
     """Run Streamlit in this process until it is told to stop."""
     import streamlit
     from starlette.middleware import Middleware
@@ -79,7 +80,7 @@ def serve(folder: str, port: int) -> None:
     from viewer.theme import STREAMLIT_OPTIONS
     from viewer.transcript import route
 
-    os.environ[ENVIRONMENT] = folder
+    name_lakes(lakes)
     # Whatever a configuration file of the reader says: what is given here wins.
     options = STREAMLIT_OPTIONS | {
         "server.address": HOST,
@@ -132,7 +133,7 @@ def import_pages() -> None:
     import_module("viewer.figures").task_histogram(pl.DataFrame({"success": [0.0], "tasks": [1]})).to_dict()
 
 
-def _announce(address: str, folder: str, open_browser: bool) -> None:
+def _announce(address: str, shown: str, open_browser: bool) -> None:
     """Print the address, and open it, once the server answers."""
     give_up = time.monotonic() + _PATIENCE
     while time.monotonic() < give_up:
@@ -141,7 +142,7 @@ def _announce(address: str, folder: str, open_browser: bool) -> None:
                 break
         except (URLError, OSError):
             time.sleep(0.1)
-    click.echo(f"{folder} is shown at {address} (Ctrl-C ends it)")
+    click.echo(f"{shown} is shown at {address} (Ctrl-C ends it)")
     sys.stdout.flush()
     if open_browser:
         webbrowser.open(address)

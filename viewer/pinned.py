@@ -4,7 +4,6 @@ All pages of a session read the same versions, so numbers on two pages agree whi
 by (lake, versions, query, arguments): another version is another answer, and nothing ever expires wrongly.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -14,7 +13,8 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 import lake
-from lake import ids
+from lake import Lake, ids
+from lake.cli.options import Lakes
 from lake.errors import TrajlakeError, UsageError
 from lake.read.kept import Kept
 from lake.read.query import Session
@@ -22,7 +22,7 @@ from lake.read.snapshot import Snapshot
 from lake.search.find import holding
 from lake.search.index import Report
 from lake.storage.objects import Objects
-from viewer.environment import ENVIRONMENT
+from viewer.environment import ENVIRONMENT, named_lakes
 from viewer.locked_sql import Answers
 from viewer.queries import Reads
 from viewer.queries.since import Changes
@@ -64,11 +64,6 @@ class Reader:
         self._answers = Answers(snapshot)
         self._lock = threading.Lock()
 
-    @property
-    def objects(self) -> Objects:
-        """Where the lake lies."""
-        return self._snapshot.objects
-
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
         """Rows of one SELECT; the last small answers are remembered, as the state stays the same."""
         key = (query, repr(params))
@@ -104,12 +99,23 @@ class Reader:
         return self._answers.rows(query)
 
 
-def uri() -> str:
-    """The lake's folder. Raises UsageError: no lake was named."""
-    if not (folder := os.environ.get(ENVIRONMENT)):
+def lakes() -> Lakes:
+    """The address of the lake, or those of several that are shown as one. Raises UsageError: none was named."""
+    if (named := named_lakes()) is None:
         msg = f"the viewer was started without a lake; start it with `trajlake view --lake URI` (or set {ENVIRONMENT})"
         raise UsageError(msg)
-    return folder
+    return named
+
+
+def addresses() -> tuple[str, ...]:
+    """The address of each lake."""
+    named = lakes()
+    return (named,) if isinstance(named, str) else named
+
+
+def home(episode_id: int) -> Lake:
+    """The lake that shows an episode, for what is written about it. Raises UsageError: none shows it now."""
+    return _opened(lakes()).home(episode_id)
 
 
 def versions() -> tuple[tuple[str, int], ...]:
@@ -130,7 +136,7 @@ def show(older: str | None) -> None:
     Raises:
         UsageError: there is no such state; the session is then pinned to the newest.
     """
-    found = _opened(uri())
+    found = _opened(lakes())
     st.query_params.pop(AS_OF, None)
     try:
         then = None if not older else found.at(int(older) if older.isdecimal() else older)
@@ -155,16 +161,16 @@ def when() -> str | None:
 
 def snapshots() -> list[str]:
     """Names of the lake's snapshots, the newest first."""
-    return [pin.name for pin in reversed(_opened(uri()).snapshots())]
+    return [pin.name for pin in reversed(_opened(lakes()).snapshots())]
 
 
 def news() -> int:
     """Episodes that readers see in the newest state beyond those here; 0 too where there are fewer, or none newer."""
-    newest = _opened(uri()).snapshot()
+    newest = _opened(lakes()).snapshot()
     if tuple(sorted(newest.versions.items())) == versions():
         return 0
     query = "SELECT count(*) FROM episodes"
-    return max(0, int(newest.sql(query).item()) - int(_reader(uri(), versions()).sql(query).item()))
+    return max(0, int(newest.sql(query).item()) - int(_reader(lakes(), versions()).sql(query).item()))
 
 
 def pinned_at() -> datetime:
@@ -185,19 +191,19 @@ def name() -> str:
 
 def named(text: str) -> Reader:
     """What reads the versions of a name; the newest ones if this process does not know it."""
-    newest = tuple(sorted(_opened(uri()).snapshot().versions.items()))
-    return _reader(uri(), _named.get(text, newest))
+    newest = tuple(sorted(_opened(lakes()).snapshot().versions.items()))
+    return _reader(lakes(), _named.get(text, newest))
 
 
 def known(text: str) -> Reader | None:
     """What reads the versions of a name; None if this process does not know it."""
     found = _named.get(text)
-    return None if found is None else _reader(uri(), found)
+    return None if found is None else _reader(lakes(), found)
 
 
 def is_outdated() -> bool:
     """Whether the lake has newer versions than this session is pinned to."""
-    return tuple(sorted(_opened(uri()).snapshot().versions.items())) != versions()
+    return tuple(sorted(_opened(lakes()).snapshot().versions.items())) != versions()
 
 
 def refresh() -> None:
@@ -207,9 +213,9 @@ def refresh() -> None:
     st.query_params.pop(AS_OF, None)
 
 
-def objects() -> Objects:
-    """Where the lake lies, for what is kept beside its tables."""
-    return _reader(uri(), versions()).objects
+def objects() -> list[Objects]:
+    """Where each lake lies, for what is kept beside its tables."""
+    return [Objects(address) for address in addresses()]
 
 
 def changes(since: str) -> Changes:
@@ -218,13 +224,13 @@ def changes(since: str) -> Changes:
     Raises:
         UsageError: there is no such state.
     """
-    then = _opened(uri()).at(int(since) if since.isdecimal() else since)
-    return _between(uri(), tuple(sorted(then.versions.items())), versions())
+    then = _opened(lakes()).at(int(since) if since.isdecimal() else since)
+    return _between(lakes(), tuple(sorted(then.versions.items())), versions())
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=4)
-def _between(folder: str, before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]) -> Changes:
-    opened = _opened(folder)
+def _between(lakes: Lakes, before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]) -> Changes:
+    opened = _opened(lakes)
     return between(opened.at(dict(before)), opened.at(dict(after)))
 
 
@@ -234,18 +240,18 @@ def search(text: str, report: Report) -> None:
     Raises:
         UsageError: the text has no letter and no digit.
     """
-    _reader(uri(), versions()).holding(text, report)
+    _reader(lakes(), versions()).holding(text, report)
 
 
 def read(query: Callable[Concatenate[Reads, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """The answer of a query of `viewer.queries` on the pinned lake."""
     name = f"{query.__module__}.{query.__qualname__}"
-    return cast("T", _answer(uri(), versions(), name, args, tuple(sorted(kwargs.items())), query))
+    return cast("T", _answer(lakes(), versions(), name, args, tuple(sorted(kwargs.items())), query))
 
 
 @st.cache_data(show_spinner="Reading the lake", max_entries=500)
 def _answer(
-    folder: str,
+    lakes: Lakes,
     pinned: tuple[tuple[str, int], ...],
     name: str,
     args: tuple[Any, ...],
@@ -253,21 +259,21 @@ def _answer(
     _query: Callable[..., Any],
 ) -> Any:
     """The leading underscore keeps the function itself out of the key; its name stands in for it."""
-    return _query(_reader(folder, pinned), *args, **dict(kwargs))
+    return _query(_reader(lakes, pinned), *args, **dict(kwargs))
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
-def _reader(folder: str, pinned: tuple[tuple[str, int], ...]) -> Reader:
-    return Reader(_opened(folder).at(dict(pinned)), _kept(folder))
+def _reader(lakes: Lakes, pinned: tuple[tuple[str, int], ...]) -> Reader:
+    return Reader(_opened(lakes).at(dict(pinned)), _kept(lakes))
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
-def _kept(folder: str) -> Kept:
+def _kept(lakes: Lakes) -> Kept:
     """What all sessions hold of a lake, whichever state of it they show."""
-    return Kept(_opened(folder).snapshot().objects)
+    return Kept(_opened(lakes).snapshot().objects)
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
-def _opened(folder: str) -> lake.Lake:
+def _opened(lakes: Lakes) -> Lake:
     """A lake, opened once: that takes longer than many a page. What it is asked for is the newest each time."""
-    return lake.open(folder)
+    return lake.open(lakes)

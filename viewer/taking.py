@@ -5,6 +5,7 @@ reader's own shell history.
 """
 
 import shlex
+from collections.abc import Sequence
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
@@ -44,7 +45,8 @@ def _commands(wanted: EpisodeFilter, name: str) -> None:
     if found is None:
         st.caption("No command can name so many episodes that a search or a query found: find fewer.")
         return
-    lake_ = ["--lake", pinned.uri()]
+    addresses = pinned.addresses()
+    lake_ = [word for address in addresses for word in ("--lake", address)]
     score = ["--score", wanted.score] if wanted.score is not None else []
     where = ["--where", found] if found else []
     export = ["trajlake", "export", *lake_, "--format", name, "--out", f"exported-{name}", *score, *where]
@@ -54,7 +56,23 @@ def _commands(wanted: EpisodeFilter, name: str) -> None:
     st.caption("Or name them for training, as a selection; further filters drop more:")
     st.code(shlex.join(select), language="bash", wrap_lines=True)
     if found:
-        retract = ["trajlake", "retract", *lake_, *where, "--reason", "why"]
-        st.caption("Or hide them from every later snapshot, for a reason:")
-        st.code(shlex.join(retract), language="bash", wrap_lines=True)
+        _retracting(wanted, where, addresses)
     st.caption("Commands go by the newest state of the lake when they are run.")
+
+
+def _retracting(wanted: EpisodeFilter, where: Sequence[str], addresses: Sequence[str]) -> None:
+    """The command that hides the list's episodes; of several lakes one for each, as each alone takes its rows back.
+
+    There the episodes are named: what a predicate finds in one of the lakes is not what it finds in all, as the score
+    of an episode may stand in another lake.
+    """
+    if len(addresses) > 1:
+        found = read(whole.by_ids, wanted)
+        if found is None:
+            st.caption("To hide them, find fewer, or open their lake alone: no command can name so many episodes.")
+            return
+        where = ["--where", found]
+    st.caption("Or hide them from every later snapshot, for a reason:")
+    for address in addresses:
+        retract = ["trajlake", "retract", "--lake", address, *where, "--reason", "why"]
+        st.code(shlex.join(retract), language="bash", wrap_lines=True)

@@ -2,13 +2,16 @@
 
 A view is an address, and whoever can write to the lake can save one. So what is followed is made anew of the parts that
 are known: one of our pages, and parameters that pages have.
+
+Of several lakes that are open together the views of all are listed, the first lake's where two have one name. A view is
+saved in the first, as everything is that is about all of them, and a name is removed where it stands.
 """
 
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
-from lake.care.saved_views import LONGEST, drop_view, save_view, saved_views
+from lake.care.saved_views import LONGEST, drop_view, has_view, in_order, save_view, saved_views
 from lake.errors import TrajlakeError
 from viewer import navigation, pinned
 from viewer.author import author
@@ -48,9 +51,10 @@ def bar() -> None:
 
 
 def _list() -> None:
+    views = {view.name: view for place in reversed(pinned.objects()) for view in saved_views(place)}
     links = [
         chip_link(view.name, target)
-        for view in saved_views(pinned.objects())
+        for view in sorted(views.values(), key=in_order)
         if (target := harmless(view.address)) is not None
     ]
     if links:
@@ -71,13 +75,15 @@ def _save() -> None:
     given = {name: st.query_params.get_all(name) for name in st.query_params if name not in _OF_A_MOMENT}
     address = harmless(f"{navigation.here()}?{urlencode(given, doseq=True)}")
     try:
-        save_view(pinned.objects(), st.session_state["view-name"], address or "/", author())
+        save_view(pinned.objects()[0], st.session_state["view-name"], address or "/", author())
     except TrajlakeError as error:
         st.session_state[_FAULT] = str(error)
 
 
 def _remove() -> None:
     try:
-        drop_view(pinned.objects(), st.session_state["view-name"])
+        first, *others = pinned.objects()
+        name = st.session_state["view-name"]
+        drop_view(next((place for place in (first, *others) if has_view(place, name)), first), name)
     except TrajlakeError as error:
         st.session_state[_FAULT] = str(error)

@@ -39,7 +39,17 @@ def saved_views(objects: Objects) -> list[SavedView]:
     for entry in objects.list(_FOLDER)[:MOST]:
         with suppress(msgspec.DecodeError):
             found.append(msgspec.json.decode(objects.get(entry.path) or b"", type=SavedView))
-    return sorted(found, key=lambda view: (view.name.lower(), view.name))
+    return sorted(found, key=in_order)
+
+
+def in_order(view: SavedView) -> tuple[str, str]:
+    """What views are sorted by."""
+    return view.name.lower(), view.name
+
+
+def has_view(objects: Objects, name: str) -> bool:
+    """Whether there is such a view. Raises UsageError: it is no name."""
+    return objects.exists(_path(_named(name)))
 
 
 def save_view(objects: Objects, name: str, address: str, author: str) -> None:
@@ -54,7 +64,7 @@ def save_view(objects: Objects, name: str, address: str, author: str) -> None:
 def drop_view(objects: Objects, name: str) -> None:
     """Take a name back. Raises UsageError: it is none, or there is no such view."""
     name = _named(name)
-    if not objects.exists(_path(name)):
+    if not has_view(objects, name):
         raise UsageError(f"there is no view {name!r}")
     objects.delete([_path(name)])
 

@@ -144,7 +144,7 @@ def test_two_lakes_in_one_process_do_not_mix(lk: Lake, tmp_path: Path, monkeypat
 def test_without_a_lake_the_way_to_name_one_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     with pytest.raises(UsageError, match="trajlake view --lake"):
-        pinned.uri()
+        pinned.lakes()
 
 
 def test_sessions_that_ask_at_the_same_time_get_their_own_answers(tmp_path: Path) -> None:

@@ -43,13 +43,18 @@ def predicate(lake: Reads, wanted: EpisodeFilter) -> str | None:
     What a search or a query found has no predicate: the episodes are named, if they are few.
     """
     if wanted.is_looked_up:
-        ids = listed(lake, wanted, None)
-        return None if len(ids) > _MOST_IDS else f"episode_id IN ({', '.join(map(str, ids)) or 'NULL'})"
+        return by_ids(lake, wanted)
     clauses, params = conditions(wanted)
     spelled = " ".join(" AND ".join(clauses).split()).replace("e.outcome", "$outcome").replace("e.", "")
     values = {name: literal(value) for name, value in params.items()} | {"outcome": _outcome(lake, wanted)}
     # In one pass: what looks like SQL of ours inside a value stays as it is.
     return _PARAMETER.sub(lambda found: values[found[1]], spelled)
+
+
+def by_ids(lake: Reads, wanted: EpisodeFilter) -> str | None:
+    """The episodes of a list, each by its id, as SQL over `episodes`; None if they are too many."""
+    ids = listed(lake, wanted, None)
+    return None if len(ids) > _MOST_IDS else f"episode_id IN ({', '.join(map(str, ids)) or 'NULL'})"
 
 
 def _outcome(lake: Reads, wanted: EpisodeFilter) -> str:

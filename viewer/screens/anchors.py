@@ -5,12 +5,13 @@ import shlex
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
+from lake.cli.options import lake_flags
 from lake.judgements.credit import Credit
 from viewer import choices, tables
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
-from viewer.pinned import read, uri
+from viewer.pinned import lakes, read
 from viewer.plain import chip, number, percent, visible
 from viewer.queries import Window, anchors, definitions, training
 
@@ -107,19 +108,19 @@ def _groups(chosen: Credit) -> None:
 def _definitions(chosen: Credit) -> None:
     """What other definitions of the same state would give, and the commands that measure and use them."""
     st.subheader("Under another definition", anchor=False)
-    lake = shlex.quote(uri())
+    lake = lake_flags(lakes())
     found = read(definitions.measured)
     if found is None:
         st.caption(
             "What other definitions of the same state would give (without counters, without error texts, the last "
             "states together), measured on a sample of groups. With `--keep` the figures are shown here."
         )
-        st.code(f"trajlake anchors --keep --lake {lake}", language=None)
+        st.code(f"trajlake anchors --keep {lake}", language=None)
         return
     steps = int(found.figures["steps"].max() or 0)  # type: ignore[arg-type]
     later = " Episodes were recorded since." if found.is_outdated else ""
     st.caption(f"Measured at {found.ended_at:%Y-%m-%d %H:%M} UTC on {number(steps)} steps.{later} To measure again:")
-    st.code(" ".join(filter(None, (f"trajlake anchors --keep --lake {lake}", found.options))), language=None)
+    st.code(" ".join(filter(None, (f"trajlake anchors --keep {lake}", found.options))), language=None)
     columns = {
         "anchors": tables.text("Definition"),
         "shared": tables.share("Shared steps", "Steps whose state a sibling visited, too: they have an A_S."),
@@ -144,7 +145,7 @@ def _definitions(chosen: Credit) -> None:
         return
     estimator = str(chosen.parameters.get("estimator") or "gigpo")
     setting = shlex.quote(f"anchors={wanted['definition'][0]}")
-    st.code(visible(f"trajlake credit {shlex.quote(estimator)} --lake {lake} --set {setting}"), language=None)
+    st.code(visible(f"trajlake credit {shlex.quote(estimator)} {lake} --set {setting}"), language=None)
 
 
 show()

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from lake.cli.options import lake_option
+from lake.cli.options import Lakes, lakes_option
 from lake.errors import UsageError
 
 
 @click.command()
-@lake_option
+@lakes_option
 @click.argument("wanted", metavar="EPISODE|GROUP")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write.")
 @click.option("--credit", help="Whose advantages.  [default: the current ones]")
-def page(lake_uri: str, wanted: str, out: Path, credit: str | None) -> None:
+def page(lake_uri: Lakes, wanted: str, out: Path, credit: str | None) -> None:
     """Write an episode, or the siblings of a group, as one HTML file.
 
     It opens in any browser, without a server, and asks nothing of the network.
