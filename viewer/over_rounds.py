@@ -56,30 +56,33 @@ def grid(curves: Sequence[tuple[figures.Chart, str, Callable[[Row], str] | None]
 
 
 def show_tools(run: str, axis: runs.Axis, score: str | None, episodes: int, key: str) -> None:
-    """Which tools fail, over rounds; of a large run its calls are read when the reader asks for them.
+    """Which tools fail, over rounds, if any are called; of a large run they are read when the reader asks for them.
 
     Args:
         episodes: of the run.
         key: of this part of the page.
     """
-    called = CALLED[axis]
+    called, is_small = CALLED[axis], episodes <= tools.SAMPLE
+    if is_small and read(tools.over, run, axis).is_empty():
+        return
     label = f"Tools: which began to fail, and in which {called}"
-    is_small = episodes <= tools.SAMPLE
     part = st.expander(label, icon=":material/build:", expanded=is_small, key=key, on_change="rerun")
     if not part.open:
         return
     with part:
         frame = read(tools.over, run, axis)
-        if frame.is_empty():
-            st.caption("No call of a tool is known to have failed or not.")
-            return
         if not frame["failed"].sum():
-            st.caption(f"None of {number(int(frame['calls'].sum()))} calls failed.")
+            st.caption(none_failed(int(frame["calls"].sum())))
             return
         _tools(frame, run, axis, score, key)
         said = "A call failed if the state after it is an error text; of several calls in a step the last one counts."
         drawn = "" if is_small else f" Of {tools.SAMPLE:,} episodes of the run, drawn by a hash of their ids."
         st.caption(f"{said} A point, or a row, opens the episodes in which the tool failed.{drawn}")
+
+
+def none_failed(calls: int) -> str:
+    """That nothing is to be seen of tools."""
+    return f"None of {number(calls)} calls failed." if calls else "No call of a tool is known to have failed or not."
 
 
 def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, key: str) -> None:
@@ -98,10 +101,10 @@ def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, ke
     )
     columns = {
         "tool": tables.text("Tool"),
-        "calls": tables.value("Calls"),
-        "failed": tables.value("Failed"),
-        "share": tables.share("Share"),
         "first": tables.value(f"First {called}", f"The first {called} in which a call failed; a dash: none did."),
+        "share": tables.share("Failed"),
+        "failed": tables.value("Failed calls"),
+        "calls": tables.value("Calls"),
     }
     with table:
         tables.table(

@@ -67,8 +67,8 @@ def show() -> None:
     _flips(one, other)
     if one.run is not None and other.run is not None and one.run != other.run:
         settings.of_runs(one.run, other.run)
-    _tasks(frames, score)
     _tools((one, other), frames, score)
+    _tasks(frames, score)
     _length(one, other, score)
     for name, run in _runs(one, other):
         for axis in read(runs.axes, run)[:1]:
@@ -215,18 +215,20 @@ def _pair(score: str | None) -> Callable[[Row], str]:
 
 
 def _tools(sides: tuple[Side, Side], frames: compare.Frames, score: str | None) -> None:
-    """Which tools fail more often on one side; of many episodes the calls are read when the reader asks for them."""
+    """Which tools fail more often on one side, if any are called; of many episodes they are read when asked for."""
     is_small = max(int(frame["episodes"].sum()) for frame in frames) <= tools.SAMPLE
-    part = st.expander(
-        "Tools: which fail more often", icon=":material/build:", expanded=is_small, key="tools", on_change="rerun"
-    )
+    if is_small and all(read(tools.of, side).is_empty() for side in sides):
+        return
+    label = "Tools: which fail more often"
+    part = st.expander(label, icon=":material/build:", expanded=is_small, key="tools", on_change="rerun")
     if not part.open:
         return
-    frame = tools.compared(*(read(tools.of, side) for side in sides))
+    of_sides = [read(tools.of, side) for side in sides]
     with part:
-        if frame.is_empty():
-            st.caption("No call of a tool is known to have failed or not.")
+        if not sum(int(frame["failed"].sum()) for frame in of_sides):
+            st.caption(over_rounds.none_failed(sum(int(frame["calls"].sum()) for frame in of_sides)))
             return
+        frame = tools.compared(*of_sides)
         columns = {
             "tool": tables.text("Tool"),
             "a_share": tables.share("Failed in A"),

@@ -12,20 +12,16 @@ from lake import ids
 from lake.judgements.credit import Credit
 from lake.read.metric_names import METRICS, OF_ROUNDS
 from lake.read.text_table import counted
-from viewer import choices, figures, intake, links, online, tables
+from viewer import batch, figures, intake, links, online, tables
 from viewer import components as ui
 from viewer.links import Page, given, given_int
-from viewer.navigation import changed, chip_link, href, into_view
 from viewer.pinned import read
-from viewer.plain import chip, number, one_line
+from viewer.plain import chip, one_line
 from viewer.queries import Row, loops, training
-from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.loops import Loop
 
 _FIRST_METRICS = 6
 _MORE_METRICS = 30
-# Other jobs that are offered where the address names none.
-_OTHERS = 8
 _SPANS = {"off": 1, "10": 10, "50": 50, "200": 200}
 _MEANINGS = METRICS | OF_ROUNDS
 
@@ -63,7 +59,7 @@ def show() -> None:
     look = _look(job_id, labels, update)
     _grid(frame, metrics[:_FIRST_METRICS], update, look)
     if update is not None:
-        _batch(job_id, update, credit, labels)
+        batch.show(job_id, update, credit, labels)
     _more(frame, metrics[_FIRST_METRICS:], update, look)
     _consumption(job_id, credit, update)
     intake.show(job_id)
@@ -120,16 +116,6 @@ def _job(jobs: pl.DataFrame, labels: dict[str, str]) -> tuple[int, Loop | None]:
 def _with_update(update: int) -> frozenset[str]:
     """The jobs that have an update, for an address that names none: the newest of them is shown."""
     return frozenset(map(ids.to_text, read(training.with_update, update)))
-
-
-def _instead(job_id: int, update: int, labels: dict[str, str]) -> None:
-    """Whose update this is, where the address names no job, and the others that have one."""
-    st.caption(f"Of the newest job that has an update {update}: {chip(labels[ids.to_text(job_id)], 200)}.")
-    having = _with_update(update)
-    others = [option for option in labels if option in having and option != ids.to_text(job_id)]
-    if others:
-        links = [chip_link(labels[option], changed(job=option, page=None)) for option in others[:_OTHERS]]
-        st.html(f'<div class="trajlake-chips"><span>Others:</span>{"".join(links)}</div>')
 
 
 def _training_job(asked: str | None) -> str | None:
@@ -284,87 +270,6 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
         _clickable(grid[position], figures.metric(values, title, update), f"consumed-{column}", update)
     if credit is not None:
         ui.chart(grid[3], figures.signs(frame, update), "signs")
-
-
-def _batch(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]) -> None:
-    into_view(f"update-{update}")
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.subheader(f"Update {update}", anchor=False, width="content")
-        first, last = read(training.update_range, job_id) or (update, update)
-        previous, following = (changed(update=number, page=None) for number in (update - 1, update + 1))
-        ui.turn("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", previous if update > first else None, "k")
-        ui.turn("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following if update < last else None, "j")
-        ui.link(
-            Page.EPISODES,
-            "As a filtered list of episodes",
-            "format_list_bulleted",
-            job=ids.to_text(job_id),
-            update=update,
-        )
-    if given("job") is None:
-        _instead(job_id, update, labels)
-    values = read(training.metrics_at, job_id, update)
-    ui.facts(*((one_line(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
-    _batch_groups(job_id, update, credit)
-    total = read(training.batch_total, job_id, update)
-    order = tables.ordered_by()
-    window = ui.pager(total, "episodes, largest mean |A| first" if order is None else "episodes")
-    frame = read(training.batch, job_id, update, credit, window, order)
-    columns = {
-        "run_id": tables.text("Run"),
-        "task_id": tables.text("Task"),
-        "rollout_index": tables.value("Rollout"),
-        "policy_version": tables.value("Policy version"),
-        "status": tables.text("Status"),
-        "env_return": tables.value("Return", "A dash means not scored, which is not 0."),
-        "a_episode": tables.advantage("A_E"),
-        "mean_advantage": tables.advantage("Mean A"),
-        "lowest": tables.advantage("Lowest A"),
-        "highest": tables.advantage("Highest A"),
-        "undefined": tables.value("Unknown A", "Steps whose advantage is not known."),
-        "dead": tables.mark("Dead group"),
-        "action_tokens": tables.value("Tokens", "Tokens that carried loss."),
-        "episode_id": tables.ident("Episode"),
-        "group_id": tables.ident("Group"),
-    }
-    here = choices.packed(EpisodeFilter(update=(job_id, update)))
-
-    def episode(row: Row) -> str:
-        credit_id = None if row["credit_job"] is None else ids.to_text(row["credit_job"])
-        return href(Page.EPISODE, episode=row["episode_id"], step=row["first_step"], credit=credit_id, list=here)
-
-    tables.table(frame, columns, label="Batch", href=episode, key="episode_id", sortable=training.BATCH_ORDERS)
-
-
-def _batch_groups(job_id: int, update: int, credit: Credit | None) -> None:
-    """What the batch is made of: its groups, and which of them can teach nothing."""
-    frame = read(training.batch_groups, job_id, update, credit)
-    if frame.is_empty():
-        return
-    total, dead = frame.select("total", "dead_total").row(0)
-    said = f"The batch is of {counted(total, 'group')}"
-    if credit is not None:
-        said += f", {number(dead)} of them dead: their advantages A_E are 0" if dead else ", none of them dead"
-    st.caption(f"{said}.{f' The first {frame.height} of them:' if total > frame.height else ''}")
-    columns = {
-        "run_id": tables.text("Run"),
-        "task_id": tables.text("Task"),
-        "collection_round": tables.value("Round", "In which they were played."),
-        "policy_version": tables.value("Policy version", "The oldest that played them."),
-        "episodes": tables.value("Episodes"),
-        "mean_return": tables.value("Mean return"),
-        "mean_size": tables.value("Mean |A|"),
-        "dead": tables.mark("Dead group", "All scored siblings scored the same."),
-        "action_tokens": tables.value("Tokens", "Tokens that carried loss."),
-        "group_id": tables.ident("Group"),
-    }
-    credit_id = None if credit is None else credit.text
-    tables.table(
-        frame,
-        {name: column for name, column in columns.items() if frame[name].count()},
-        label="Groups of the batch",
-        href=lambda row: href(Page.GROUP, group=row["group_id"], credit=credit_id),
-    )
 
 
 def _checkpoints(job_id: int) -> None:

@@ -1,0 +1,127 @@
+"""The batch of an update: whose it is, its metrics, its groups, its episodes and their advantages.
+
+Part of the page on training.
+"""
+
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+
+from lake import ids
+from lake.judgements.credit import Credit
+from lake.read.text_table import counted
+from viewer import choices, figures, tables
+from viewer import components as ui
+from viewer.links import Page, given
+from viewer.navigation import changed, chip_link, href, into_view
+from viewer.pinned import read
+from viewer.plain import chip, number, one_line
+from viewer.queries import Row, training
+from viewer.queries.episodes import EpisodeFilter
+
+# Other jobs that are offered where the address names none.
+_OTHERS = 8
+
+
+def show(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]) -> None:
+    """Its groups and its episodes; `labels` are what the jobs are called, by their ids."""
+    into_view(f"update-{update}")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.subheader(f"Update {update}", anchor=False, width="content")
+        first, last = read(training.update_range, job_id) or (update, update)
+        previous, following = (changed(update=number, page=None) for number in (update - 1, update + 1))
+        ui.turn("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", previous if update > first else None, "k")
+        ui.turn("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following if update < last else None, "j")
+        ui.link(
+            Page.EPISODES,
+            "As a filtered list of episodes",
+            "format_list_bulleted",
+            job=ids.to_text(job_id),
+            update=update,
+        )
+    if given("job") is None:
+        _instead(job_id, update, labels)
+    values = read(training.metrics_at, job_id, update)
+    ui.facts(*((one_line(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
+    _groups(job_id, update, credit)
+    total = read(training.batch_total, job_id, update)
+    order = tables.ordered_by()
+    window = ui.pager(total, "episodes, largest mean |A| first" if order is None else "episodes")
+    frame = read(training.batch, job_id, update, credit, window, order)
+    columns = {
+        "run_id": tables.text("Run"),
+        "task_id": tables.text("Task"),
+        "rollout_index": tables.value("Rollout"),
+        "policy_version": tables.value("Policy version"),
+        "status": tables.text("Status"),
+        "env_return": tables.value("Return", "A dash means not scored, which is not 0."),
+        "a_episode": tables.advantage("A_E"),
+        "mean_advantage": tables.advantage("Mean A"),
+        "lowest": tables.advantage("Lowest A"),
+        "highest": tables.advantage("Highest A"),
+        "undefined": tables.value("Unknown A", "Steps whose advantage is not known."),
+        "dead": tables.mark("Dead group"),
+        "action_tokens": tables.value("Tokens", "Tokens that carried loss."),
+        "episode_id": tables.ident("Episode"),
+        "group_id": tables.ident("Group"),
+    }
+    here = choices.packed(EpisodeFilter(update=(job_id, update)))
+
+    def episode(row: Row) -> str:
+        credit_id = None if row["credit_job"] is None else ids.to_text(row["credit_job"])
+        return href(Page.EPISODE, episode=row["episode_id"], step=row["first_step"], credit=credit_id, list=here)
+
+    tables.table(frame, columns, label="Batch", href=episode, key="episode_id", sortable=training.BATCH_ORDERS)
+
+
+def _instead(job_id: int, update: int, labels: dict[str, str]) -> None:
+    """Whose update this is, where the address names no job, and the others that have one."""
+    st.caption(f"Of the newest job that has an update {update}: {chip(labels[ids.to_text(job_id)], 200)}.")
+    having = set(map(ids.to_text, read(training.with_update, update)))
+    others = [option for option in labels if option in having and option != ids.to_text(job_id)]
+    if others:
+        links = [chip_link(labels[option], changed(job=option, page=None)) for option in others[:_OTHERS]]
+        st.html(f'<div class="trajlake-chips"><span>Others:</span>{"".join(links)}</div>')
+
+
+def _groups(job_id: int, update: int, credit: Credit | None) -> None:
+    """What the batch is made of: its groups, and which of them can teach nothing."""
+    frame = read(training.batch_groups, job_id, update, credit)
+    if frame.is_empty():
+        return
+    total, dead = frame.select("total", "dead_total").row(0)
+    said = f"The batch is of {counted(total, 'group')}"
+    if credit is not None:
+        said += f", {number(dead)} of them dead: their advantages A_E are 0" if dead else ", none of them dead"
+    more = f" The first {frame.height} of them:" if total > frame.height else ""
+    st.caption(f"{said}.{_versions(job_id, update)}{more}")
+    columns = {
+        "run_id": tables.text("Run"),
+        "task_id": tables.text("Task"),
+        "collection_round": tables.value("Round", "In which they were played."),
+        "policy_version": tables.value("Policy version", "The oldest that played them."),
+        "episodes": tables.value("Episodes"),
+        "mean_return": tables.value("Mean return"),
+        "mean_size": tables.value("Mean |A|"),
+        "dead": tables.mark("Dead group", "All scored siblings scored the same."),
+        "action_tokens": tables.value("Tokens", "Tokens that carried loss."),
+        "group_id": tables.ident("Group"),
+    }
+    credit_id = None if credit is None else credit.text
+    tables.table(
+        frame,
+        {name: column for name, column in columns.items() if frame[name].count()},
+        label="Groups of the batch",
+        href=lambda row: href(Page.GROUP, group=row["group_id"], credit=credit_id),
+    )
+
+
+def _versions(job_id: int, update: int) -> str:
+    """Which versions of the policy played the batch, beside those of its neighbours: old ones are clipped more."""
+
+    def span(versions: tuple[int, int]) -> str:
+        return str(versions[0]) if versions[0] == versions[1] else f"{versions[0]} to {versions[1]}"
+
+    found = read(training.versions_around, job_id, update)
+    if update not in found:
+        return ""
+    beside = [f"those of update {step} by {span(of)}" for step, of in found.items() if step != update]
+    return f" Policy version {span(found[update])} played it, {' and '.join(beside)}." if beside else ""
