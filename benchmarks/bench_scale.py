@@ -283,7 +283,7 @@ def _answers(folder: Path, steps: int) -> dict[str, dict[str, float]]:
     found = {}
     for question in QUESTIONS:
         if question == "credit of a round":
-            _round(path, np.random.default_rng(1))  # the question before it has had its round
+            _round(path, np.random.default_rng())  # the question before it has had its round
         found[question] = asked(question, path)
         print(steps, question, found[question], file=sys.stderr, flush=True)
     return found

@@ -73,9 +73,23 @@ def bracketed(where: str | None, place: str = "--where") -> str:
 
 
 def select_where(
-    lake: Reads, columns: Sequence[str], where: str | None, place: str = "--where", *, empty: bool = False
+    lake: Reads,
+    columns: Sequence[str],
+    where: str | None,
+    place: str = "--where",
+    *,
+    groups: pl.Series | None = None,
+    empty: bool = False,
 ) -> pl.DataFrame:
     """Columns of `episodes` (or SQL expressions over them) where a predicate holds, sorted by episode_id.
+
+    Args:
+        lake: where to read.
+        columns: names, or expressions.
+        where: the predicate; None takes all.
+        place: what the predicate is called in messages.
+        groups: only episodes that were collected in these; what others hold is not kept while it is read.
+        empty: whether it may be that there is none.
 
     Raises:
         UsageError: a predicate that is none.
@@ -83,7 +97,9 @@ def select_where(
     """
     inside = bracketed(where, place)
     try:
-        found = lake.sql(f"SELECT {', '.join(columns)} FROM episodes WHERE {inside} ORDER BY episode_id")
+        among = "" if groups is None else "AND group_id IN (SELECT unnest($groups))"
+        query = f"SELECT {', '.join(columns)} FROM episodes WHERE {inside} {among} ORDER BY episode_id"
+        found = lake.sql(query, None if groups is None else {"groups": groups.to_list()})
     except QueryError as error:
         if where is None:
             raise

@@ -162,7 +162,7 @@ def find_changes(
     snapshot: Snapshot, series_id: int, groups: pl.DataFrame, *, partial: bool = False, force: bool = False
 ) -> Changes:
     """Compare `group_fingerprints` with what the series holds; `partial`: they are some of its groups."""
-    newest = newest_groups(snapshot, series_id)
+    newest = newest_groups(snapshot, series_id, groups["group_id"] if partial else None)
     same = newest.join(groups, on=["group_id", "input_fingerprint"], how="semi")
     if force:
         same = same.clear()
@@ -176,9 +176,15 @@ def find_changes(
     )
 
 
-def newest_groups(snapshot: Snapshot, series_id: int) -> pl.DataFrame:
-    """The newest row of each group of a series: what comparing and diagnosing need, and when its job ended."""
-    rows = snapshot.scan("credit_groups").filter(pl.col("series_id") == series_id).select(*_COLUMNS, *DIAGNOSED)
+def newest_groups(snapshot: Snapshot, series_id: int, among: pl.Series | None = None) -> pl.DataFrame:
+    """The newest row of each group of a series: what comparing and diagnosing need, and when its job ended.
+
+    `among`: of these groups only.
+    """
+    rows = snapshot.scan("credit_groups").filter(pl.col("series_id") == series_id)
+    if among is not None:
+        rows = rows.filter(pl.col("group_id").is_in(among.implode()))
+    rows = rows.select(*_COLUMNS, *DIAGNOSED)
     # By the order in which jobs ended, whatever the clocks said: its one rule is SQL.
     jobs = snapshot.sql(_JOBS, [series_id]).with_row_index("ended").lazy()
     newest_last = rows.join(jobs, on="job_id").sort("ended")

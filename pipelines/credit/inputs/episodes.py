@@ -53,7 +53,13 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
         UsageError: a bad predicate, a scorer that scored nothing, an unknown grouping.
         DataRefusedError: no episode is selected.
     """
-    episodes = select_where(snapshot, _COLUMNS, sources.where).with_columns(collected_group_id="group_id")
+    wanted, collected_groups = None, None
+    if sources.only is not None:
+        wanted = select_where(snapshot, ("episode_id", "group_id"), sources.only, "only")
+        # Groups of a grouping may hold siblings that were collected in others.
+        collected_groups = wanted["group_id"].unique() if sources.grouping is None else None
+    episodes = select_where(snapshot, _COLUMNS, sources.where, groups=collected_groups)
+    episodes = episodes.with_columns(collected_group_id="group_id")
     if sources.grouping is not None:
         groups = read_grouping(snapshot, sources.grouping).select("episode_id", "group_id")
         episodes = episodes.drop("group_id").join(groups, on="episode_id")
@@ -63,8 +69,7 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
                 "`trajlake group` again"
             )
             raise DataRefusedError(msg)
-    if sources.only is not None:
-        wanted = select_where(snapshot, ("episode_id",), sources.only, "only")
+    if wanted is not None:
         groups = episodes.join(wanted, on="episode_id", how="semi").select(pl.col("group_id").unique())
         episodes = episodes.join(groups, on="group_id", how="semi", maintain_order="left")
     if ENV_RETURN in components:
