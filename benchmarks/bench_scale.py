@@ -33,7 +33,6 @@ import polars as pl  # noqa: E402
 
 import lake  # noqa: E402
 from lake import ids  # noqa: E402
-from lake.lake import Lake  # noqa: E402
 from lake.storage.data_files import Staged, Written  # noqa: E402
 from lake.storage.objects import Objects  # noqa: E402
 from lake.storage.store import Store  # noqa: E402
@@ -43,31 +42,41 @@ from pipelines.credit import GiGPO  # noqa: E402
 from pipelines.credit import job as credit_job  # noqa: E402
 from pipelines.credit.health.diagnosis import DIAGNOSED  # noqa: E402
 from pipelines.credit.health.integrity import IntegrityConfig  # noqa: E402
-from pipelines.credit.incremental import find_changes  # noqa: E402
+from pipelines.credit.incremental import group_fingerprints  # noqa: E402
 from pipelines.credit.inputs.episodes import Sources  # noqa: E402
 
 STEPS, SIBLINGS, CHUNK, RUNS = 10, 8, 100_000, 16
 ESTIMATOR = GiGPO(step_source="terminal_score")
+CHECKS = ids.key_hash("checks", IntegrityConfig().model_dump_json(exclude={"examples"}), True)
 LAST = "last"
 """The run whose steps are really there: the round that was just collected."""
 
 
 def make(path: Path, steps: int) -> None:
     """A simulated lake."""
-    lk, rng = lake.open(path, create=True), np.random.default_rng(0)
-    store = Store(Objects(path))
-    chunks, shared = max(1, steps // (CHUNK * STEPS)), None
-    for chunk in range(chunks):
-        episodes = _episodes(rng, CHUNK, f"run {chunk * RUNS // chunks}", chunk)
-        if shared is None:
-            shared = store.stage("steps", _steps(rng, episodes)).written
-        store.append_staged("steps", [Staged(None, _named_again(path, shared, episodes))])
-        version, _ = store.files("episodes")
-        store.append_episodes([store.stage("episodes", episodes)], version)
-    row = lk.sql("SELECT episode_id, group_id FROM episodes WHERE run_id = 'run 0' LIMIT 1").row(0)
+    lk, rng, store = lake.open(path, create=True), np.random.default_rng(0), Store(Objects(path))
+    chunks = max(1, steps // (CHUNK * STEPS))
+    first = _episodes(rng, CHUNK, "run 0", 0)
+    shared = store.stage("steps", _steps(rng, first)).written
+    _append(path, store, first, shared)
+    row = first.select("episode_id", "group_id").row(0)
     (path / "known.json").write_text(json.dumps(row))
-    _credit(lk)
+    planned = credit_job._planned(lk.snapshot(), ESTIMATOR, Sources(), CHECKS, None)
+    # What a credit job found in each group: the next one of its series compares with it.
+    with credit_job._job(lk, planned) as job:
+        job.write("credit_groups", _found(first))
+        for chunk in range(1, chunks):
+            episodes = _episodes(rng, CHUNK, f"run {chunk * RUNS // chunks}", chunk)
+            _append(path, store, episodes, shared)
+            job.write("credit_groups", _found(episodes))
+        job.counts |= {"rows_in": 0, "rows_out": 0}
     _round(path, rng)
+
+
+def _append(path: Path, store: Store, episodes: pl.DataFrame, shared: Written) -> None:
+    store.append_staged("steps", [Staged(None, _named_again(path, shared, episodes))])
+    version, _ = store.files("episodes")
+    store.append_episodes([store.stage("episodes", episodes)], version)
 
 
 def _round(path: Path, rng: np.random.Generator) -> None:
@@ -131,14 +140,14 @@ def _named_again(path: Path, shared: Written, episodes: pl.DataFrame) -> Written
     return Written.of(msgspec.structs.replace(told, name=name, statistics=json.dumps(statistics)))
 
 
-def _credit(lk: Lake) -> None:
-    """The rows of a credit job in `credit_groups`: what the next one of its series compares with."""
-    checks = ids.key_hash("checks", IntegrityConfig().model_dump_json(exclude={"examples"}), True)
-    planned = credit_job._planned(lk.snapshot(), ESTIMATOR, Sources(), checks, None)
-    job = credit_job._job(lk, planned)
-    changed = find_changes(planned.snapshot, job.series_id, planned.groups).changed
-    runs = planned.episodes.group_by("group_id").agg(pl.col("run_id").first())
-    found = changed.join(runs, on="group_id").with_columns(
+def _found(episodes: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `credit_groups` with the hashes that the job itself computes."""
+    names = ("episode_id", "group_id", "run_id", "status", "write_id", "num_steps")
+    selected = episodes.select(*names, episode_score="env_return", collected_group_id="group_id")
+    selected = selected.sort("group_id", "episode_id")
+    runs = selected.group_by("group_id").agg(pl.col("run_id").first())
+    found = group_fingerprints(selected, checks=CHECKS).join(runs, on="group_id")
+    found = found.with_columns(
         pl.lit(value=False).alias("is_dead"),
         pl.lit("").alias("findings"),
         pl.lit(0.5).alias("score_mean"),
@@ -147,11 +156,7 @@ def _credit(lk: Lake) -> None:
     )
     required = [column.name for column in TABLES["credit_groups"].columns if column.required]
     given = {*found.columns, "job_id", "series_id", "write_id"}
-    found = found.with_columns(pl.lit(0).alias(name) for name in {*required, *DIAGNOSED} - given)
-    with job:
-        for piece in found.iter_slices(CHUNK):
-            job.write("credit_groups", piece)
-        job.counts |= {"rows_in": 0, "rows_out": 0}
+    return found.with_columns(pl.lit(0).alias(name) for name in {*required, *DIAGNOSED} - given)
 
 
 def opened(path: Path) -> object:
