@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,10 +22,12 @@ import duckdb
 
 from lake.errors import LakeAccessError, QueryError, TrajlakeError
 from lake.read import connections, query_pruning, query_results, query_views
+from lake.read.in_memory import ORIGIN, InMemory, episode_keys
 from lake.read.text_table import Rows
 from lake.read.visibility import DataFile
 from lake.storage.objects import Objects
 from lake.tables import JOBS, TABLES
+from lake.tables.columns import Table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     from lake.read.kept import Kept
 
-_ORIGIN = ("write_id", "run_id", "group_id")
 _MOST_KEPT_KEYS = 1_000_000
 """Episodes above which their keys are not held in memory (40 bytes each) but looked up."""
 Params = Sequence[Any] | Mapping[str, Any] | None
@@ -82,8 +83,8 @@ class Session:
         kept: Kept | None = None,
     ) -> None:
         self._only = only
-        self._kept = kept
-        self._held: dict[str, list[str]] = {}
+        self._memory = InMemory(kept, files, lambda: self._connection, self._over)
+        self._may_hold = kept is not None
         self._files = files
         self._objects = objects
         self._hidden = hidden
@@ -130,15 +131,15 @@ class Session:
             return
         if self._may_share and self._is_clean and self._bound_bytes <= _MOST_READ_BY_IDLE:
             connection.execute(f"DROP TABLE IF EXISTS {query_views.hidden(0)}")
-            for held in (held for names in self._held.values() for held in names):
-                connection.unregister(held)
+            self._memory.leave(connection)
             for name in [name for name, (files, *_) in self._bound.items() if files is None]:
                 connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
                 del self._bound[name]
             connections.keep(self._key(), connections.Idle(connection, self._bound, self._defined, self._bound_bytes))
         else:
             connection.close()
-        self._bound, self._defined, self._bound_bytes, self._held, self._hides = {}, set(), 0, {}, {}
+        self._memory.leave(None)
+        self._bound, self._defined, self._bound_bytes, self._hides = {}, set(), 0, {}
 
     def _key(self) -> tuple[Any, ...]:
         """What connections must have in common to stand in for each other; a child process takes none of its parent."""
@@ -220,7 +221,7 @@ class Session:
         tables = [name for name in names if name in TABLES]
         # Planning a query that does not say which rows it wants is not worth its milliseconds.
         has_conditions = query_pruning.CONDITIONS.search(query) is not None
-        may_hold = may_hold and self._kept is not None
+        may_hold = may_hold and self._may_hold
         if (may_hold or has_conditions) and any(query_pruning.much(self._files(name)) for name in tables):
             plan = query_pruning.planner().plan(query, params)
         self._bind_tables(names, plan, may_hold=may_hold)
@@ -238,7 +239,7 @@ class Session:
         for name, table in TABLES.items():
             if name not in names:
                 continue
-            held = self._in_memory(name, plan.columns[name]) if may_hold and name in plan.columns else []
+            held = self._memory.table(name, plan.columns[name]) if may_hold and name in plan.columns else []
             by_clock = self._by_clock and name == JOBS.name
             wanted = () if by_clock else plan.scans.get(name, ())  # all rows of a lake make its order
             files = self._files(name)
@@ -246,9 +247,9 @@ class Session:
                 files, where = query_pruning.needed(table, files, wanted, self._origins, writes)
             places = {file.place for file in files} if table.hides_retracted else set()
             hide = tuple(sorted(place for place in places if self._hides_any(place)))
-            if self._kept is not None and held:
+            if held:
                 bound: connections.Bound = (None, "", hide)
-                body = query_views.kept_sql(table, held, self._kept.columns(name), hide=bool(hide))
+                body = query_views.kept_sql(table, held, self._memory.columns(name), hide=bool(hide))
             else:
                 bound = (self._paths(files), where, hide)
                 body = query_views.table_sql(table, files, hide=hide, where=where, by_clock=by_clock)
@@ -257,20 +258,30 @@ class Session:
                 self._define(f"CREATE OR REPLACE VIEW {query_views.quoted_name(name)} AS {body}")
                 self._bound[name] = bound
         for name, text in query_views.views().items():
-            if name in names and name not in self._defined:
-                self._define(text)
-                self._defined.add(name)
+            if name in names:
+                self._bind_view(name, text, self._memory.view(name) if may_hold else [])
 
-    def _in_memory(self, name: str, columns: Set[str]) -> list[str]:
-        """What the connection calls the parts of a table in memory; none if they do not hold all of these columns."""
-        if self._kept is None or not columns & set(TABLES[name].names) <= self._kept.columns(name):
-            return []
-        if name not in self._held:
-            parts = self._kept.rows(name, self._files(name))
-            self._held[name] = [f"held_{name}_{number}" for number in range(len(parts))]
-            for held, part in zip(self._held[name], parts, strict=True):
-                self._connection.register(held, part)
-        return self._held[name]
+    def _bind_view(self, name: str, text: str, held: Sequence[str]) -> None:
+        """Make a view answer: from memory, where that holds it, else as it was written."""
+        if name in (self._bound if held else self._defined):
+            return
+        if name in self._bound or name in self._defined:
+            self._connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
+            self._bound.pop(name, None)
+            self._defined.discard(name)
+        if not held:
+            self._define(text)
+            self._defined.add(name)
+            return
+        hide = self._hides_any(0)
+        text = query_views.held_sql(held, hide=hide)
+        self._define(f"CREATE VIEW {query_views.quoted_name(name)} AS {text}")
+        self._bound[name] = (None, "", (0,) if hide else ())
+
+    def _over(self, view: str, table: Table, files: Sequence[DataFile]) -> pa.Table:
+        """A shipped view over some files alone of the one table that it reads."""
+        self._paths(files)
+        return self._connection.sql(query_views.over_sql(view, table, files)).to_arrow_table()
 
     def _paths(self, files: Sequence[DataFile]) -> list[str]:
         """Paths of files, made known to a bucket's file system."""
@@ -302,18 +313,18 @@ class Session:
 
         files = self._files("episodes")
         values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
-        if held := self._in_memory("episodes", {*_ORIGIN, condition.column}):
+        if held := self._memory.table("episodes", {*ORIGIN, condition.column}):
             source = f"({' UNION ALL '.join(f'SELECT * FROM {name}' for name in held)})"
         elif sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
-            keys_E = _keys(tuple(file.path for file in files), self._objects)
+            keys_E = episode_keys(tuple(file.path for file in files), self._objects)
             found = keys_E.filter(pl.col(condition.column).is_in(list(condition.values or ())))
-            return [query_pruning.Origin(*row) for row in found.select(_ORIGIN).unique().iter_rows()]
+            return [query_pruning.Origin(*row) for row in found.select(ORIGIN).unique().iter_rows()]
         else:
             files = [file for file in files if not query_pruning.excluded(file, (condition,))]
             if not files:
                 return []
             source = query_views.parquet(TABLES["episodes"], self._paths(files))
-        query = f"SELECT DISTINCT {', '.join(_ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
+        query = f"SELECT DISTINCT {', '.join(ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
         return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
 
     def _batches(
@@ -379,13 +390,3 @@ class Session:
         text = self._objects.redacted(query_results.one_line(error))
         erased = "If a forget or a vacuum ran meanwhile, read again; else " if "No such file" in text else ""
         return LakeAccessError(f"{self._objects.root}: {text}. {erased}`trajlake doctor` tells what is damaged")
-
-
-@lru_cache(maxsize=2)
-def _keys(paths: tuple[str, ...], objects: Objects) -> pl.DataFrame:
-    """episode_id and origin of all rows of `episodes`, kept for the next query: files never change."""
-    from lake.read.parquet import collected, scan
-
-    if not paths:
-        return TABLES["episodes"].polars().to_frame().select("episode_id", *_ORIGIN)
-    return collected(scan(paths, TABLES["episodes"], objects.polars_options).select("episode_id", *_ORIGIN))

@@ -137,8 +137,19 @@ def kept_sql(table: Table, names: Sequence[str], columns: Collection[str], *, hi
         else f"error('{c.name} is not held')::{c.sql_type} AS {quoted_name(c.name)}"
         for c in table.columns
     )
+    return held_sql(names, listed, hide=hide)
+
+
+def held_sql(names: Sequence[str], listed: str = "*", *, hide: bool = False) -> str:
+    """Rows in memory that a connection has under these names, in parts; perhaps without those of `hidden(0)`."""
     body = " UNION ALL ".join(f"SELECT {listed} FROM {quoted_name(name)}" for name in names)
     return f"SELECT * FROM ({body}) ANTI JOIN {hidden(0)} USING (episode_id)" if hide else body
+
+
+def over_sql(view: str, table: Table, files: Sequence[DataFile]) -> str:
+    """A shipped view over some files alone of the one table that it reads, as SQL."""
+    body = views()[view].partition("CREATE VIEW")[2].partition(" AS")[2].rstrip("; \n")
+    return f"WITH {table.name} AS ({table_sql(table, files)}) SELECT * FROM ({body})"
 
 
 def parquet(table: Table, paths: Iterable[str]) -> str:

@@ -1,7 +1,11 @@
 """Columns in memory: what they answer is what the files say, whatever happened to the lake in between."""
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -11,6 +15,7 @@ from lake import Lake
 from lake.read import kept, query_pruning
 from lake.read.kept import COLUMNS, Kept
 from lake.read.visibility import DataFile
+from lake.records import StepRecord
 from lake.storage.objects import Objects
 from testkit.copies import empty_lake
 from testkit.lakes import rollout, siblings
@@ -23,7 +28,25 @@ QUESTIONS = (
     "SELECT episode_id, outcome FROM (SELECT *, env_return AS outcome FROM episodes) WHERE outcome IN (0, 1)",
     "SELECT episode_id FROM episodes WHERE initial_messages LIKE '%maze%' AND rollout_index <> 1",
     "SELECT episode_id, scorer, value FROM current_scores WHERE value >= 0.5",
+    "SELECT * FROM episode_steps",
+    "SELECT unnest(tools_called) FROM episode_steps JOIN episodes USING (episode_id) WHERE error_states > 0",
 )
+CALLS: list[list[Any]] = [
+    [],
+    [{"name": "go", "arguments": "{}"}, {"name": "look"}],
+    [{"function": {"name": "act"}}, {"name": "go"}],
+]
+STEPS = [
+    StepRecord(
+        state=f"{n}",
+        action="go",
+        tool_calls=CALLS[n % 3],
+        is_active=n != 4,
+        is_action_valid=[True, False, None][n % 3],
+        state_is_error=[None, True][n % 2],
+    )
+    for n in range(6)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +61,42 @@ def lk(tmp_path: Path) -> Lake:
 
 def add(lk: Lake, task: str, number: int) -> None:
     with lk.job(kind="collect", run_id=f"run {number % 2}") as job:
-        job.record(siblings(task, [0.0, 1.0, None], collection_round=number))
+        job.record(siblings(task, [0.0, 1.0, None], collection_round=number, steps=STEPS[number % 3 :]))
+
+
+def last(row: dict[str, Any], after: dict[str, Any]) -> str | None:
+    """The tool of a step's last call, if an error came back."""
+    calls = json.loads(row["tool_calls"] or "[]")
+    return (calls[-1].get("name") or calls[-1]["function"]["name"]) if calls and after["state_is_error"] else None
+
+
+def come_to(lk: Lake) -> list[dict[str, Any]]:
+    """`episode_steps`, slowly."""
+    found = []
+    steps = lk.sql("SELECT * FROM steps ORDER BY episode_id, step_index").to_dicts()
+    for episode in sorted({row["episode_id"] for row in steps}):
+        mine = [row for row in steps if row["episode_id"] == episode]
+        active = [row for row in mine if row["is_active"]]
+        calls = [call for row in mine for call in json.loads(row["tool_calls"] or "[]")]
+        found.append(
+            {
+                "episode_id": episode,
+                "run_id": mine[0]["run_id"],
+                "steps": len(mine),
+                "tools_called": sorted({call.get("name") or call["function"]["name"] for call in calls}),
+                "tools_failed": sorted(
+                    {failed for one, after in pairwise(mine) if (failed := last(one, after)) is not None}
+                ),
+                "invalid_actions": sum(row["is_action_valid"] is False for row in mine),
+                "error_states": sum(row["state_is_error"] is True for row in mine),
+                "active_steps": len(active),
+                "judged_actions": sum(row["is_action_valid"] is not None for row in active),
+                "active_invalid": sum(row["is_action_valid"] is False for row in active),
+                "judged_states": sum(row["state_is_error"] is not None for row in active),
+                "active_errors": sum(row["state_is_error"] is True for row in active),
+            }
+        )
+    return found
 
 
 def score(lk: Lake, value: float, fault: type[Exception] | None = None) -> None:
@@ -63,8 +121,8 @@ def states(lk: Lake) -> Iterator[None]:
     yield
     lk.retract(lk.sql("SELECT episode_id FROM episodes LIMIT 2")["episode_id"], reason="wrong")
     yield
-    lk.compact("episodes")
-    lk.compact("scores")
+    for name in ("episodes", "scores", "steps"):
+        lk.compact(name)
     yield
     lk.forget(lk.sql("SELECT episode_id FROM episodes LIMIT 1")["episode_id"], reason="asked")
     yield
@@ -81,6 +139,7 @@ def test_memory_answers_as_files_do(lk: Lake) -> None:
                 found, expected = session.query(question), plain.query(question)
                 assert found.schema == expected.schema
                 assert found.sort(pl.all()).equals(expected.sort(pl.all())), question
+            assert session.query("SELECT * FROM episode_steps ORDER BY episode_id").to_dicts() == come_to(lk)
 
 
 def test_a_younger_state_reads_what_is_new(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +161,21 @@ def test_a_younger_state_reads_what_is_new(lk: Lake, monkeypatch: pytest.MonkeyP
         assert len(rows) <= 9, "parts are put together"
     assert read == [1] * 12
     assert sum(part.num_rows for part in held.rows("episodes", seen[3])) == 12
+
+
+def test_an_episode_whose_steps_are_in_a_held_and_in_a_new_file_is_added_up_as_one(lk: Lake) -> None:
+    add(lk, "a", 0)
+    (whole,) = lk.snapshot().files("steps")
+    halves = [replace(whole, path=f"{half}", rows=9) for half in range(2)]
+    held, asked = Kept(lk.snapshot().objects), []
+
+    def add_up(files: Sequence[DataFile]) -> pa.Table:
+        asked.append([file.path for file in files])
+        return pa.table({"episode_id": [1, 2], "steps": [len(files), len(files)]})
+
+    assert held.sums("episode_steps", halves[:1], add_up)[0]["steps"].to_pylist() == [1, 1]
+    assert [part["steps"].to_pylist() for part in held.sums("episode_steps", halves, add_up)] == [[2, 2]]
+    assert asked == [["0"], ["1"], ["0", "1"]]
 
 
 def test_what_is_held_is_bounded(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ BINS = 12
 """Points of reward against length at most."""
 
 _WALKED = """
-    SELECT episode_id, count(is_action_valid) AS judged, count(*) FILTER (NOT is_action_valid) AS invalid,
-           count(state_is_error) AS seen, count(*) FILTER (state_is_error) AS errors
-    FROM steps WHERE is_active
+    SELECT episode_id, judged_actions AS judged, active_invalid AS invalid, judged_states AS seen,
+           active_errors AS errors
+    FROM episode_steps
     """
 """SQL of what is wrong with an episode's steps, each figure beside how many steps it is known of."""
 
@@ -73,7 +73,7 @@ def by_task(lake: Reads, side: Side, current: Credit | None, score: str | None =
     advantages = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         WITH mine AS MATERIALIZED ({mine}),
-        walked AS ({_WALKED} AND episode_id IN (SELECT episode_id FROM mine) GROUP BY episode_id),
+        walked AS ({_WALKED} WHERE episode_id IN (SELECT episode_id FROM mine)),
         weighed AS (
             SELECT episode_id, count(a_episode * a_step) AS signed,
                    count(*) FILTER (a_episode * a_step < 0) AS disagree,
@@ -228,7 +228,7 @@ def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.Data
     judged, params = outcomes.judged(lake, score, run)
     query = f"""
         WITH mine AS MATERIALIZED (SELECT * FROM {judged} WHERE run_id = $run AND {axis} IS NOT NULL),
-        walked AS ({_WALKED} AND run_id = $run GROUP BY episode_id)
+        walked AS ({_WALKED} WHERE run_id = $run)
         SELECT {axis} AS x, count(*) AS episodes, avg(outcome) AS outcome,
                avg(completion_tokens) AS completion_tokens, avg(num_steps) AS num_steps,
                avg((status = 'truncated')::INT) AS truncated, sum(invalid) / nullif(sum(judged), 0) AS invalid,

@@ -7,7 +7,7 @@ import polars as pl
 
 from lake.judgements.scores import scores_of as scores_now
 from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql, tools
+from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql
 from viewer.queries.once import once
 
 TEXT = 3000
@@ -122,14 +122,13 @@ ORDERS = {
 }
 """Columns that may order the list; a round's episodes are ordered by version too."""
 
-_NAMES = "list_concat(json_extract_string({0}, '$[*].name'), json_extract_string({0}, '$[*].function.name'))"
 FACETS = {
-    "tool": f"SELECT episode_id, unnest({_NAMES.format('tool_calls')}) AS value FROM steps WHERE tool_calls <> '[]'",
-    "failed": f"SELECT episode_id, tool AS value FROM ({tools.calls('n.state_is_error')})",
+    "tool": "SELECT episode_id, unnest(tools_called) AS value FROM episode_steps",
+    "failed": "SELECT episode_id, unnest(tools_failed) AS value FROM episode_steps",
     "error": """
         SELECT episode_id, 'rollout' AS value FROM episodes WHERE error IS NOT NULL
-        UNION ALL SELECT episode_id, 'state' FROM steps WHERE state_is_error
-        UNION ALL SELECT episode_id, 'action' FROM steps WHERE NOT is_action_valid
+        UNION ALL SELECT episode_id, 'state' FROM episode_steps WHERE error_states > 0
+        UNION ALL SELECT episode_id, 'action' FROM episode_steps WHERE invalid_actions > 0
     """,
     "scorer": "SELECT episode_id, scorer AS value FROM current_scores",
     "flag": "SELECT episode_id, unnest(string_split(flags, ',')) AS value FROM current_advantages WHERE flags <> ''",
@@ -138,9 +137,8 @@ FACETS = {
 """Pairs of an episode and a value, by facet: tools it calls, tools of which a call failed, where it has an error (its
 end, a state that is an error text, a malformed action), who scores it, flags of the current credit, labels that people
 gave."""
-_WITH_TOOL = "(contains(tool_calls, $tool) OR NOT regexp_full_match($tool, '[A-Za-z0-9_.:/ -]+'))"
-"""What is true of all calls of a tool, and quicker to tell than their names: JSON spells plain names as they are."""
-_NARROWED = FACETS | {"tool": f"{FACETS['tool']} AND {_WITH_TOOL}"}
+EACH_ONCE = {"tool", "failed", "error"}
+"""Facets that name no pair twice."""
 
 RANGES = {"steps": "num_steps", "round": "collection_round", "version": "policy_version"}
 """Columns of whole numbers that are filtered from and to, by the name that their ends have in a filter."""
@@ -162,9 +160,9 @@ _CLAUSES = {
         SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update
     )""",
 } | {
-    name: f"e.episode_id IN (SELECT episode_id FROM ({pairs}) WHERE value = ${name})"
-    for name, pairs in _NARROWED.items()
+    name: f"e.episode_id IN (SELECT episode_id FROM ({pairs}) WHERE value = ${name})" for name, pairs in FACETS.items()
 }
+_CLAUSES["tool"] = "e.episode_id IN (SELECT episode_id FROM episode_steps WHERE list_contains(tools_called, $tool))"
 
 
 @dataclass(frozen=True, slots=True)
