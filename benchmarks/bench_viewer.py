@@ -30,7 +30,7 @@ from viewer import pinned  # noqa: E402
 from viewer.environment import ENVIRONMENT  # noqa: E402
 from viewer.launch import import_pages  # noqa: E402
 
-Address = dict[str, str]
+Address = dict[str, str | list[str]]
 Case = tuple[str, str, Address, Address]
 """What it is called, its page, an address, and another of the same kind."""
 LIST = "run_id, group_id, episode_id, task_id, rollout_index, collection_round, attempt, num_steps, env_return"
@@ -43,6 +43,8 @@ def cases(lk: lake.Lake) -> list[Case]:
     query = "SELECT id_text(episode_id), id_text(group_id) FROM episodes WHERE rollout_index = 0 AND task_id = '7'"
     rows = lk.sql(f"{query} ORDER BY collection_round, episode_id").rows()
     (e, g), (e2, g2) = rows[0], rows[1]
+    both = "SELECT list(id_text(episode_id)) FROM (SELECT episode_id FROM episodes WHERE group_id = id(?) LIMIT 2)"
+    pair, pair2 = ({"episode": lk.sql(both, [group]).item().to_list()} for group in (g, g2))
     anchors = lk.sql("SELECT DISTINCT id_text(anchor_key) AS a FROM advantages WHERE anchor_episodes > 2 LIMIT 2")["a"]
     deep, sort, run = {"page": "20000"}, {"sort": "-outcome"}, {"run": "run 1"}
     judge = sort | {"score": "judge", "min": "0.5"}
@@ -58,7 +60,7 @@ def cases(lk: lake.Lake) -> list[Case]:
         ("group", "group", {"group": g}, {"group": g2}),
         ("episode", "episode", {"episode": e}, {"episode": e2}),
         ("episode of a list", "episode", {"episode": e, "list": "run=run+1"}, {"episode": e2, "list": "run=run+1"}),
-        ("side by side", "compare", {"group": g}, {"group": g2}),
+        ("side by side", "compare", pair, pair2),
         ("training", "training", {}, {"update": "5"}),
         ("training, an update", "training", {"update": "7"}, {"update": "8"}),
         ("runs", "runs", {}, run),
@@ -75,7 +77,7 @@ def cases(lk: lake.Lake) -> list[Case]:
 
 def _sides(a: str, b: str) -> tuple[Address, Address]:
     values = ("run 0", "run 1", "run 2") if a == "a_run" else ("0", "1", "2")
-    common = {} if a == "a_run" else {"a_run": "run 0", "b_run": "run 0"}
+    common: Address = {} if a == "a_run" else {"a_run": "run 0", "b_run": "run 0"}
     return common | {a: values[0], b: values[1]}, common | {a: values[1], b: values[2]}
 
 

@@ -1,4 +1,7 @@
-"""Every page against axe-core, light and dark: nothing serious or critical, and nothing wider than the window."""
+"""Every page against axe-core, light and dark: nothing serious or critical, nothing wider than the window or too large.
+
+The group that is shown has 300 siblings, the episodes a thousand steps.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,26 +11,34 @@ from axe_playwright_python.sync_playwright import Axe
 
 from lake import Lake, ids
 from testkit.browser_pages import fresh_page, go
-from testkit.lakes import RUN, full_lake
+from testkit.lakes import RUN, add_credit, full_lake, rollout
 from testkit.viewer_process import Viewer
 
 pytestmark = pytest.mark.browser
 
 WIDTHS = (1440, 1024)
+MOST_NODES = 5_000
+SIBLINGS, STEPS = 300, 1_000
 STREAMLIT: dict[str, str] = {}
 """What Streamlit's own elements break, by `rule: selector of the element`, and why that cannot be changed here."""
 
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    return full_lake(tmp_path_factory.mktemp("accessibility"))
+    lk = full_lake(tmp_path_factory.mktemp("accessibility"))
+    many = [rollout("many", n, float(n % 2), num_steps=STEPS if n < 2 else 2) for n in range(SIBLINGS)]
+    for walk in many[:2]:
+        for index, step in enumerate(walk.steps):
+            step.action = f"go {index}"  # equal ones would be folded to a line
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record(many)
+    add_credit(lk)
+    return lk
 
 
 def pages(lk: Lake) -> Iterator[tuple[str, str]]:
     """Every page: its address and its heading."""
-    query = (
-        "SELECT group_id, list(episode_id ORDER BY rollout_index) FROM episodes WHERE task_id = 'mixed' GROUP BY ALL"
-    )
+    query = "SELECT group_id, list(episode_id ORDER BY rollout_index) FROM episodes WHERE task_id = 'many' GROUP BY ALL"
     group, siblings = lk.sql(f"{query} LIMIT 1").row(0)
     one, other = (ids.to_text(episode) for episode in siblings[:2])
     job = lk.sql("SELECT any_value(job_id) FROM job_runs WHERE kind = 'credit'").item()
@@ -71,6 +82,8 @@ def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: 
             overflow = "document.querySelector('[data-testid=stMain]')"
             if page.evaluate(f"{overflow}.scrollWidth > {overflow}.clientWidth"):
                 found.append("is wider than the window")
+            if (nodes := page.evaluate("document.querySelectorAll('*').length")) >= MOST_NODES:
+                found.append(f"has {nodes} elements")
             if found:
                 said[f"{path} at {width}"] = found
     assert said == {}

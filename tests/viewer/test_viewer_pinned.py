@@ -1,7 +1,9 @@
 """What a browser session reads: one snapshot, shared by threads, answered once per question and version."""
 
+import gc
 import shutil
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,7 @@ from viewer.environment import ENVIRONMENT
 from viewer.links import Page
 from viewer.navigation import href
 from viewer.queries import Reads, runs
+from viewer.queries.once import once
 
 
 @pytest.fixture
@@ -181,11 +184,13 @@ class Slow:
         return pl.DataFrame({"said": [query]})
 
 
-def test_no_session_waits_for_a_query_of_another() -> None:
+@pytest.mark.parametrize("what", ["query", "search"])
+def test_no_session_waits_for_what_another_asks(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
+    monkeypatch.setattr(pinned, "holding", lambda _snapshot, text, _report: slow.query(text, None))
     reader = pinned.Reader(slow)  # type: ignore[arg-type]
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(reader.sql, "slow")
+        waiting = pool.submit(reader.sql if what == "query" else reader.holding, "slow")
         assert slow.began.wait(60)
         assert reader.sql("quick").item() == "quick"
         slow.answered.set()
@@ -203,6 +208,29 @@ def test_a_search_is_answered_once_and_again_after_a_refresh(lk: Lake) -> None:
     pinned.refresh()
     pinned.search("gate", lambda done, _of: told.append(done))
     assert told
+
+
+def test_a_reader_is_asked_the_same_once_and_goes_with_what_it_remembers() -> None:
+    asked_of: list[str] = []
+
+    class Counting(Slow):
+        def query(self, query: str, params: object) -> pl.DataFrame:
+            asked_of.append(query)
+            return super().query(query, params)
+
+    @once(2)
+    def twice(lake: Reads, word: str) -> str:
+        return f"{lake.sql(word).item()}!"
+
+    reader = pinned.Reader(Counting())  # type: ignore[arg-type]
+    reader.sql("a", {"n": 1})[0, "said"] = "changed"
+    assert [reader.sql("a", {"n": 1}).item(), reader.sql("a", {"n": 2}).item()] == ["a", "a"]
+    assert [twice(reader, "b"), twice(reader, "b")] == ["b!", "b!"]
+    assert asked_of == ["a", "a", "b"]
+    gone = weakref.ref(reader)
+    del reader
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_reader_takes_one_select_and_nothing_else(tmp_path: Path) -> None:

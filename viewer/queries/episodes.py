@@ -16,6 +16,8 @@ JSON = 200_000
 """Longest JSON document that is taken apart; a longer one is shown as text."""
 
 TextColumn = Literal["state", "action", "reasoning", "context", "tool_calls"]
+_SHOWN = ("ground_truth", "initial_messages", "final_observation")
+"""Documents that every episode's page shows."""
 EpisodeColumn = Literal["initial_messages", "final_observation", "tools", "ground_truth", "sampling", "extra", "error"]
 
 
@@ -57,10 +59,12 @@ def related(lake: Reads, episode_id: int) -> pl.DataFrame:
 
 def document(lake: Reads, episode_id: int, column: EpisodeColumn, limit: int = JSON) -> tuple[str | None, int]:
     """A document of an episode, cut after `limit` characters, and its whole length."""
-    cut = f"left({column}, $limit) AS d, coalesce(length({column}), 0) AS n"
+    # What a page shows of them is read together: the second one is remembered then.
+    read = _SHOWN if column in _SHOWN else (column,)
+    cut = ", ".join(f"left({name}, $limit) AS {name}, coalesce(length({name}), 0) AS {name}_length" for name in read)
     found = lake.sql(f"SELECT {cut} FROM episodes WHERE episode_id = $e", {"e": episode_id, "limit": limit})
-    row = whole(lake, found, {"d": "n"}, limit).row(0)
-    return row[0], int(row[1])
+    row = whole(lake, found, {column: f"{column}_length"}, limit).row(0, named=True)
+    return row[column], int(row[f"{column}_length"])
 
 
 def whole(lake: Reads, frame: pl.DataFrame, lengths: dict[str, str], limit: int) -> pl.DataFrame:
