@@ -59,9 +59,9 @@ WITH mine AS MATERIALIZED (
 )
 SELECT
     (SELECT count(*) FROM (SELECT group_id, job_id, sum(defined) AS shown FROM mine GROUP BY ALL)
-     JOIN credit_groups USING (group_id, job_id) WHERE shown < defined_steps) AS lost,
-    (SELECT count(*) FROM episodes WHERE $is_whole AND num_steps > 0 AND group_id IN (SELECT group_id FROM mine)
-     AND episode_id NOT IN (SELECT episode_id FROM mine)) AS joined
+     JOIN (FROM credit_groups WHERE {condition}) USING (group_id, job_id) WHERE shown < defined_steps) AS lost,
+    (SELECT count(*) FROM episodes WHERE $is_whole AND num_steps > 0 AND {condition}
+     AND group_id IN (SELECT group_id FROM mine) AND episode_id NOT IN (SELECT episode_id FROM mine)) AS joined
 """
 
 
