@@ -1,17 +1,18 @@
 -- episode_steps: what the steps of an episode come to.
 -- Grain: one row per episode that has steps.
--- Columns: run_id; steps; tools_called (names of the tools that its steps call, each once, in alphabetical order); tools_failed
--- (likewise of the calls after which the state is an error text: of a step with several calls that tells of the last);
--- invalid_actions and error_states (steps whose action was malformed, whose state is an error text). Of active steps alone:
--- active_steps, judged_actions (whether they are valid is known) and active_invalid, judged_states (whether they are error
--- texts is known) and active_errors.
+-- Columns: run_id; steps; tools_called (names of the tools that its steps call, each once, in alphabetical order);
+-- tools_failed (likewise of the calls after which the state is an error text: of a step with several calls that tells of
+-- the last); invalid_actions and error_states (steps whose action was malformed, whose state is an error text). Of its
+-- active steps alone: active_steps, judged_actions (whether they are valid is known) and active_invalid, judged_states
+-- (whether they are error texts is known) and active_errors.
 CREATE VIEW episode_steps AS
 WITH failed AS (
     SELECT
         s.episode_id,
         list_sort(list_distinct(list(
             coalesce(
-                json_extract_string(s.tool_calls, '$[#-1].function.name'), json_extract_string(s.tool_calls, '$[#-1].name')
+                json_extract_string(s.tool_calls, '$[#-1].function.name'),
+                json_extract_string(s.tool_calls, '$[#-1].name')
             )
         ))) AS tools
     FROM steps AS s
