@@ -81,7 +81,8 @@ def by_task(lake: Reads, side: Side, current: Credit | None, score: str | None =
             FROM {advantages} WHERE episode_id IN (SELECT episode_id FROM mine) GROUP BY episode_id
         )
         SELECT task_id, count(*) AS episodes, count(outcome) AS scored, stddev_samp(outcome) AS deviation,
-               arg_min(episode_id, outcome) AS worst, arg_max(episode_id, outcome) AS best,
+               arg_min(episode_id, (outcome, episode_id)) FILTER (outcome IS NOT NULL) AS worst,
+               arg_max(episode_id, (outcome, episode_id)) FILTER (outcome IS NOT NULL) AS best,
                avg(outcome) AS outcome, avg(num_steps) AS num_steps, avg((status = 'truncated')::INT) AS truncated,
                sum(invalid) / nullif(sum(judged), 0) AS invalid, sum(errors) / nullif(sum(seen), 0) AS tool_errors,
                avg(completion_tokens) AS completion_tokens, sum(disagree) / nullif(sum(signed), 0) AS disagree,
