@@ -36,7 +36,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 viewer_sessions.PATIENCE = 900.0
 
 
-def opened(tab: Session, page: str, **address: str) -> float:
+def opened(tab: Session, page: str, /, **address: str) -> float:
     """Seconds until a page has come, which must be sound."""
     began = perf_counter()
     said = tab.open(page, urlencode(address))
