@@ -30,6 +30,7 @@ def pages(lk: Lake) -> dict[str, str]:
     """Addresses of the pages, by the pictures' names."""
     row = {name: ids.to_text(value) for name, value in lk.sql(TOLD).row(0, named=True).items()}
     return {
+        "runs": "/?run=demo",
         "episode": f"/episode?{urlencode({'episode': row['worst'], 'step': 3})}",
         "siblings": f"/compare?{urlencode({'episode': [row['best'], row['worst']]}, doseq=True)}",
         "training": "/training?update=12",

@@ -123,5 +123,5 @@ def _versions(job_id: int, update: int) -> str:
     found = read(training.versions_around, job_id, update)
     if update not in found:
         return ""
-    beside = [f"those of update {step} by {span(of)}" for step, of in found.items() if step != update]
-    return f" Policy version {span(found[update])} played it, {' and '.join(beside)}." if beside else ""
+    beside = [f"those of update {step} of {span(of)}" for step, of in found.items() if step != update]
+    return f" Its rollouts are of policy version {', '.join([span(found[update]), *beside])}."
