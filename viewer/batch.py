@@ -90,9 +90,9 @@ def _groups(job_id: int, update: int, credit: Credit | None) -> None:
     total, dead = frame.select("total", "dead_total").row(0)
     said = f"The batch is of {counted(total, 'group')}"
     if credit is not None:
-        said += f", {number(dead)} of them dead: their advantages A_E are 0" if dead else ", none of them dead"
-    more = f" The first {frame.height} of them:" if total > frame.height else ""
-    st.caption(f"{said}.{_versions(job_id, update)}{more}")
+        said += f", {number(dead)} of them dead (their A_E is 0)" if dead else ", none of them dead"
+    more = f", the first {frame.height} below" if total > frame.height else ""
+    st.caption(f"{said}{more}.{_versions(job_id, update)}")
     columns = {
         "run_id": tables.text("Run"),
         "task_id": tables.text("Task"),
@@ -123,5 +123,5 @@ def _versions(job_id: int, update: int) -> str:
     found = read(training.versions_around, job_id, update)
     if update not in found:
         return ""
-    beside = [f"those of update {step} of {span(of)}" for step, of in found.items() if step != update]
-    return f" Its rollouts are of policy version {', '.join([span(found[update]), *beside])}."
+    beside = ", ".join(f"update {step}: {span(of)}" for step, of in found.items() if step != update)
+    return f" Its rollouts are of policy version {span(found[update])}{f' ({beside})' if beside else ''}."

@@ -492,7 +492,7 @@ def test_an_update_without_a_job_says_of_which_it_is_and_offers_the_others(
     assert "Of the newest job" not in words(named)
     assert len(column(named, "batch_groups", "task_id")) == 2
     assert "The batch is of 2 groups, 1 of them dead" in words(named)
-    assert "Its rollouts are of policy version 0, those of update 1 of 0." in words(named)
+    assert "Its rollouts are of policy version 0 (update 1: 0)." in words(named)
 
 
 def test_a_job_that_has_not_ended_is_not_said_to_have_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from viewer.queries import Params, Reads, Row, Sort, Window, count, only_row, or
 _SOME = 50
 """Episodes of a job that are looked at first, as nearly always all of them have advantages or none."""
 _NO_ADVANTAGES = "(SELECT * FROM advantages WHERE false)"
-GROUPS = 16
+GROUPS = 8
 """Groups of a batch that are listed at most."""
 POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
