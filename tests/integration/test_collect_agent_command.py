@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import lake
+from testkit.commands import trajlake
 from testkit.consumers import environment
 from testkit.engine_server import engine_server
-from testkit.processes import TESTS, trajlake
+from testkit.processes import TESTS
 
 
 def test_an_agent_of_a_file_plays_two_rounds_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,8 +110,9 @@ def test_what_an_agent_returns_or_raises_is_the_end_of_its_rollout(tmp_path: Pat
     async def coroutine(task: Task, client: Client) -> Any:
         return sync(task, client)
 
-    names = sorted([*RETURNED, *RAISED])
-    for agent in (sync, coroutine, functools.partial(coroutine), lambda *given: coroutine(*given)):  # noqa: PLW0108
+    every, some = sorted([*RETURNED, *RAISED]), ["number", "stop"]
+    wrapped, unmarked = functools.partial(coroutine), lambda *given: coroutine(*given)  # noqa: PLW0108
+    for agent, names in ((sync, every), (coroutine, every), (wrapped, some), (unmarked, some)):
         with engine_server() as engine:
             folder = tmp_path / str(id(agent))
             endings = played(agent, [engine.url], folder, [rollout(name) for name in names])

@@ -9,8 +9,9 @@ import pytest
 import lake
 from lake.tables import TABLES
 from pipelines.collect.environments.house import vocabulary
+from testkit.commands import trajlake
 from testkit.engine_server import engine_server
-from testkit.processes import environment, trajlake
+from testkit.processes import environment
 from testkit.token_engine import Fault, token_engine
 from trainer.online.demo import build_tokenizer
 

@@ -17,7 +17,8 @@ import pytest
 
 from pipelines.collect.engines import EngineError
 from pipelines.collect.engines.serve import ServeOptions, served, serving
-from testkit.processes import COMMAND, environment, trajlake
+from testkit.commands import Command, trajlake
+from testkit.processes import environment
 from testkit.vllm_stand_in import is_running, model_folder, noted, stand_in
 
 _SECONDS = 240
@@ -41,13 +42,13 @@ def until_all_have_ended(model: Path) -> None:
     until(lambda: not any(is_running(pid) for pid in pids))
 
 
-class Command:
+class Serving:
     """`trajlake serve`, running."""
 
     def __init__(self, model: Path, python: Path, *options: str) -> None:
-        command = [*COMMAND, "serve", str(model), "--port", "0", "--python", str(python), *options]
+        command = ["serve", str(model), "--port", "0", "--python", str(python), *options]
         own = environment(TMPDIR=str(model.parent))
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+        self.process = Command(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
     def until_it_serves(self) -> str:
         line = self.process.stdout.readline()
@@ -62,10 +63,10 @@ class Command:
 
 @pytest.fixture
 def serve(python):
-    commands: list[Command] = []
+    commands: list[Serving] = []
 
-    def begin(model: Path, *options: str) -> Command:
-        commands.append(Command(model, python, *options))
+    def begin(model: Path, *options: str) -> Serving:
+        commands.append(Serving(model, python, *options))
         return commands[-1]
 
     yield begin

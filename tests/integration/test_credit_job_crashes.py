@@ -21,7 +21,7 @@ from lake import Lake
 from lake.execution.local import LocalExecutor
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.credit_worker import TINY, DoomedGiGPO
 from testkit.fault_model import rollouts
 from testkit.processes import Worker, at_the_gate, environment
@@ -35,11 +35,14 @@ VALUES = [*KEYS, "return_to_go", "a_episode", "a_step", "advantage", "anchor_key
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """A lake with a few groups, in several files."""
-    made = empty_lake(tmp_path / "lake")
-    for number in range(GROUPS):
-        with made.job(kind="collect", run_id="run") as job:
-            job.record(rollouts(random.Random(number), f"task {number}", 3))
-    return made
+
+    def make(template: Path) -> None:
+        made = empty_lake(template)
+        for number in range(GROUPS):
+            with made.job(kind="collect", run_id="run") as job:
+                job.record(rollouts(random.Random(number), f"task {number}", 3))
+
+    return copied("groups in files of their own", make, tmp_path / "lake")
 
 
 def shown(lk: Lake) -> pl.DataFrame:

@@ -21,7 +21,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS, estimator_class
 from pipelines.credit.health.integrity import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.examples import mostly_slow
 from testkit.lakes import build_lake
 
@@ -85,17 +85,20 @@ def episode_ids(lk: Lake) -> list[int]:
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Three runs in several files, some of them compacted together, with scores of two judges."""
-    rng = random.Random(7)
-    made = empty_lake(tmp_path / "lake")
-    for number, run in enumerate(RUNS):
-        made.append([rollout(rng, run, f"t{n % 3}", n // 3) for n in range(9)])
-        if number == 1:
-            for table in ("episodes", "steps"):
-                made.compact(table)
-    made.append([rollout(rng, "a", "t0", 3)])
-    for scorer in ("judge", "style"):
-        scored(made, scorer, "1", {e: rng.random() for e in episode_ids(made)})
-    return made
+
+    def make(template: Path) -> None:
+        rng = random.Random(7)
+        made = empty_lake(template)
+        for number, run in enumerate(RUNS):
+            made.append([rollout(rng, run, f"t{n % 3}", n // 3) for n in range(9)])
+            if number == 1:
+                for table in ("episodes", "steps"):
+                    made.compact(table)
+        made.append([rollout(rng, "a", "t0", 3)])
+        for scorer in ("judge", "style"):
+            scored(made, scorer, "1", {e: rng.random() for e in episode_ids(made)})
+
+    return copied("three runs, two judges", make, tmp_path / "lake")
 
 
 def rows_of(lk: Lake, report: CreditReport) -> pl.DataFrame:

@@ -15,7 +15,7 @@ import lake
 from lake import Lake
 from testkit import rank_tasks
 from testkit.command_line import Cli, runner
-from testkit.processes import COMMAND, environment
+from testkit.commands import Command
 from testkit.sampled_lake import play, recorded, save_model, save_near
 from trainer.backends.ranks import ALONE
 from trainer.evaluation.rescore import rescore
@@ -172,13 +172,8 @@ def test_log_probabilities_that_were_not_recorded(world: Path, tmp_path: Path, c
 
 def test_two_processes_at_once_leave_each_action_once(world: Path, tmp_path: Path) -> None:
     lk = recorded(tmp_path / "lake", play(world / "b", tasks=4, siblings=15))
-    command = [*COMMAND, "rescore", str(world / "e"), "--lake", lk.uri]
-    both = [
-        subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(OMP_NUM_THREADS="1")
-        )
-        for _ in range(2)
-    ]
+    command = ["rescore", str(world / "e"), "--lake", lk.uri]
+    both = [Command(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate()[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     rows = lk.scan("ratios").collect()

@@ -10,7 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from testkit.ray_cluster import OBJECT_STORE_BYTES, RayCluster, ray_cluster
 from testkit.score_lakes import conversation, module
 
 __all__ = ["ray_cluster", "s3_server"]
+
+Expected = Callable[..., tuple[Lake, list[dict[str, Any]]]]
 
 STAMPS = ("write_id", "job_id", "series_id")
 SORTED = ("scorer", "episode_id", "step_index")
@@ -67,9 +70,11 @@ def filled(uri: str | Path, options: Mapping[str, str] | None = None) -> Lake:
     return lk
 
 
-def jobs_of(functions: str, out: Path) -> list[tuple[str, dict[str, Any]]]:
+NAMES = ("pointwise", "grouped", "batched")
+
+
+def jobs_of(functions: str, out: Path, names: Sequence[str] = NAMES) -> list[tuple[str, dict[str, Any]]]:
     """Each job with its arguments; scoring by a function first."""
-    names = ("pointwise", "grouped", "batched")
     return [
         *(("score", {"target": f"{functions}:{name}"}) for name in names),
         ("score", {"target": "tool_success"}),
@@ -105,11 +110,16 @@ def plain(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(functions: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, list[dict[str, Any]]]:
-    """All jobs in this process, into a lake in a folder."""
-    folder = tmp_path_factory.mktemp("here")
-    lk = filled(folder / "lake")
-    return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(functions, folder / "out")]
+def expected(functions: str, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """All jobs in this process, into a lake in a folder; made once for the functions that it scores by."""
+
+    @cache
+    def of(*names: str) -> tuple[Lake, list[dict[str, Any]]]:
+        folder = tmp_path_factory.mktemp("here")
+        lk = filled(folder / "lake")
+        return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(functions, folder / "out", names)]
+
+    return of
 
 
 def driver(
@@ -137,34 +147,32 @@ def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- 1. nobody dies
 
 
-def test_processes_give_the_same(functions: str, expected: tuple[Lake, list[dict[str, Any]]], tmp_path: Path) -> None:
+def test_processes_give_the_same(functions: str, expected: Expected, tmp_path: Path) -> None:
+    one, told = expected(*NAMES)
     lk = filled(tmp_path / "lake")
     executor = LocalExecutor(2, processes=True)
     reports = [plain(JOBS[name](lk, executor, **job)) for name, job in jobs_of(functions, tmp_path / "out")]
-    assert reports == expected[1]
-    assert_same_rows(lk, expected[0])
-    assert counts(lk) == counts(expected[0])
+    assert reports == told
+    assert_same_rows(lk, one)
+    assert counts(lk) == counts(one)
 
 
 def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
-    functions: str,
-    expected: tuple[Lake, list[dict[str, Any]]],
-    s3_server: str,
-    ray_cluster: RayCluster,
-    tmp_path: Path,
+    functions: str, expected: Expected, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
+    """By one function of a user: which episodes a part holds by its mode is decided before the executor sees it."""
+    one, told = expected("pointwise")
     store = new_bucket(s3_server)
     lk = filled(store.root, store.options)
-    jobs = jobs_of(functions, tmp_path / "out")
+    jobs = jobs_of(functions, tmp_path / "out", ["pointwise"])
     *reports, end = reports_of(driver(store, ray_cluster, "none", tmp_path / "marks", *jobs))
-    assert list(map(plain, reports)) == expected[1]
-    assert_same_rows(lk, expected[0])
-    assert counts(lk) == counts(expected[0])
-    for report in reports[:3]:
-        (said,) = report["said"]
-        assert "gets no part" in said
-        assert "riscv64" in said
-    assert reports[3]["said"] == [], "a built-in scorer needs no isolation"
+    assert list(map(plain, reports)) == told
+    assert_same_rows(lk, one)
+    assert counts(lk) == counts(one)
+    (said,) = reports[0]["said"]
+    assert "gets no part" in said
+    assert "riscv64" in said
+    assert reports[1]["said"] == [], "a built-in scorer needs no isolation"
     assert end["object_store_bytes"] < OBJECT_STORE_BYTES / 100, "rows travel through the lake"
 
 
@@ -188,7 +196,6 @@ JOB_NAMES = ("score", "credit", "export", "compact")
 )
 def test_what_is_lost_on_ray_runs_again(
     functions: str,
-    expected: tuple[Lake, list[dict[str, Any]]],
     s3_server: str,
     ray_cluster: RayCluster,
     tmp_path: Path,

@@ -10,9 +10,9 @@ import pytest
 from lake import Lake
 from lake.export import TARGETS
 from lake.export.place import LOCK, MANIFEST, STATE
+from testkit.commands import Command, trajlake
 from testkit.copies import copied
 from testkit.episodes import episode
-from testkit.processes import COMMAND, environment, trajlake
 
 GROUPS = 40
 NAMES = ("jsonl", "messages-parquet", "eval-protocol-db", "atif")
@@ -31,9 +31,7 @@ def lk(tmp_path: Path) -> Lake:
 
 def start(lk: Lake, name: str, out: Path) -> subprocess.Popen[str]:
     words = ["export", "--lake", lk.uri, "--format", name, "--out", str(out), "--shard-episodes", "4"]
-    return subprocess.Popen(
-        [*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
+    return Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -101,13 +99,7 @@ def test_of_two_exports_into_one_folder_the_second_is_refused(lk: Lake, tmp_path
 def test_two_files_of_one_folder_are_exported_at_once(lk: Lake, tmp_path: Path) -> None:
     words = [["--format", name, "--out", str(tmp_path / f"{name}.jsonl")] for name in ("jsonl", "messages")]
     runs = [
-        subprocess.Popen(
-            [*COMMAND, "export", "--lake", lk.uri, *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
+        Command(["export", "--lake", lk.uri, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for more in words
     ]
     for run in runs:

@@ -121,8 +121,15 @@ def test_killed_between_any_two_lines_of_a_round(tmp_path: Path, share: float) -
             faults.inject("committer killed between two lines of a round")
 
 
-@pytest.mark.parametrize(("writers", "kills"), [(4, 2), pytest.param(8, 50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("where", ["folder", "bucket"])
+@pytest.mark.parametrize(
+    ("where", "writers", "kills"),
+    [
+        ("folder", 4, 2),
+        ("bucket", 2, 1),
+        pytest.param("folder", 8, 50, marks=pytest.mark.slow),
+        pytest.param("bucket", 8, 50, marks=pytest.mark.slow),
+    ],
+)
 def test_killed_at_random_moments(tmp_path: Path, s3: Bucket, where: str, writers: int, kills: int) -> None:
     root, options = (str(tmp_path / "lake"), {}) if where == "folder" else (s3.root, s3.options)
     lake.open(root, create=True, storage_options=options)

@@ -23,6 +23,7 @@ from lake import Lake
 from lake.errors import LakeAccessError, NotALakeError, QueryError, TrajlakeError
 from lake.storage.objects import Objects
 from lake.write.ingest import Report, ingest
+from testkit.commands import trajlake
 from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
 from testkit.examples import mostly_slow
 from testkit.full_lake import add_round
@@ -39,16 +40,9 @@ def open_lake(store: Store, **more: object) -> Lake:
     return lake.open(store.root, create=True, storage_options=store.options, **more)  # type: ignore[arg-type]
 
 
-def command(store: Store, *args: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+def command(store: Store, *args: str | Path) -> subprocess.CompletedProcess[str]:
     """The command line, with the store's options in its environment."""
-    return subprocess.run(
-        [*COMMAND, *map(str, args), "--lake", store.root],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment(**(store.environment | more)),
-    )
+    return trajlake(*args, "--lake", store.root, env=environment(**store.environment))
 
 
 def ingesting(store: Store, file: Path, batch_size: int, faults: str = "") -> subprocess.Popen[str]:
@@ -254,7 +248,10 @@ def test_credentials_are_in_no_object_and_no_output(s3: Store, file: Path) -> No
         done = command(s3, *args)
         assert done.returncode == ("no_such_column" in str(args)), done.stderr
         assert not any(leak in (done.stdout + done.stderr).encode() for leak in [*SECRETS, KEY_ID])
-    done = command(s3, "tables", RUST_LOG="debug")
+    # RUST_LOG is read when delta-rs is loaded: an interpreter of its own.
+    own = environment(**s3.environment, RUST_LOG="debug")
+    words = [*COMMAND, "tables", "--lake", s3.root]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=own)
     assert "AwsCredential" in done.stderr, "delta-rs says what it does, the id of the key included, and no secret"
     assert not any(leak in done.stderr.encode() for leak in SECRETS)
 

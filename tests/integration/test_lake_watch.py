@@ -30,9 +30,10 @@ from lake.records import ScoreRecord
 from lake.write import watch as watch_module
 from lake.write.ingest import Report, ingest, run_plan
 from lake.write.watch import Watched, watch
+from testkit.commands import Command
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
-from testkit.processes import COMMAND, Worker, at_the_gate, environment
+from testkit.processes import Worker, at_the_gate
 
 PATIENCE = 60.0
 """Seconds within which a watcher has to have taken something, on a busy machine too."""
@@ -373,12 +374,8 @@ class Watcher:
 
     def __init__(self, uri: Path, *names: Path | str) -> None:
         self.uri = uri
-        self._process = subprocess.Popen(
-            [*COMMAND, "ingest", "--watch", *map(str, names), "--lake", str(uri)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
+        self._process = Command(
+            ["ingest", "--watch", *names, "--lake", uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def until(self, *, episodes: int = 0, condition: Callable[[], bool] = lambda: True) -> None:
@@ -554,13 +551,8 @@ def test_two_processes_import_the_same_scores_at_once(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.csv"
         path.write_text("task_id,rollout_index,value\n" + "".join(f"t,{n},{n}\n" for n in numbers))
         files.append(path)
-    command = [*COMMAND, "score", "import"]
-    running = [
-        subprocess.Popen(
-            [*command, str(path), "--name", "human", "--lake", str(uri)], stdout=subprocess.PIPE, env=environment()
-        )
-        for path in files
-    ]
+    command = ["score", "import", "--name", "human", "--lake", uri]
+    running = [Command([*command, path], stdout=subprocess.PIPE) for path in files]
     said = [process.communicate(timeout=PATIENCE)[0].decode() for process in running]
     assert [process.returncode for process in running] == [0, 0]
     new, present = zip(

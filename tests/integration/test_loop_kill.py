@@ -6,7 +6,7 @@ Real processes. In the middle of collecting, of an update, of a commit, of an ev
 import os
 import random
 import signal
-import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -16,31 +16,43 @@ from testkit.loops import facts, loop_process, looped, write_config
 from testkit.word_game import save_model
 from trainer.online.settings import read_config
 
-DEADLINE = 900
+DEADLINE, ROUNDS = 900, 4
 
 
-def killed_and_resumed(folder: Path, config: Path, seed: int, kills: int, seconds: float, *options: str) -> str:
-    """Start it, kill it so often within so many seconds of each start, and let it end; the digest that it prints."""
-    rng, left = random.Random(seed), kills
-    while True:
+def commits(folder: Path) -> int:
+    """How many commits the tables of a run's lake have."""
+    return len(list(folder.glob("lake/*/_delta_log/*.json")))
+
+
+def killed_and_resumed(folder: Path, config: Path, seed: int, kills: int, whole: int, *options: str) -> str:
+    """Kill it so often, each time some commits after its start and a moment; let it end. The digest that it prints.
+
+    Args:
+        whole: commits of a run that nobody kills.
+    """
+    rng = random.Random(seed)
+    for _ in range(kills):
+        wanted = commits(folder) + rng.randint(1, max(1, whole // (kills + 1)))
         process = loop_process(folder, config, "--resume", *options)
-        try:
-            out, err = process.communicate(timeout=rng.uniform(0.3, 1.0) * seconds if left else DEADLINE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=DEADLINE)
-            left -= 1
-            continue
-        assert process.returncode == 0, err
-        return out.split()[-1]
+        while commits(folder) < wanted:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=DEADLINE)
+        assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    process = loop_process(folder, config, "--resume", *options)
+    out, err = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, err
+    return str(out.split()[-1])
 
 
 def check(tmp_path: Path, kills: int, ahead: int) -> None:
     config = write_config(tmp_path, save_model(tmp_path / "random"))
-    options = ("--set", f"loop.ahead={ahead}", "--set", "loop.rounds=5")
+    options = ("--set", f"loop.ahead={ahead}", "--set", f"loop.rounds={ROUNDS}")
     undisturbed = tmp_path / "undisturbed"
-    done = looped(undisturbed, read_config(str(config), {"loop": {"ahead": ahead, "rounds": 5}}))
-    digest = killed_and_resumed(tmp_path, config, ahead, kills, 12.0, *options)
+    done = looped(undisturbed, read_config(str(config), {"loop": {"ahead": ahead, "rounds": ROUNDS}}))
+    digest = killed_and_resumed(tmp_path, config, ahead, kills, commits(undisturbed), *options)
     assert digest == done.weights_sha256
     found, expected = (facts(lake.open(folder / "lake")) for folder in (tmp_path, undisturbed))
     assert found == expected

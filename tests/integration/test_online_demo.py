@@ -16,17 +16,17 @@ from testkit.command_line import runner
 from trainer.online.demo import AFTER, BEFORE, RUN, TRACES, DemoConfig, DemoResult, free_lake_folder, run_demo
 from trainer.online.loop import LoopConfig
 
-STARTS = 12
+STARTS, UPDATES = 6, 2
 
 
 class SmallConfig(DemoConfig):
-    """Rounds of fewer starts."""
+    """Rounds of fewer starts and updates."""
 
     def loop(self) -> LoopConfig:
-        return super().loop().model_copy(update={"starts": STARTS})
+        return super().loop().model_copy(update={"starts": STARTS, "minibatches": UPDATES})
 
 
-SMALL = SmallConfig(iterations=2, traces=400, held_out=10)
+SMALL = SmallConfig(iterations=2, traces=200, noise=0.3, held_out=10)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_the_result_is_what_the_lake_says(demo: tuple[Lake, DemoResult, list[str
     found = target.sql("SELECT run_id, count(*) AS n, avg(env_return) AS success FROM episodes GROUP BY 1")
     rows = {row["run_id"]: row for row in found.iter_rows(named=True)}
     assert {name: row["n"] for name, row in rows.items()} == {
-        TRACES: 400,
+        TRACES: SMALL.traces,
         BEFORE: 10,
         AFTER: 10,
         RUN: 2 * STARTS * 8,
@@ -88,11 +88,11 @@ def test_each_update_saw_live_groups_of_its_own_round_only(demo: tuple[Lake, Dem
         " WHERE e.run_id = ? GROUP BY 1, 2 ORDER BY 1",
         [RUN],
     )
-    assert seen["optimizer_step"].to_list() == list(range(8)), "two rounds of four updates, counted through"
-    assert seen["collection_round"].to_list() == [0] * 4 + [1] * 4
+    assert seen["optimizer_step"].to_list() == list(range(2 * UPDATES)), "two rounds, counted through"
+    assert seen["collection_round"].to_list() == [0] * UPDATES + [1] * UPDATES
     assert not seen["dead"].any()
     metrics = target.sql("SELECT DISTINCT step FROM run_metrics WHERE run_id = ? ORDER BY 1", [RUN])
-    assert metrics["step"].to_list() == list(range(8))
+    assert metrics["step"].to_list() == list(range(2 * UPDATES))
 
 
 def test_the_same_seed_gives_the_same_lake(demo: tuple[Lake, DemoResult, list[str]], tmp_path: Path) -> None:

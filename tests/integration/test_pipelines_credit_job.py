@@ -16,7 +16,7 @@ from pipelines.credit import GiGPO, summarise
 from pipelines.credit.estimators.batch_std import BatchStd
 from pipelines.credit.health.integrity import IntegrityConfig
 from pipelines.credit.job import run_credit, with_step_source
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 
 TERMINAL = GiGPO(step_source="terminal_score")
 
@@ -36,11 +36,14 @@ def fill(target: Lake, records: list[EpisodeRecord]) -> None:
 @pytest.fixture
 def target(tmp_path: Path) -> Lake:
     """Two groups of run r (one mixed, one dead) and one mixed group of run s."""
-    made = empty_lake(tmp_path / "lake")
-    fill(made, [record("t", i, float(i % 2), "abc"[: i + 1]) for i in range(3)])
-    fill(made, [record("dead", i, 1.0, "xy") for i in range(2)])
-    fill(made, [record("t", i, float(i), "ab", run="s") for i in range(2)])
-    return made
+
+    def make(template: Path) -> None:
+        made = empty_lake(template)
+        fill(made, [record("t", i, float(i % 2), "abc"[: i + 1]) for i in range(3)])
+        fill(made, [record("dead", i, 1.0, "xy") for i in range(2)])
+        fill(made, [record("t", i, float(i), "ab", run="s") for i in range(2)])
+
+    return copied("three groups of two runs", make, tmp_path / "lake")
 
 
 def test_every_step_gets_a_row_with_its_run_and_lineage(target: Lake) -> None:

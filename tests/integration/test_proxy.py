@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lake
+from testkit.commands import trajlake
 from testkit.engine_server import engine_server
 from testkit.proxy_process import Proxy, command, proxy
 
@@ -90,9 +90,7 @@ def test_a_start_that_fails_leaves_what_a_killed_proxy_left_as_it_is(tmp_path: P
                 os.sched_yield()
             at.end(signal.SIGKILL)
         with socket.create_server(("127.0.0.1", port)):
-            refused = subprocess.run(
-                command(engine, tmp_path, *own), check=False, capture_output=True, text=True, timeout=60
-            )
+            refused = trajlake(*command(engine, tmp_path, *own))
         assert (refused.returncode, "choose another --port" in refused.stderr) == (2, True), refused.stderr
         with proxy(engine, tmp_path, *own) as at:
             turn(at, path, messages, stream=False)

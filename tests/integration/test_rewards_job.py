@@ -13,6 +13,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.score import rewards
 from pipelines.score.rewards import Component, RewardDefinition, RewardReport, run_reward
+from testkit.copies import copied
 from testkit.lakes import build_lake, rollout, siblings
 
 Keys = tuple[str, int]
@@ -22,7 +23,11 @@ Keys = tuple[str, int]
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Six episodes of two tasks, three steps each."""
-    return build_lake(tmp_path / "lake", [*siblings("left", [1.0, 0.0, 0.0]), *siblings("right", [1.0, 1.0, 0.0])])
+
+    def make(template: Path) -> None:
+        build_lake(template, [*siblings("left", [1.0, 0.0, 0.0]), *siblings("right", [1.0, 1.0, 0.0])])
+
+    return copied("left and right", make, tmp_path / "lake")
 
 
 def episodes(lk: Lake) -> pl.DataFrame:

@@ -19,6 +19,7 @@ from pipelines.credit.estimators import estimator_class
 from pipelines.credit.inputs.episodes import Sources, scorer_versions
 from pipelines.credit.job import run_credit
 from testkit.command_line import runner
+from testkit.copies import copied
 from testkit.judged_lake import Row, ended, rows, same
 from testkit.lakes import build_lake, rollout, siblings
 
@@ -44,16 +45,19 @@ def score(lk: Lake, scorer: str, version: str, values: dict[int, float | None], 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Four episodes; `judge` in three versions, the second being the newest; `style` in one; a job that failed."""
-    lk = build_lake(tmp_path / "lake", siblings("t", [1.0, 0.0, 1.0, 0.0]))
-    score(lk, "judge", "v1", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}, steps=True)
-    score(lk, "judge", "v2", {0: 1.0, 1: 2.0, 2: None}, steps=True)
-    score(lk, "style", "s", {0: 7.0, 3: 8.0})
-    score(lk, "judge", "v3", {0: 9.0})
-    score(lk, "judge", "v2", {1: 5.0})
-    third = pl.DataFrame(rows(lk, "scores WHERE scorer_version = 'v3'")).drop("job_id", "series_id", "write_id")
-    with pytest.raises(ZeroDivisionError), lk.job(kind="score") as job:
-        write_and_fail(job, third)
-    return lk
+
+    def make(template: Path) -> None:
+        lk = build_lake(template, siblings("t", [1.0, 0.0, 1.0, 0.0]))
+        score(lk, "judge", "v1", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4}, steps=True)
+        score(lk, "judge", "v2", {0: 1.0, 1: 2.0, 2: None}, steps=True)
+        score(lk, "style", "s", {0: 7.0, 3: 8.0})
+        score(lk, "judge", "v3", {0: 9.0})
+        score(lk, "judge", "v2", {1: 5.0})
+        third = pl.DataFrame(rows(lk, "scores WHERE scorer_version = 'v3'")).drop("job_id", "series_id", "write_id")
+        with pytest.raises(ZeroDivisionError), lk.job(kind="score") as job:
+            write_and_fail(job, third)
+
+    return copied("versions of a judge", make, tmp_path / "lake")
 
 
 def write_and_fail(job: Job, scores: pl.DataFrame) -> None:

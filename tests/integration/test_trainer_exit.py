@@ -40,7 +40,7 @@ if how == "exit":
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("end", 0), ("exit", 7), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("with", 7), ("error", 1)])],
+    [("exit", 7), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("end", 0), ("with", 7), ("error", 1)])],
 )
 def test_a_process_that_leaves_a_stream_ends_with_its_own_code(tmp_path: Path, how: str, code: int) -> None:
     token_lake(tmp_path, token_episodes(tasks=4), writes=3)

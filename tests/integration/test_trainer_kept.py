@@ -15,6 +15,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.judgements.selections import read_kept
 from lake.records import EpisodeRecord
 from pipelines.select import DeadGroups, Filter, Length, MinReward, Selection, run_select
+from testkit.copies import copied
 from testkit.lakes import build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.data.plan.plan import Plan
@@ -39,7 +40,7 @@ def drops(found: Trained) -> dict[str, int]:
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    return token_lake(tmp_path, token_episodes(tasks=4))
+    return copied("token episodes of 4 tasks", lambda template: token_lake(template, token_episodes(tasks=4)), tmp_path)
 
 
 def test_dropped_episodes_are_not_trained_on(lk: Lake) -> None:

@@ -4,10 +4,8 @@ On the tau-bench trajectories where they are (the issue's acceptance), else on a
 real kills; what a killed attempt left behind is whatever it left.
 """
 
-import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +19,11 @@ import lake
 from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
+from testkit.commands import Command
 from testkit.lakes import add_credit, build_lake
+from testkit.processes import environment
 from testkit.shared import shared_data
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
-
-MAIN = "from lake.cli import main; main()"
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,8 @@ class World:
 
     def training(self, out: Path, *extra: str) -> subprocess.Popen[str]:
         arguments = ["train", "--lake", self.folder / "lake", "--out", out, *self.options, *extra]
-        return subprocess.Popen(
-            [sys.executable, "-c", MAIN, *map(str, arguments)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
-        )
+        own = environment(OMP_NUM_THREADS=str(self.threads))
+        return Command(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
 
 def finished(process: subprocess.Popen[str]) -> str:

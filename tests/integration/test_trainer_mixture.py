@@ -8,9 +8,9 @@ import polars as pl
 import pytest
 import torch  # noqa: TID253
 
-import lake
 from lake import Lake
 from lake.errors import DataRefusedError, UsageError
+from testkit.copies import copied, empty_lake
 from testkit.training import config, token_episodes
 from trainer.config import MixtureSource
 from trainer.data.plan.plan import Plan
@@ -22,11 +22,14 @@ from trainer.losses import Needs
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Run "one" with 12 episodes of tasks t0..t2, run "o'two" with 4 of t0."""
-    lk = lake.open(tmp_path, create=True)
-    for run, tasks in (("one", 3), ("o'two", 1)):
-        with lk.job(kind="collect", run_id=run) as job:
-            job.record(token_episodes(tasks=tasks, seed=len(run)))
-    return lk
+
+    def make(template: Path) -> None:
+        lk = empty_lake(template)
+        for run, tasks in (("one", 3), ("o'two", 1)):
+            with lk.job(kind="collect", run_id=run) as job:
+                job.record(token_episodes(tasks=tasks, seed=len(run)))
+
+    return copied("two runs", make, tmp_path)
 
 
 def planned(lk: Lake, *sources: dict[str, Any], **fields: Any) -> tuple[Selection, Plan]:

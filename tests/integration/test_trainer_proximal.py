@@ -17,10 +17,10 @@ import torch  # noqa: TID253
 from lake import Lake
 from lake.errors import ContractError
 from testkit import rank_tasks
+from testkit.commands import Command
 from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
 from testkit.offline_runs import configured, interrupted
-from testkit.processes import COMMAND, environment
 from testkit.ranks import on_ranks
 from testkit.sampled_lake import play, recorded, save_model
 from testkit.training import config, random_backend, token_episodes, token_lake
@@ -234,12 +234,7 @@ def test_a_run_killed_inside_a_period_ends_with_the_same_weights(world: tuple[La
     whole = train(lk, configured(model, **run_fields(epochs=8)), tmp_path / "whole", run_id="whole")
     out = tmp_path / "out"
     options = ["train", "--lake", lk.uri, "--config", str(settings), "--out", str(out)]
-    process = subprocess.Popen(
-        [*COMMAND, *options],
-        env=environment(OMP_NUM_THREADS="1"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = Command(options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not list(out.glob("checkpoints/step-00000006-*")):
         assert process.poll() is None
         time.sleep(0.005)

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 import lake
 from lake import Lake
+from testkit.commands import Command, trajlake
 from testkit.lakes import build_lake
-from testkit.processes import COMMAND, environment, trajlake
+from testkit.processes import environment
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
 _PATIENCE = 300
@@ -52,9 +53,8 @@ def started(out: Path, options: list[str]) -> Iterator[tuple[subprocess.Popen[st
 
     A checkpoint counts by its row, which is committed after its folder stands and before the next folder does.
     """
-    with subprocess.Popen(
-        [*COMMAND, "train", *options, "--out", str(out), "--ranks", "2"],
-        env=environment(),
+    with Command(
+        ["train", *options, "--out", str(out), "--ranks", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

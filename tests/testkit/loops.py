@@ -1,18 +1,16 @@
 """Runs of `trajlake loop` on a word game, small enough for a test."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import lake
 from lake.lake import Lake
+from testkit.commands import Command
 from testkit.word_game import TARGET
 from trainer.online.settings import OnlineConfig
 from trainer.online.start import run_loop
 
-MAIN = "from lake.cli import main; main()"
 FILE = """
 [loop]
 rounds = 3
@@ -59,14 +57,7 @@ def loop_process(folder: Path, config: Path, *options: str) -> "subprocess.Popen
         folder / "lake",
         *options,
     ]
-    return subprocess.Popen(
-        [sys.executable, "-c", MAIN, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
+    return Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def looped(folder: Path, config: OnlineConfig, *, resumes: bool = False, said: list[str] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Other processes: the command line, and workers that a test starts, holds at a gate, stops and kills."""
+"""Other processes: workers that a test starts, holds at a gate, stops and kills."""
 
 import atexit
 import json
@@ -17,7 +17,7 @@ from typing import Any
 
 TESTS = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-c", "from lake.cli import main; main()"]
-_TIMEOUT = 120
+TIMEOUT = 120
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -25,19 +25,6 @@ def environment(**more: str) -> dict[str, str]:
     ours = {name for name in os.environ if name.startswith("TRAJLAKE_")} - {"TRAJLAKE_CACHE", "TRAJLAKE_GROUP_COMMIT"}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS)))} | more
-
-
-def trajlake(*args: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    return subprocess.run(
-        [*COMMAND, *map(str, args)],
-        capture_output=True,
-        text=True,
-        errors="backslashreplace",
-        timeout=_TIMEOUT,
-        check=False,
-        **({"env": environment()} | options),
-    )
 
 
 class _Server:
@@ -66,11 +53,12 @@ class _Server:
     def close(self) -> None:
         self._answers.close()
         self._connection.close()
-        self._process.wait(_TIMEOUT)
+        self._process.wait(TIMEOUT)
 
 
 @cache
-def _server(module: str) -> _Server:
+def fork_server(module: str) -> _Server:
+    """The server that forks processes of a module's `main`; one for each module, while this process lives."""
     server = _Server(module)
     atexit.register(server.close)
     return server
@@ -89,7 +77,7 @@ class Worker:
 
     def _begin(self, module: str, args: list[str]) -> None:
         """Start `main(args)` of a module."""
-        self._server = _server(module)
+        self._server = fork_server(module)
         theirs_in, self._stdin = os.pipe()
         self._stdout, theirs_out = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
@@ -100,7 +88,7 @@ class Worker:
         self._status: int | None = None
         self._heard = b""
 
-    def hear(self, timeout: float = _TIMEOUT) -> str | None:
+    def hear(self, timeout: float = TIMEOUT) -> str | None:
         """The next line it prints; None if it ended."""
         deadline = time.monotonic() + timeout
         while b"\n" not in self._heard:

@@ -4,7 +4,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -13,16 +12,15 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from testkit.commands import Command
 from testkit.engine_server import Engine
 from testkit.processes import environment
 
-MAIN = "from lake.cli import main; main()"
-
 
 def command(engine: Engine, folder: Path, *options: str) -> list[str]:
-    """What starts a proxy whose lake and spool are below a folder; the later of two options counts."""
+    """The command line of a proxy whose lake and spool are below a folder; the later of two options counts."""
     ours = ["--upstream", engine.url, "--lake", str(folder / "lake"), "--port", "0", "--spool", str(folder / "spool")]
-    return [sys.executable, "-c", MAIN, "record", *ours, *options]
+    return ["record", *ours, *options]
 
 
 class Proxy:
@@ -37,7 +35,7 @@ class Proxy:
     def __init__(self, engine: Engine, folder: Path, *options: str, **variables: str) -> None:
         self.lake, self.log = str(folder / "lake"), folder / "log"
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(
+            self.process = Command(
                 command(engine, folder, *options),
                 stdout=subprocess.PIPE,
                 stderr=log,

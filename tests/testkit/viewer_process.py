@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from testkit.processes import COMMAND, environment
+from testkit.commands import Command
 
 _PATIENCE = 120
 """Seconds a start may take on a busy machine."""
@@ -35,10 +35,8 @@ class Viewer:
 @contextmanager
 def viewer(lake_uri: str, *options: str) -> Iterator[Viewer]:
     """A viewer that has printed its address; it is ended when the block is left."""
-    command = [*COMMAND, "view", "--lake", lake_uri, "--no-browser", "--port", str(free_port()), *options]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True
-    )
+    command = ["view", "--lake", lake_uri, "--no-browser", "--port", str(free_port()), *options]
+    process = Command(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     said: list[str] = []
     printed = threading.Event()
 

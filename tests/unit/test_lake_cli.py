@@ -33,10 +33,11 @@ from lake.storage.migrations import FORMAT_KEY
 from lake.tables import FORMAT_VERSION, TABLES
 from lake.write.ingest import ingest
 from testkit.command_line import Cli, runner
+from testkit.commands import trajlake
 from testkit.disks import disk, folder_to_lock, grow, read_only
 from testkit.episodes import assert_whole, episode, line, write_lines
 from testkit.full_lake import full_lake
-from testkit.processes import COMMAND, environment, trajlake
+from testkit.processes import COMMAND, environment
 
 
 @pytest.fixture
@@ -563,7 +564,8 @@ def test_ctrl_c_while_something_is_being_closed_ends_the_command() -> None:
 
 
 def test_the_command_works_from_a_shell(full: Path) -> None:
-    done = trajlake("sql", "SELECT count(*) AS n FROM episodes", "--lake", full, "--format", "json")
+    command = [*COMMAND, "sql", "SELECT count(*) AS n FROM episodes", "--lake", str(full), "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, '[{"n":9}]\n', "")
     assert trajlake("sql", "SELEC", "--lake", full).returncode == 1
 
@@ -624,7 +626,14 @@ def test_files_that_may_not_grow_are_said_in_one_line(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-    done = trajlake("ingest", file, "--lake", lk.uri, preexec_fn=limit)
+    done = subprocess.run(
+        [*COMMAND, "ingest", str(file), "--lake", lk.uri],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        preexec_fn=limit,
+        check=False,
+    )
     assert "the disk is full" in one_line(done, alone=False)
     assert assert_whole(lk.snapshot()) == 0
     assert ingest(lk, file).new == 40

@@ -23,7 +23,7 @@ from lake.export.request import Manifest, Request
 from lake.export.target import Choices
 from lake.formats import choose
 from lake.records import ScoreRecord, SpanRecord, TokensRecord, identify
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.round_trips import there_and_back
 
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
@@ -69,11 +69,12 @@ def rollout(task: str = "door", index: int = 0, reward: float | None = 1.0, last
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Two groups: one of which the returns differ in, one of which they do not."""
-    made = empty_lake(tmp_path / "lake")
-    made.append(
-        [rollout(), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout("other", 1)], run_id="a"
-    )
-    return made
+
+    def make(template: Path) -> None:
+        records = [rollout(), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout("other", 1)]
+        empty_lake(template).append(records, run_id="a")
+
+    return copied("two groups to export", make, tmp_path / "lake")
 
 
 def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[str, Any]], Manifest]:
@@ -344,10 +345,13 @@ def test_what_is_left_out_has_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name, found in TARGETS.items() if found.container != "tree"])
 def test_the_same_export_is_the_same_bytes_whatever_the_files_of_the_lake(lk: Lake, tmp_path: Path, name: str) -> None:
+    def make(template: Path) -> None:
+        made = empty_lake(template)
+        for record in [rollout("other", 1), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout()]:
+            made.append([record], run_id="a")
+
     export(lk, Request(target(name), tmp_path / "one"))
-    other = empty_lake(tmp_path / "other")
-    for record in [rollout("other", 1), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout()]:
-        other.append([record], run_id="a")
+    other = copied("two groups to export, a file for each rollout", make, tmp_path / "other")
     export(other, Request(target(name), tmp_path / "two"))
     files = sorted(path.name for path in Path(tmp_path, "one").iterdir())
     for file in set(files) - {MANIFEST}:

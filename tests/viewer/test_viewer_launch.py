@@ -12,8 +12,8 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import UsageError
+from testkit.commands import trajlake
 from testkit.lakes import build_lake, rollout
-from testkit.processes import trajlake
 from testkit.viewer_process import Viewer, free_port, viewer
 from viewer import launch
 

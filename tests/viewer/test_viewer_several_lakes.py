@@ -22,8 +22,8 @@ from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from lake.write.annotations import Annotation, annotate
 from testkit.command_line import runner
+from testkit.commands import trajlake
 from testkit.lakes import RUN, add_credit, add_training, build_lake, sample_episodes, siblings
-from testkit.processes import trajlake
 from testkit.streamlit_pages import SCREENS, assert_sound, open_page, words
 from viewer import environment, pinned, queries
 from viewer.pinned import Reader

@@ -14,8 +14,8 @@ import pytest
 
 from lake import Lake, ids
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
+from testkit.commands import trajlake
 from testkit.lakes import add_credit, build_lake, rollout
-from testkit.processes import trajlake
 
 pytestmark = pytest.mark.browser
 VIEWPORT = {"width": 1440, "height": 900}
