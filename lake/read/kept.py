@@ -36,7 +36,7 @@ _MOST_ROWS = 4_000_000
 """Rows of a table, beyond which none of it is held: a row takes 20 to 40 bytes."""
 _MOST_SUMMED = 25_000_000
 """Rows of a table, beyond which nothing is held of what they come to."""
-_PORTION = 1_000_000
+_PORTION = 250_000
 """Rows that are added up at a time."""
 _MOST_BLOCKS = 8
 _MOST_WORDS = 1 << 15
