@@ -32,6 +32,7 @@ from testkit.viewer_sessions import Session, session  # noqa: E402
 
 SESSIONS = 10
 PAGES = 20
+HEAD = "| what | pages | median, s | most, s |\n| --- | --- | --- | --- |"
 _TICKS = os.sysconf("SC_CLK_TCK")
 viewer_sessions.PATIENCE = 900.0
 
@@ -119,7 +120,7 @@ def main() -> None:
         server = started.process.pid
         tabs = [stack.enter_context(session(started.address)) for _ in range(SESSIONS)]
         print(f"server, nothing opened: {megabytes(server, 'VmRSS')} MB\n")
-        print("| what | pages | median, s | most, s |\n| --- | --- | --- | --- |")
+        print(HEAD)
         told("the first list", [opened(tabs[0], "episodes")])
         told("the first search, its index made", [opened(tabs[1], "episodes", text="lamp199 shelf3")])
         pages = [str(number) for number in range(2, PAGES + 2)]
@@ -128,6 +129,7 @@ def main() -> None:
         told("pages of the list, beside searches", listed)
         told("those searches", searched)
         print(f"\nRSS: {megabytes(server, 'VmRSS')} MB, peak {megabytes(server, 'VmHWM')} MB\n", flush=True)
+        print(HEAD)
         began, spent = perf_counter(), cpu(server)
         with ThreadPoolExecutor(SESSIONS) as pool:
             readers = [pool.submit(reader, tab, n, *named[n]) for n, tab in enumerate(tabs)]
