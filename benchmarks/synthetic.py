@@ -184,3 +184,50 @@ def _tokens(
         pl.lit("processed").alias("logprobs_mode"),
     )
     return conform(frame, TABLES["tokens"])
+
+
+def lengths_lake(path: Path, num_episodes: int, seed: int = 0, *, chunk: int = 250_000) -> Lake:
+    """A lake of episodes of one step whose token rows hold lengths and no tokens: what a plan is made of.
+
+    Ids are spread as hashes are. A sequence has 50 to 1,500 tokens.
+    """
+    lake.open(path, create=True)
+    store = Store(Objects(path))
+    rng = np.random.default_rng(seed)
+    for first in range(0, num_episodes, chunk):
+        n = min(chunk, num_episodes - first)
+        write_id = ids.fresh_id()
+        numbers_E = np.arange(first, first + n)
+        episodes_E = (ids.splitmix64(numbers_E.astype(np.uint64)) & np.uint64(ids.MASK)).astype(np.int64)
+        groups_E = episodes_E[numbers_E // GROUP_SIZE * GROUP_SIZE - first]
+        facts = pl.DataFrame({"episode_id": episodes_E, "group_id": groups_E, "step_index": np.zeros(n, np.int32)})
+        one_of_all = {"run_id": pl.lit("synthetic"), "write_id": pl.lit(write_id)}
+        steps = facts.with_columns(
+            **one_of_all,
+            is_active=pl.lit(value=True),
+            trainable=pl.lit(value=True),
+            is_copied_context=pl.lit(value=False),
+            context=pl.lit("[]"),
+            action=pl.lit("a"),
+        )
+        empty = pl.Series([[]] * n, dtype=pl.List(pl.Int32))
+        tokens = facts.with_columns(
+            **one_of_all,
+            encoding_id=pl.lit(1),
+            provenance=pl.lit("engine"),
+            n_context=pl.Series(rng.integers(25, 750, n)),
+            n_action=pl.Series(rng.integers(25, 750, n)),
+            prefix_length=pl.lit(0),
+            has_logprobs=pl.lit(value=False),
+            context_ids=empty,
+            action_ids=empty,
+            action_mask=empty.cast(pl.List(pl.Boolean)),
+        ).with_columns(n_trained="n_action")
+        store.append("tokens", conform(tokens, TABLES["tokens"]))
+        store.append("steps", conform(steps, TABLES["steps"]))
+        episodes = _episodes(rng, numbers_E, numbers_E, write_id).with_columns(
+            episode_id=pl.Series(episodes_E), group_id=pl.Series(groups_E), num_steps=pl.lit(1, pl.Int32)
+        )
+        version, _ = store.files("episodes")
+        store.append_episodes([store.stage("episodes", conform(episodes, TABLES["episodes"]))], version)
+    return lake.open(path)

@@ -28,6 +28,7 @@ from lake.read.parquet import collected, scan
 from lake.read.snapshot import Snapshot
 from lake.read.versions import own_versions
 from lake.search import place
+from lake.storage import local_cache
 from lake.storage.commits import revoke, until_committed
 from lake.storage.data_files import FileEntry, Replacement, Written
 from lake.storage.objects import Found
@@ -130,6 +131,7 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     for one in [*removals.values(), unused]:
         _replace_files(store, one, done, replaced)
     place.delete(store.root)
+    local_cache.erase()
     return done
 
 

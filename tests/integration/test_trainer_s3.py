@@ -12,6 +12,7 @@ from lake import Lake
 from lake.errors import LakeAccessError
 from lake.judgements.credit import find_credit
 from lake.storage.buckets import Bucket
+from lake.storage.user_cache import ENVIRONMENT
 from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
 from testkit.object_store import Store, s3, s3_server
@@ -78,6 +79,36 @@ def test_a_row_group_is_one_request(s3: Store, monkeypatch: pytest.MonkeyPatch) 
         assert len(list(stream.steps())) == len(plan.steps)
     assert footers <= 2 * 3, "a footer's length, then the footer"
     assert len(asked) - footers == 3
+
+
+def test_what_a_machine_has_on_its_disk_is_not_fetched_again(
+    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by a later pass, another rank, or a resumed run; and the batches are the same."""
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
+    asked: list[str] = []
+    read = Bucket.read
+
+    def counted(self: Bucket, path: str, start: int, end: int) -> bytes:
+        asked.extend([path] * path.startswith("tokens/"))
+        return read(self, path, start, end)
+
+    monkeypatch.setattr(Bucket, "read", counted)
+    small = config("ppo", episodes_per_step=3, token_budget=40, epochs=2, cache_bytes=0)
+    direct = streamed(lk, small.model_copy(update={"disk_cache_bytes": 0}))
+    assert not list(tmp_path.rglob("*.part"))
+    requests = len(asked)
+    asked.clear()
+    cached = streamed(lk, small)
+    assert len(asked) <= 3 * 3 < requests, "of each file the footer, in two requests at most, and its row group"
+    asked.clear()
+    again = streamed(lk, small)
+    assert not asked
+    for one, other, last in zip(direct[1], cached[1], again[1], strict=True):
+        for name, value in one.items():
+            for found in (other[name], last[name]):
+                assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found, name
 
 
 def test_a_file_that_is_gone_is_an_error_of_the_lake(s3: Store) -> None:

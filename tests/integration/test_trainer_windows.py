@@ -19,6 +19,7 @@ from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
 from trainer.data.select.selection import select
 from trainer.data.stream.row_groups import RowGroup, RowGroupReader
+from trainer.data.stream.share import Share
 from trainer.data.stream.stream import Stream
 from trainer.data.stream.windows import Locations, Window, Windows
 from trainer.losses import LOSSES
@@ -48,7 +49,7 @@ def windows_of(lk: Lake, limit: int, ramp: int = 1, **fields: Any) -> Iterator[t
     reader = Counting(snapshot.files("tokens"), snapshot.objects, masks=False, logprobs=False)
     with ThreadPoolExecutor(2) as pool:
         locations = Locations(plan, reader, pool)
-        yield plan, Windows(plan, reader, locations, pool, limit=limit, ramp=ramp), reader
+        yield plan, Windows(plan, Share(plan), reader, locations, pool, limit=limit, ramp=ramp), reader
 
 
 def bytes_of(plan: Plan, window: Window) -> int:
@@ -156,6 +157,44 @@ def test_batches_do_not_depend_on_the_cache(lk: Lake, limit: int, threads: int, 
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_rank_reads_the_row_groups_of_its_own_micro_batches(tmp_path: Path) -> None:
+    """An episode a row group: ranks read different ones, all of them together, and each only once."""
+    episodes = token_episodes(tasks=4)
+    lk = token_lake(tmp_path, episodes, writes=len(episodes))
+    with windows_of(lk, 1) as (plan, _, reader):
+        locations = Locations(plan, reader, pool := ThreadPoolExecutor(2))
+        read: list[set[tuple[int, int]]] = []
+        for rank in range(2):
+            share, own = Share(plan, rank, 2), Share(plan, rank, 2)
+            for window in Windows(plan, share, reader, locations, pool, limit=1, ramp=1).cut(plan.steps):
+                window.begin()
+                for step in window.steps:
+                    window.rows(own.members(step))
+            read.append(set(reader.reads))
+            assert set(reader.reads.values()) <= {1}
+            reader.reads.clear()
+        pool.shutdown()
+    assert sum(map(len, read)) == len(set().union(*read)) == len(np.unique(locations.group_M))
+    assert all(read), "every rank has a part"
+
+
+@pytest.mark.parametrize("limit", LIMITS[:3])
+def test_the_ranks_batches_together_are_those_whatever_the_windows(lk: Lake, limit: int) -> None:
+    """Also of a rank that has nothing in some steps."""
+    snapshot, settings = lk.snapshot(), config(episodes_per_step=1, epochs=2, token_budget=40)
+    plan = Plan(select(snapshot, settings, SFT), settings)
+
+    def batches(rank: int, cache_bytes: int, first: int = 0) -> list[list[list[int]]]:
+        chosen = settings.model_copy(update={"cache_bytes": cache_bytes})
+        with Stream(snapshot, plan, SFT, chosen, rank=rank, world_size=3) as stream:
+            return [[batch.input_ids_T.tolist() for batch in of_step] for _, of_step in stream.steps(first)]
+
+    for rank in range(3):
+        expected = batches(rank, 1 << 30)
+        assert batches(rank, limit) == expected
+        assert batches(rank, limit, first=5) == expected[5:]
 
 
 def test_a_file_that_goes_away_is_an_error_and_no_standstill(tmp_path: Path) -> None:

@@ -120,17 +120,15 @@ class Plan:
         sides = 2 if self.paired else 1
         wanted = self.config.minibatches or -(-len(order) // max(1, self.config.episodes_per_step // sides))
         count = min(wanted, len(order))
-        for number, part in enumerate(np.array_split(order, count)):
-            part_E = (sides * part[:, None] + np.arange(sides)).ravel()
-            yield OptimizerStep(
-                index=epoch * count + number,
-                epoch=epoch,
-                episodes_E=part_E,
-                loss_tokens=int(self._loss_tokens_E[part_E].sum()),
-                tokens=int(self._tokens_E[part_E].sum()),
-                squared_lengths=int(self._squared_E[part_E].sum()),
-                units=int(self._units_E[part_E].sum()),
-            )
+        # As `np.array_split` cuts: the first parts have one more where it does not come out even.
+        sizes = np.full(count, len(order) // count) + (np.arange(count) < len(order) % count)
+        order_E = (sides * order[:, None] + np.arange(sides)).ravel()
+        bounds = sides * starts(sizes)
+        columns = (self._loss_tokens_E, self._tokens_E, self._squared_E, self._units_E)
+        sums = [np.add.reduceat(values_E[order_E], bounds[:-1]).tolist() for values_E in columns]
+        for number, (low, high) in enumerate(pairwise(bounds.tolist())):
+            loss_tokens, tokens, squared, units = (values[number] for values in sums)
+            yield OptimizerStep(epoch * count + number, epoch, order_E[low:high], loss_tokens, tokens, squared, units)
 
     def members_of(self, sequences_Q: Ints) -> tuple[Ints, Ints]:
         """Members of sequences, end to end, and how many each sequence has."""

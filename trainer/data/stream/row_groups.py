@@ -23,6 +23,8 @@ import pyarrow.parquet as pq
 
 from lake.read.parquet import damaged
 from lake.read.visibility import DataFile
+from lake.storage import local_cache, user_cache
+from lake.storage.local_cache import LocalCache
 from lake.storage.objects import Objects
 from trainer.data.stream.batch import Ints, starts
 
@@ -51,11 +53,20 @@ class RowGroup:
 
 
 class RowGroupReader:
-    """Reads row groups of a list of files; safe to use from several threads."""
+    """Reads row groups of a list of files; safe to use from several threads.
 
-    def __init__(self, files: Sequence[DataFile], objects: Objects, *, masks: bool, logprobs: bool) -> None:
+    Args:
+        disk_bytes: what this machine may keep on its disk of files in a bucket; 0 keeps nothing.
+    """
+
+    def __init__(
+        self, files: Sequence[DataFile], objects: Objects, *, masks: bool, logprobs: bool, disk_bytes: int = 0
+    ) -> None:
         self._paths = [file.path for file in files]
         self._bucket = objects.filesystem({file.path: file.bytes for file in files})
+        if self._bucket is not None and disk_bytes:
+            cache = LocalCache(user_cache.folder(local_cache.KIND), disk_bytes, self._paths)
+            self._bucket.read = cache.through(self._bucket.read)
         self._columns = ["context_ids", "action_ids"] + ["action_mask"] * masks + ["action_logprobs"] * logprobs
         self.masks, self.logprobs = masks, logprobs
         self.bytes_per_action = 4 + masks + 4 * logprobs

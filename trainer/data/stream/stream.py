@@ -24,6 +24,7 @@ from trainer.data.stream.aggregation import Unit, unit_numbers
 from trainer.data.stream.batch import Arena, Buffers, Ints, PackedBatch
 from trainer.data.stream.collate import Members, Shares, TokenArrays, collate, dummy
 from trainer.data.stream.row_groups import RowGroupReader
+from trainer.data.stream.share import Share
 from trainer.data.stream.windows import Locations, Window, Windows
 from trainer.losses import Needs, Temperature
 
@@ -33,11 +34,8 @@ Bools = npt.NDArray[np.bool_]
 class Assembler:
     """Lays out optimizer steps."""
 
-    def __init__(
-        self, plan: Plan, needs: Needs, locations: Locations, *, rank: int, world_size: int, pinned: bool
-    ) -> None:
-        self._plan, self._needs, self._locations = plan, needs, locations
-        self._rank, self._world_size, self._pinned = rank, world_size, pinned
+    def __init__(self, plan: Plan, needs: Needs, share: Share, *, pinned: bool) -> None:
+        self._plan, self._needs, self._share, self._pinned = plan, needs, share, pinned
         self._buffers = Buffers()
         takes = [name for name in ("takes_context", "takes_action") if name in plan.members.columns]
         self._takes_M2: Bools | None = plan.members.select(takes).to_numpy() if takes else None
@@ -46,7 +44,7 @@ class Assembler:
 
     def batches(self, step: OptimizerStep, window: Window) -> list[PackedBatch]:
         """This rank's micro-batches of an optimizer step."""
-        bins = self._plan.micro_batches(step, self._world_size)[self._rank]
+        bins = self._share.micro_batches(step)
         full = [items for items in bins if items]
         batches = self._laid_out(step, full, window) if full else []
         missing = len(bins) - len(full)
@@ -174,24 +172,26 @@ class Stream:
         # A mask that is true throughout says nothing: usually the column need not be read at all.
         masks = bool(((members["n_trained"] != members["n_action"]) & members["trained"]).any())
         reader = RowGroupReader(
-            snapshot.files("tokens"), snapshot.objects, masks=masks, logprobs=needs.behaviour_logprobs
+            snapshot.files("tokens"),
+            snapshot.objects,
+            masks=masks,
+            logprobs=needs.behaviour_logprobs,
+            disk_bytes=config.disk_cache_bytes,
         )
+        share = Share(plan, rank, world_size)
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="trajlake-windows")
         self._pool = ThreadPoolExecutor(config.read_threads, thread_name_prefix="trajlake-read")
         locations = Locations(plan, reader, self._pool)
-        self._windows = Windows(plan, reader, locations, self._pool, limit=config.cache_bytes, ramp=config.prefetch + 1)
-        self._assembler = Assembler(
-            plan,
-            needs,
-            locations,
-            rank=rank,
-            world_size=world_size,
-            pinned=config.device.startswith("cuda"),
+        self._windows = Windows(
+            plan, share, reader, locations, self._pool, limit=config.cache_bytes, ramp=config.prefetch + 1
         )
+        self._assembler = Assembler(plan, needs, share, pinned=config.device.startswith("cuda"))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *fault: object) -> None:
+        self._planner.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def steps(self, first: int = 0) -> Iterator[tuple[OptimizerStep, list[PackedBatch]]]:
@@ -207,15 +207,17 @@ class Stream:
             yield ready, future.result()
 
     def _read_ahead(self, first: int) -> Iterator[tuple[OptimizerStep, Window]]:
-        """Optimizer steps with their window, whose rows are being read; between them, rows of the next window."""
+        """Optimizer steps with their window, whose rows are being read; between them, rows of the next window.
+
+        That is cut meanwhile: packing the steps of a long window takes a while.
+        """
         windows = self._windows.cut(self._plan.steps[first:])
         window = next(windows, None)
         while window is not None:
             window.begin()
-            following = next(windows, None)
-            share = 0 if following is None else -(-following.waiting // len(window.steps))
-            for step in window.steps:
+            coming = self._planner.submit(next, windows, None)
+            for place, step in enumerate(window.steps):
                 yield step, window
-                if following is not None:
-                    following.begin(share)
-            window = following
+                if coming.done() and (following := coming.result()) is not None:
+                    following.begin(-(-following.waiting // (len(window.steps) - place)))
+            window = coming.result()

@@ -6,6 +6,9 @@ for all epochs. Otherwise a window is as many optimizer steps as half of the cac
 passes over the table as it has windows, not one per step. The first windows are small: training starts after the row
 groups of a few steps.
 
+A rank's windows hold the rows of its own micro-batches, and read the row groups in which these lie: they span as many
+times more optimizer steps as there are ranks, so that each rank makes so many times fewer passes.
+
 A window's memory is laid out by the plan before anything is read; a decoded row group is copied to its places in it and
 forgotten. Rows of an episode are neighbours, so that its contexts are one slice and its actions another.
 
@@ -15,6 +18,7 @@ Axes: `_M` members of the plan, `_R` rows of a window, `_C` their context tokens
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,6 +27,7 @@ from lake.errors import ContractError
 from trainer.data.plan.plan import OptimizerStep, Plan
 from trainer.data.stream.batch import Ints, ranges, starts
 from trainer.data.stream.row_groups import RowGroupReader
+from trainer.data.stream.share import Share
 
 
 class Locations:
@@ -92,9 +97,8 @@ class Window:
         self.context_starts_R, self.action_starts_R = map(starts, locations.lengths_M2[self._member_R].T)
         group_R = locations.group_M[self._member_R]
         firsts = np.flatnonzero(np.diff(group_R, prepend=-1))
-        self._waiting = deque(
-            zip(group_R[firsts].tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(group_R)], strict=True)
-        )
+        places = pairwise([*firsts.tolist(), len(group_R)])
+        self._waiting = deque((number, *place) for number, place in zip(group_R[firsts].tolist(), places, strict=True))
         self._reading: dict[int, Future[None]] = {}
         self._complete = False
         actions = int(self.action_starts_R[-1])
@@ -165,7 +169,7 @@ def _span(first_tokens: Ints, rows: Ints, counts: Ints) -> slice | Ints:
 
 
 class Windows:
-    """Cuts a plan into windows.
+    """Cuts a rank's share of a plan into windows.
 
     Args:
         limit: bytes of tokens to keep; a window holds at least one optimizer step whatever its size.
@@ -175,6 +179,7 @@ class Windows:
     def __init__(
         self,
         plan: Plan,
+        share: Share,
         reader: RowGroupReader,
         locations: Locations,
         pool: ThreadPoolExecutor,
@@ -182,7 +187,7 @@ class Windows:
         limit: int,
         ramp: int,
     ) -> None:
-        self._plan, self._reader, self._locations, self._pool = plan, reader, locations, pool
+        self._plan, self._share, self._reader, self._locations, self._pool = plan, share, reader, locations, pool
         self._limit, self._ramp = limit, ramp
         self._bytes_M = locations.lengths_M2 @ np.array([4, reader.bytes_per_action])
 
@@ -190,25 +195,24 @@ class Windows:
         """Windows over optimizer steps, in order; nothing is read yet."""
         if int(self._bytes_M.sum()) <= self._limit:
             if steps:
-                yield self._window(steps)
+                # Every epoch gives the rank others of the episodes: in the end it needs them all.
+                yield self._window(steps, [self._share.all_members(step) for step in steps])
             return
         first, longest = 0, self._ramp
+        held: list[Ints] = []
         while first < len(steps):
             size, count = 0, 0
             for step in steps[first : first + longest]:
-                size += int(self._bytes_M[self._members(step.episodes_E)].sum())
+                if count == len(held):
+                    held.append(self._share.members(step))
+                size += int(self._bytes_M[held[count]].sum())
                 if count and size > self._limit // 2:
                     break
                 count += 1
-            yield self._window(steps[first : first + count])
+            yield self._window(steps[first : first + count], held[:count])
+            held = held[count:]
             first, longest = first + count, 2 * longest
 
-    def _window(self, steps: Sequence[OptimizerStep]) -> Window:
-        wanted_M = self._members(np.unique(np.concatenate([step.episodes_E for step in steps])))
+    def _window(self, steps: Sequence[OptimizerStep], held: Sequence[Ints]) -> Window:
+        wanted_M = np.unique(np.concatenate(held))
         return Window(steps, wanted_M, self._plan, self._locations, self._reader, self._pool)
-
-    def _members(self, episodes_E: Ints) -> Ints:
-        """Members of entries of the plan."""
-        sequences_E, members_Q = self._plan.sequence_starts_E, self._plan.member_starts_Q
-        firsts, lasts = members_Q[sequences_E[episodes_E]], members_Q[sequences_E[episodes_E + 1]]
-        return ranges(firsts, lasts - firsts)
