@@ -14,11 +14,14 @@ from viewer.links import Page, given
 from viewer.navigation import changed, chip_link, href, into_view
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
-from viewer.queries import Row, training
+from viewer.queries import Row, staleness, training
 from viewer.queries.episodes import EpisodeFilter
 
 # Other jobs that are offered where the address names none.
 _OTHERS = 8
+_FIRST, _LAST = "grad_norm", "logprob"
+# Metrics that are told between these.
+_OTHER_FIGURES = 6
 
 
 def show(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]) -> None:
@@ -39,9 +42,8 @@ def show(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]
         )
     if given("job") is None:
         _instead(job_id, update, labels)
-    values = read(training.metrics_at, job_id, update)
-    ui.facts(*((one_line(name), number(values[name], 4)) for name in figures.by_interest(values)[:8]))
-    _groups(job_id, update, credit)
+    _figures(job_id, update)
+    dead = _groups(job_id, update, credit)
     total = read(training.batch_total, job_id, update)
     order = tables.ordered_by()
     window = ui.pager(total, "episodes, largest mean |A| first" if order is None else "episodes")
@@ -69,6 +71,8 @@ def show(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]
         credit_id = None if row["credit_job"] is None else ids.to_text(row["credit_job"])
         return href(Page.EPISODE, episode=row["episode_id"], step=row["first_step"], credit=credit_id, list=here)
 
+    if not dead:
+        columns.pop("dead")
     tables.table(frame, columns, label="Batch", href=episode, key="episode_id", sortable=training.BATCH_ORDERS)
 
 
@@ -82,11 +86,11 @@ def _instead(job_id: int, update: int, labels: dict[str, str]) -> None:
         st.html(f'<div class="trajlake-chips"><span>Others:</span>{"".join(links)}</div>')
 
 
-def _groups(job_id: int, update: int, credit: Credit | None) -> None:
-    """What the batch is made of: its groups, and which of them can teach nothing."""
+def _groups(job_id: int, update: int, credit: Credit | None) -> int:
+    """What the batch is made of: its groups, and which of them can teach nothing. Returns how many these are."""
     frame = read(training.batch_groups, job_id, update, credit)
     if frame.is_empty():
-        return
+        return 0
     total, dead = frame.select("total", "dead_total").row(0)
     said = f"The batch is of {counted(total, 'group')}"
     if credit is not None:
@@ -108,20 +112,41 @@ def _groups(job_id: int, update: int, credit: Credit | None) -> None:
     credit_id = None if credit is None else credit.text
     tables.table(
         frame,
-        {name: column for name, column in columns.items() if frame[name].count()},
+        tables.known(frame, columns),
         label="Groups of the batch",
         href=lambda row: href(Page.GROUP, group=row["group_id"], credit=credit_id),
     )
+    return int(dead)
+
+
+def _figures(job_id: int, update: int) -> None:
+    """The metrics of the update: how far it went first, then how old its batch is; what says least comes last."""
+    values = read(training.metrics_at, job_id, update)
+    others = [name for name in figures.by_interest(values) if name not in (_FIRST, _LAST)]
+    told = [(one_line(name), number(values[name], 4)) for name in others[:_OTHER_FIGURES]]
+    played = read(staleness.around, job_id, update).get(update)
+    if played is not None:
+        told.insert(0, ("versions behind", _span(played.behind)))
+    if _FIRST in values:
+        told.insert(0, (_FIRST, number(values[_FIRST], 4)))
+    if _LAST in values:
+        told.append((_LAST, number(values[_LAST], 4)))
+    ui.facts(*told)
 
 
 def _versions(job_id: int, update: int) -> str:
     """Which versions of the policy played the batch, beside those of its neighbours: old ones are clipped more."""
-
-    def span(versions: tuple[int, int]) -> str:
-        return str(versions[0]) if versions[0] == versions[1] else f"{versions[0]} to {versions[1]}"
-
-    found = read(training.versions_around, job_id, update)
-    if update not in found:
+    found = read(staleness.around, job_id, update)
+    played = found.pop(update, None)
+    if played is None:
         return ""
-    beside = ", ".join(f"update {step}: {span(of)}" for step, of in found.items() if step != update)
-    return f" Its rollouts are of policy version {span(found[update])}{f' ({beside})' if beside else ''}."
+    version = "version" if played.versions[0] == played.versions[1] else "versions"
+    behind = "version" if played.behind == (1, 1) else "versions"
+    said = f"This batch was played by policy {version} {_span(played.versions)}, {_span(played.behind)} {behind} behind"
+    beside = " and ".join(_span(other.versions) for other in found.values())
+    whose = "neighbours'" if len(found) > 1 else "neighbour's"
+    return f" {said}{f'; its {whose} by {beside}' if beside else ''}."
+
+
+def _span(ends: tuple[int, int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"

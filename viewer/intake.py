@@ -13,7 +13,7 @@ from viewer.links import Page
 from viewer.navigation import chip_link, href
 from viewer.pinned import read
 from viewer.plain import chip, one_line
-from viewer.queries import Row, drift, intake, updates
+from viewer.queries import Row, drift, intake, staleness, updates
 from viewer.transcript.fates import after
 
 _BY: dict[str, intake.By] = {
@@ -68,7 +68,7 @@ def _funnel(job_id: int) -> None:
 
 
 def _often(job_id: int) -> None:
-    times, stale = read(intake.times, job_id), read(intake.staleness, job_id)
+    times, stale = read(intake.times, job_id), read(staleness.by_age, job_id)
     if times.is_empty():
         return
     left, right = st.columns(2)
@@ -87,8 +87,8 @@ def _often(job_id: int) -> None:
     title, x_title = "Trained tokens by staleness", "Policy versions behind"
     ui.chart(right, figures.histogram(ages, "staleness", "action_tokens", title=title, x_title=x_title), "stale")
     right.caption(
-        "Of a loop's own rollouts: the trainer's version at the update minus theirs. Else: the newest version that the "
-        "job consumed of the same run, minus theirs."
+        "The version that the update began with, minus the one that played the episode. Of another run's episodes: the "
+        "newest version of that run that the job consumed, minus theirs."
     )
 
 

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from viewer import pinned
-from viewer.links import Page
+from viewer.links import Page, given
 from viewer.plain import one_line
 
-_VISIT, _VISITS, _HERE = "navigation-visit", "navigation-visits", "here"
+_VISIT, _VISITS, _HERE, _RUN = "navigation-visit", "navigation-visits", "here", "looked-at-run"
 Value = str | int | float | Sequence[str] | None
 
 _SCRIPT = st.components.v2.component("trajlake_navigation", js=Path(__file__).with_name("navigation.js").read_text())
@@ -25,6 +25,8 @@ def install(path: str) -> None:
         path: of that page, without the slash.
     """
     st.session_state[_HERE] = f"/{path}"
+    if (run := given("run")) is not None:
+        look_at(run)
     data: dict[str, Any] = {"pages": [_path(page) for page in Page]}
     if (target := st.session_state.pop(_VISIT, None)) is not None:
         st.session_state[_VISITS] = number = st.session_state.get(_VISITS, 0) + 1
@@ -41,6 +43,17 @@ def visit(target: str) -> None:
 def here() -> str:
     """The path of the page that is drawn."""
     return str(st.session_state.get(_HERE, "/"))
+
+
+def look_at(run: str) -> None:
+    """Remember the run that the reader looks at: links of the menu bar carry no parameters."""
+    st.session_state[_RUN] = run
+
+
+def looked_at() -> str | None:
+    """The run that the reader looked at last in this session; None: at none yet."""
+    found: str | None = st.session_state.get(_RUN)
+    return found
 
 
 def into_view(name: str) -> None:

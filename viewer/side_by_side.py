@@ -13,6 +13,7 @@ from typing import Any
 from viewer.alignment import Line, Stretch, align
 from viewer.plain import call, number, one_line, signed
 from viewer.queries import EXCERPT, Row
+from viewer.transcript.ledger import Mark
 
 _UNKNOWN = '<span class="unknown" title="not known">\N{EN DASH}</span>'
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
@@ -44,6 +45,8 @@ class Cell:
     choice: int
     """Equal where the same was done."""
     advantage: float | None
+    marks: tuple[Mark, ...]
+    """What went wrong there, in the words of the transcript."""
 
 
 def done(action: str | None, tool_calls: str | None) -> str:
@@ -143,9 +146,13 @@ def _cell(column: Column, cell: Cell, action: str, *, own_state: bool) -> str:
     if own_state and cell.state is not None:
         above = f"<small>{escape(one_line(cell.state, EXCERPT // 2)) or '(empty state)'}</small>"
     weight = f" <em>{signed(cell.advantage)}</em>" if cell.advantage is not None else ""
+    marks = "".join(
+        f' <span class="mark {colour}" title="{escape(why or "")}">{escape(label)}</span>'
+        for label, colour, why in cell.marks
+    )
     return (
         f'<a href="{escape(column.address(cell.step))}">{above}<b>{cell.step}</b> '
-        f"{action or '(nothing said)'}{weight}</a>"
+        f"{action or '(nothing said)'}{weight}{marks}</a>"
     )
 
 

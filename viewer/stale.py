@@ -28,9 +28,10 @@ def groups(credit: Credit) -> None:
     frame = read(lineage.changed_groups, credit)
     if frame.is_empty():
         return
-    columns = {name: column for name, column in _COLUMNS.items() if frame[name].count()}
     label = "Groups that changed since"
-    tables.table(frame, columns, label=label, href=lambda row: href(Page.GROUP, group=row["group_id"]))
+    tables.table(
+        frame, tables.known(frame, _COLUMNS), label=label, href=lambda row: href(Page.GROUP, group=row["group_id"])
+    )
     said = []
     for row in read(lineage.taken_back_since, credit).iter_rows(named=True):
         why = f": {chip(row['reason'], 300)}" if row["reason"] else ""

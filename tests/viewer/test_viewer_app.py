@@ -399,7 +399,7 @@ def test_training_leads_from_a_metric_to_the_batch_and_its_advantages(lk: Lake) 
     at = open_page("training", update=1)
     assert charts(at) == 2 + 3 + 1, "metrics, what the updates consumed, signs"
     figures = facts(at)
-    assert figures == {"loss": "0.5", "kl": "0.01"}
+    assert figures == {"versions behind": "0", "loss": "0.5", "kl": "0.01"}
     assert len(links(at, "batch")) == 6
     assert set(column(at, "batch", "mean_advantage")) != {UNKNOWN}
     assert at.subheader[0].value == "Update 1"
@@ -492,7 +492,7 @@ def test_an_update_without_a_job_says_of_which_it_is_and_offers_the_others(
     assert "Of the newest job" not in words(named)
     assert len(column(named, "batch_groups", "task_id")) == 2
     assert "The batch is of 2 groups, 1 of them dead" in words(named)
-    assert "Its rollouts are of policy version 0 (update 1: 0)." in words(named)
+    assert "This batch was played by policy version 0, 0 versions behind; its neighbour's by 0." in words(named)
 
 
 def test_a_job_that_has_not_ended_is_not_said_to_have_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -782,3 +782,17 @@ def test_half_a_character_in_stored_json_does_no_harm(tmp_path: Path, monkeypatc
     lk = show(build_lake(tmp_path, [record]), monkeypatch)
     (step,) = transcript(open_page("episode", episode=episode_id(lk, "t", 0), step=0))["opened"]
     assert step["blocks"][-1]["value"] == {"half": r"\ud83d"}
+
+
+def test_the_menus_training_opens_the_job_of_the_run_that_one_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    mine, other = add_training(lk), add_training(lk, run_id=HOSTILE)
+    assert job_choice(open_page("training")).value == ids.to_text(other), "nobody looked at a run yet"
+    at = open_page("episodes", run=RUN)
+    at.switch_page("screens/training.py")
+    at.query_params.clear()
+    assert_sound(at.run())
+    assert job_choice(at).value == ids.to_text(mine)
+    assert at.query_params["job"] == ids.to_text(mine)

@@ -13,7 +13,7 @@ from lake import Lake, ids
 from lake.records import TokensRecord
 from testkit.lakes import add_credit, build_lake, rollout
 from testkit.training import config
-from viewer.queries import drift, intake, updates
+from viewer.queries import drift, intake, staleness, updates
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 HIGH, LOW = math.log(2.0) - 1, math.log(0.5) - 1
@@ -52,7 +52,7 @@ def batch(lk: Lake, update: int, task: str, index: int, weights: list[float] | N
     return of_row | {"action_tokens": 4, "token_weights": weights, "loss_weight": mass}
 
 
-def trained(lk: Lake, rows: list[Any], counts: dict[str, int], loss: str = "ppo") -> int:
+def trained(lk: Lake, rows: list[Any], counts: dict[str, int], loss: str = "ppo", run: str = "r") -> int:
     options = config(loss).loss.model_dump(mode="json")
     saved = {
         "optimizer_step": 2,
@@ -64,7 +64,7 @@ def trained(lk: Lake, rows: list[Any], counts: dict[str, int], loss: str = "ppo"
         "attempt": 0,
     }
     saved |= {"data_snapshot": "{}", "cursor": json.dumps({"model_sha256": "zero"})}
-    with lk.job(kind="train", run_id="r", parameters={"loss": options, "where": "task_id <> 'c'"}) as job:
+    with lk.job(kind="train", run_id=run, parameters={"loss": options, "where": "task_id <> 'c'"}) as job:
         types = {"token_weights": pl.List(pl.Float32), "loss_weight": pl.Float64}
         job.write("batches", pl.DataFrame(rows, schema_overrides=types))
         job.write("checkpoints", pl.DataFrame([saved]))
@@ -108,8 +108,30 @@ def test_shares_of_a_mixture_are_of_the_loss(lk: Lake, job: int) -> None:
     assert found["share"].to_list() == pytest.approx([0.6, 0.4])
 
 
-def test_staleness_counts_from_the_newest_version_of_the_run(lk: Lake, job: int) -> None:
-    assert intake.staleness(lk.snapshot(), job).rows() == [(0, 1, 1, 4), (2, 2, 3, 12)]
+def test_staleness_without_numbered_versions_counts_from_the_newest_consumed_so_far(lk: Lake) -> None:
+    later = trained(lk, [batch(lk, 0, "a", 0, None, None), batch(lk, 1, "a", 1, None, None)], {}, run="demo")
+    assert staleness.by_age(lk.snapshot(), later).select("staleness", "rows").rows() == [(0, 2)]
+
+
+def test_staleness_of_another_runs_episodes_counts_from_the_newest_of_that_run(lk: Lake, job: int) -> None:
+    """As the trainer's metrics do: an update has no version in a run that it does not play."""
+    assert staleness.by_age(lk.snapshot(), job).rows() == [(0, 1, 1, 4), (2, 2, 3, 12)]
+
+
+def test_staleness_where_versions_are_numbers_of_updates_counts_from_the_update(tmp_path: Path) -> None:
+    """Update 4 trained on version 1 when the job had consumed version 3 at most."""
+    records = [rollout("a", index, 1.0, policy_version=index) for index in range(4)]
+    lk = build_lake(tmp_path, records, run_id="r")
+    places = [(0, 0), (1, 1), (3, 3), (4, 1), (5, 3)]
+    job = trained(lk, [batch(lk, update, "a", index, None, None) for update, index in places], {})
+    found = staleness.by_age(lk.snapshot(), job)
+    assert found.select("staleness", "rows").rows() == [(0, 3), (2, 1), (3, 1)]
+    around = staleness.around(lk.snapshot(), job, 4)
+    assert {update: (played.versions, played.behind) for update, played in around.items()} == {
+        3: ((3, 3), (0, 0)),
+        4: ((1, 1), (3, 3)),
+        5: ((3, 3), (2, 2)),
+    }
 
 
 def test_staleness_of_a_loop_counts_from_the_version_of_the_update(tmp_path: Path) -> None:
@@ -121,7 +143,7 @@ def test_staleness_of_a_loop_counts_from_the_version_of_the_update(tmp_path: Pat
         types = {"token_weights": pl.List(pl.Float32), "loss_weight": pl.Float64}
         job.write("batches", pl.DataFrame(rows, schema_overrides=types))
         job.write("checkpoints", pl.DataFrame(versions))
-    assert intake.staleness(lk.snapshot(), job.job_id).select("staleness", "rows").rows() == [(0, 1), (1, 1), (2, 1)]
+    assert staleness.by_age(lk.snapshot(), job.job_id).select("staleness", "rows").rows() == [(0, 1), (1, 1), (2, 1)]
 
 
 def test_drift_by_staleness_is_that_of_the_jobs_own_policy(lk: Lake, job: int) -> None:

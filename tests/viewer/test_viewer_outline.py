@@ -13,7 +13,7 @@ from lake import Lake
 from lake.records import TokensRecord
 from lake.write.rows import LIMIT
 from testkit.lakes import add_training, build_lake, rollout
-from viewer.queries import Window, transcripts
+from viewer.queries import Window, side_by_side, transcripts
 from viewer.transcript import outline, tokens
 
 ALL = Window(10_000)
@@ -67,6 +67,27 @@ def test_a_repeat_ends_where_the_reward_or_the_state_differs(tmp_path: Path) -> 
     lk = build_lake(tmp_path, [record])
     found = transcripts.outline(lk.snapshot(), only_episode(lk), ALL)
     assert outline.repeats(found) == [{"first": 0, "last": 5, "period": 1, "times": 6}]
+
+
+def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_failed(tmp_path: Path) -> None:
+    """In a line, on a page that ends there, in the opened step, and beside siblings the same."""
+    record = rollout("t", 0, 0.0, num_steps=4)
+    record.steps[1].state, record.steps[1].state_is_error = "Error: 404", True
+    record.steps[3].state, record.steps[3].state_is_error = "", False
+    lk = build_lake(tmp_path, [record])
+    snapshot, episode = lk.snapshot(), only_episode(lk)
+    told = [
+        [("failed: error", "red")],
+        [("came from an error", "gray")],
+        [("empty reply", "orange")],
+        [("came from an empty reply", "gray")],
+    ]
+    listed = transcripts.outline(snapshot, episode, ALL)
+    pages = pl.concat([transcripts.outline(snapshot, episode, Window(1, page)) for page in range(4)])
+    opened = transcripts.steps(snapshot, episode, [3, 2, 1, 0])
+    beside = side_by_side.texts(snapshot, [(episode, step) for step in range(4)]).sort("step_index")
+    for frame in (listed, pages, opened, beside):
+        assert [[mark[:2] for mark in outline.answered(row)] for row in frame.iter_rows(named=True)] == told
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ from viewer.queries import (
     outcomes,
     runs,
     search,
+    staleness,
     training,
     transcripts,
     whole,
@@ -833,11 +834,11 @@ def test_the_groups_of_a_batch(snap: Reader, facts: Rows, training_job: int, cre
     sizes = [value for value in found["mean_size"] if value is not None]
     assert sizes == sorted(sizes, reverse=True)
     assert training.batch_groups(snap, training_job, 1, None)["mean_size"].to_list() == [None] * found.height
-    versions = training.versions_around(snap, training_job, 3)
+    played = staleness.around(snap, training_job, 3)
     for update in (2, 3):
         batch = training.batch(snap, training_job, update, None, ALL)["policy_version"]
-        assert versions[update] == (batch.min(), batch.max())
-    assert set(versions) == {2, 3}
+        assert played[update].versions == (batch.min(), batch.max())
+    assert set(played) == {2, 3}
     assert training.with_update(snap, 3) == [training_job]
     assert training.with_update(snap, 4) == []
 

@@ -109,6 +109,20 @@ def is_empty(column: str) -> str:
     return f"trim({column}) IN ('', '[]', '{{}}', '\"\"', 'null', 'None')"
 
 
+def replies(where: str) -> str:
+    """SQL of what came back from steps: episode_id, step_index (of the step that was answered), is_error, is_empty.
+
+    It is the state of the next step, so the last step of an episode has no row.
+
+    Args:
+        where: a condition on the next step.
+    """
+    return f"""(
+        SELECT episode_id, step_index - 1 AS step_index, state_is_error AS is_error, {is_empty("state")} AS is_empty
+        FROM steps WHERE {where}
+    )"""
+
+
 def only_row(frame: pl.DataFrame) -> Row | None:
     """The first row as a dictionary, or None of an empty frame."""
     return frame.row(0, named=True) if frame.height else None

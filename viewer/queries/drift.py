@@ -10,7 +10,7 @@ import polars as pl
 
 from lake.read.ratio_limits import Fate, RatioLimits, limits_of
 from viewer.queries import Params, Reads
-from viewer.queries.intake import STALENESS
+from viewer.queries.staleness import STALENESS
 from viewer.queries.training import credit_of
 
 STEPS = 5000

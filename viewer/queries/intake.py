@@ -1,4 +1,4 @@
-"""What a training job took in: how stale it was, how often, of what, and what became of the rest.
+"""What a training job took in: how often, of what, and what became of the rest.
 
 Shares are of the loss: what an episode's tokens weighed in the updates, added up (`batches.loss_weight`), or of the
 trained tokens where that is not on record.
@@ -19,37 +19,6 @@ MOST = 50
 
 By = Literal["run_id", "task_id", "collection_round", "policy_version", "source_format"]
 """What a mixture is broken down by."""
-
-STALENESS = """
-    WITH versions AS (
-        SELECT optimizer_step, max(policy_version) AS version FROM checkpoints
-        WHERE job_id = $job AND "cursor" ->> '$.round' IS NOT NULL GROUP BY optimizer_step
-    ),
-    consumed AS (
-        SELECT b.*, e.run_id = (SELECT run_id FROM job_runs WHERE job_id = $job) AS is_own, e.run_id, e.policy_version
-        FROM trained_batches AS b LEFT JOIN episodes AS e USING (episode_id) WHERE b.job_id = $job
-    ),
-    stale AS (
-        SELECT c.*, CASE WHEN c.is_own AND EXISTS (FROM versions) THEN coalesce(v.version, 0)
-                         ELSE max(c.policy_version) OVER (PARTITION BY c.run_id) END - c.policy_version AS staleness
-        FROM consumed AS c ASOF LEFT JOIN versions AS v ON c.optimizer_step >= v.optimizer_step
-    )
-    """
-"""SQL before a query: `stale` is the rows of `batches` of $job with `staleness` in policy versions, NULL if unknown.
-
-Of a loop's own rollouts it is the trainer's version at the update minus theirs; else the newest version among what the
-job consumed of the same run minus theirs, as the trainer counts it.
-"""
-
-
-def staleness(lake: Reads, job_id: int) -> pl.DataFrame:
-    """How stale what a job consumed was: staleness (NULL: unknown), episodes, rows, action_tokens; at most `MOST`."""
-    query = f"""{STALENESS}
-        SELECT staleness, count(DISTINCT episode_id) AS episodes, count(*) AS rows,
-               sum(action_tokens)::BIGINT AS action_tokens
-        FROM stale GROUP BY staleness ORDER BY staleness NULLS LAST LIMIT {MOST}
-        """
-    return lake.sql(query, {"job": job_id})
 
 
 def times(lake: Reads, job_id: int) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lake.judgements.credit import Credit
-from viewer.queries import EXCERPT, Reads, outcomes
+from viewer.queries import EXCERPT, Reads, is_empty, outcomes, replies
 
 MOST = 8
 """Episodes side by side."""
@@ -78,12 +78,17 @@ def walks(lake: Reads, episode_ids: Sequence[int], credit: Credit | None) -> pl.
 
 
 def texts(lake: Reads, places: Sequence[tuple[int, int]]) -> pl.DataFrame:
-    """What was seen and done at steps (episode, step): state and action cut to an excerpt, tool_calls to `CALLS`."""
+    """What was seen and done at steps (episode, step): state and action cut to an excerpt, tool_calls to `CALLS`.
+
+    state_is_error, state_is_empty, reply_is_error, reply_is_empty: of the state, and of what came back.
+    """
+    mine = f"episode_id IN ({_listed({episode for episode, _ in places})})"
     query = f"""
         SELECT episode_id, step_index, left(state, {EXCERPT}) AS state, left(action, {EXCERPT}) AS action,
-               left(tool_calls, {CALLS}) AS tool_calls, state_is_error
-        FROM steps WHERE episode_id IN ({_listed({episode for episode, _ in places})})
-        AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))
+               left(tool_calls, {CALLS}) AS tool_calls, state_is_error, {is_empty("state")} AS state_is_empty,
+               r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
+        FROM steps LEFT JOIN {replies(mine)} AS r USING (episode_id, step_index)
+        WHERE {mine} AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))
         """
     episodes, steps = [episode for episode, _ in places], [step for _, step in places]
     return lake.sql(query, {"episodes": episodes, "steps": steps})

@@ -216,18 +216,6 @@ def update_range(lake: Reads, job_id: int) -> tuple[int, int] | None:
     return None if first is None else (int(first), int(last))
 
 
-def versions_around(lake: Reads, job_id: int, update: int) -> dict[int, tuple[int, int]]:
-    """The lowest and highest policy version of what an optimizer step and its neighbours consumed, by step."""
-    query = """
-        SELECT b.optimizer_step, min(e.policy_version), max(e.policy_version)
-        FROM trained_batches AS b JOIN episodes AS e USING (episode_id)
-        WHERE b.job_id = $job AND b.optimizer_step BETWEEN $update - 1 AND $update + 1 AND e.policy_version IS NOT NULL
-        GROUP BY b.optimizer_step ORDER BY b.optimizer_step
-        """
-    found = lake.sql(query, {"job": job_id, "update": update})
-    return {step: (lowest, highest) for step, lowest, highest in found.iter_rows()}
-
-
 def with_update(lake: Reads, update: int) -> list[int]:
     """Training jobs that have a batch of an optimizer step."""
     query = "SELECT DISTINCT job_id FROM trained_batches WHERE optimizer_step = ? ORDER BY job_id"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lake.judgements.scores import scores_of
-from viewer.queries import Params, Reads, Window, is_empty
+from viewer.queries import Params, Reads, Window, is_empty, replies
 from viewer.queries.episodes import JSON, TEXT, whole
 
 HEAD = 240
@@ -34,14 +34,16 @@ def outline(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
             SELECT *, if(json_valid(tool_calls) AND tool_calls NOT LIKE '"blob:%', tool_calls, NULL) AS called
             FROM steps WHERE episode_id = $episode ORDER BY step_index LIMIT $limit OFFSET $offset
         )
-        SELECT step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
-               {is_empty("state")} AS state_is_empty, latency, agent_id, left(action, $head) AS action,
+        SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
+               {is_empty("state")} AS state_is_empty, r.is_error AS reply_is_error,
+               r.is_empty AS reply_is_empty, latency, agent_id, left(action, $head) AS action,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
                coalesce(if(json_type(called) = 'ARRAY', json_array_length(called), NULL), 0)::INTEGER AS calls,
                hash(action, tool_calls)::VARCHAR AS doing,
                epoch(started_at - min(started_at) OVER ()) AS began
-        FROM mine ORDER BY step_index
+        FROM mine AS m LEFT JOIN {replies("episode_id = $episode")} AS r USING (episode_id, step_index)
+        ORDER BY m.step_index
         """
     return lake.sql(query, {"episode": episode_id, "head": HEAD} | window.params())
 
@@ -65,10 +67,14 @@ def steps(lake: Reads, episode_id: int, indices: Sequence[int], limit: int = TEX
         for name, limit in limits.items()
     )
     query = f"""
-        SELECT step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
-               state_is_error, {is_empty("state")} AS state_is_empty, model, policy_version, finish_reason,
+        SELECT s.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
+               state_is_error, {is_empty("state")} AS state_is_empty, r.is_error AS reply_is_error,
+               r.is_empty AS reply_is_empty, model, policy_version, finish_reason,
                value_estimate, latency, prompt_tokens, completion_tokens, {cut}
-        FROM steps WHERE episode_id = $episode AND list_contains($indices::INTEGER[], step_index) ORDER BY step_index
+        FROM steps AS s
+        LEFT JOIN {replies("episode_id = $episode AND list_contains($indices::INTEGER[], step_index - 1)")} AS r
+        USING (episode_id, step_index)
+        WHERE episode_id = $episode AND list_contains($indices::INTEGER[], s.step_index) ORDER BY s.step_index
         """
     longest = max(JSON, limit)
     params: Params = {"episode": episode_id, "indices": list(indices), "text": limit, "json": longest}

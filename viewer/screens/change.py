@@ -316,7 +316,7 @@ def _over(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
     window = ui.pager(frame.height, f"{called}s", name=key)
     tables.table(
         frame.slice(window.offset, window.limit),
-        {column: shown for column, shown in columns.items() if frame[column].count()},
+        tables.known(frame, columns),
         label=f"{called.capitalize()}s of {name}",
         href=opens,
     )

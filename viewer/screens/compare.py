@@ -17,6 +17,7 @@ from viewer.pinned import read
 from viewer.plain import chip, number
 from viewer.queries import Row, episodes, outcomes, side_by_side
 from viewer.queries.episodes import EpisodeFilter
+from viewer.transcript import outline
 
 # Lines of a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 _LINES = 40
@@ -175,7 +176,8 @@ def _cells(walks: list[pl.DataFrame], lines: list[Line], shown: list[Stretch]) -
         row = keys[column, position]
         said = texts[row["episode_id"], row["step_index"]]
         action = drawn.done(said["action"], said["tool_calls"])
-        return drawn.Cell(row["step_index"], action, said["state"], row["choice"], row["advantage"])
+        marks = tuple(mark for mark in outline.answered(said) if mark[1] != "gray")  # the state stands there to read
+        return drawn.Cell(row["step_index"], action, said["state"], row["choice"], row["advantage"], marks)
 
     return cell
 

@@ -12,7 +12,7 @@ from lake.judgements.credit import Credit, covering
 from viewer import annotations, choices, links, plain, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given, given_int
-from viewer.navigation import anchor, changed, href
+from viewer.navigation import anchor, changed, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
 from viewer.queries import PAGE_ROWS, Row, Window, episodes, lineage, training
@@ -33,6 +33,7 @@ def show() -> None:
     facts = read(episodes.episode, episode_id)
     if facts is None:
         ui.not_found(_gone(episode_id), Page.EPISODES, "All episodes")
+    look_at(facts["run_id"])
     ui.bar(f"{_path(facts)}{_place(episode_id)}")
     _facts(facts)
     _related(facts)

@@ -10,7 +10,7 @@ from lake import ids
 from viewer import choices, figures, links, over_rounds, tables
 from viewer import components as ui
 from viewer.links import Page, given
-from viewer.navigation import changed, href
+from viewer.navigation import changed, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, percent, word
 from viewer.queries import Row, Sort, Window, compare, outcomes, runs, training
@@ -160,6 +160,7 @@ def _list(score: str | None, success_at: float) -> str:
 
 
 def _run(run: str, score: str | None, success_at: float) -> None:
+    look_at(run)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Run {chip(run)}", anchor=False, width="stretch")
         ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from lake.read.text_table import counted
 from viewer import batch, figures, intake, links, online, tables
 from viewer import components as ui
 from viewer.links import Page, given, given_int
+from viewer.navigation import looked_at
 from viewer.pinned import read
 from viewer.plain import chip, one_line
 from viewer.queries import Row, loops, training
@@ -85,14 +87,20 @@ def _labels(jobs: pl.DataFrame) -> dict[str, str]:
 
 
 def _job(jobs: pl.DataFrame, labels: dict[str, str]) -> tuple[int, Loop | None]:
-    """The job to show, and the online run it belongs to: the one that the address names, else the newest at work."""
+    """The job to show, and the online run it belongs to.
+
+    The one that the address names, else that of the run which the reader looked at, else the newest at work.
+    """
     options = list(labels)
     asked = _training_job(given("job"))
     if asked is not None and asked.lower() not in options:
         ui.not_found(f"This lake holds no training job {chip(asked)}.", Page.TRAINING, "The newest training job")
     rows = dict(zip(options, jobs.iter_rows(named=True), strict=True))
     newest = next((option for option in options if rows[option]["updates"] or rows[option]["online"]), options[0])
-    if asked is None and (update := given_int("update")) is not None:
+    update = given_int("update")
+    if asked is None and update is None and (mine := _of_run(looked_at(), rows)) is not None:
+        asked = st.query_params["job"] = mine
+    elif asked is None and update is not None:
         newest = next((option for option in options if option in _with_update(update)), newest)
     # A browser remembers the label of its choice, and labels of a running job change: they are part of the key.
     key = f"training-job-{hashlib.blake2b(str(labels).encode(), digest_size=8).hexdigest()}"
@@ -111,6 +119,18 @@ def _job(jobs: pl.DataFrame, labels: dict[str, str]) -> tuple[int, Loop | None]:
             ui.status_badge(rows[chosen]["status"])
             ui.link(Page.JOB, "Parameters and lineage", "account_tree", job=chosen)
     return job_id, loop
+
+
+def _of_run(run: str | None, rows: Mapping[str, Row]) -> str | None:
+    """The newest training job of a run; None if it has none."""
+    return next(
+        (
+            job
+            for job, row in rows.items()
+            if run is not None and row["run_id"] == run and (row["kind"] == "train" or row["online"])
+        ),
+        None,
+    )
 
 
 def _with_update(update: int) -> frozenset[str]:
@@ -245,11 +265,14 @@ def _grid(frame: pl.DataFrame, metrics: list[str], update: int | None, look: Loo
 
 def _clickable(place: Any, chart: Any, key: str, update: int | None) -> None:
     """A chart whose clicked step becomes the update of the address."""
-    event = ui.chart(place, chart, f"{key}-{update}", on_select="rerun", selection_mode=figures.PICK)
-    picked = event["selection"].get(figures.PICK)
-    if picked and picked[0]["step"] != update:
-        _choose(int(picked[0]["step"]))
-        st.rerun()
+    key = f"{key}-{update}"
+
+    def choose() -> None:
+        picked = st.session_state[key]["selection"].get(figures.PICK)
+        if picked:
+            _choose(int(picked[0]["step"]))
+
+    ui.chart(place, chart, key, on_select=choose, selection_mode=figures.PICK)
 
 
 def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None:

@@ -66,7 +66,7 @@ def repeats(outline: pl.DataFrame) -> list[dict[str, Any]]:
 
     Steps are the same if their whole action, their reward, and what is wrong with them are.
     """
-    names = ("doing", "reward", "is_action_valid", "state_is_error", "is_active", "agent_id")
+    names = ("doing", "reward", "is_action_valid", "state_is_error", "reply_is_error", "is_active", "agent_id")
     found = folds(list(outline.select(names).iter_rows()))
     indices = outline["step_index"].to_list()
     return [
@@ -91,12 +91,7 @@ def said(row: Row) -> str:
 
 def facts(row: Row) -> list[Mark]:
     """What is unusual about a step."""
-    found: list[Mark] = []
-    if row["state_is_error"]:
-        found.append(("state is an error", "red", None))
-    if row["state_is_empty"]:
-        explanation = "Anything may lead to it: siblings that share it may differ."
-        found.append(("state is empty", "orange", explanation))
+    found = answered(row)
     if row["is_action_valid"] is False:
         found.append(("malformed action", "red", "The action could not be parsed."))
     if not row["is_active"]:
@@ -105,6 +100,21 @@ def facts(row: Row) -> list[Mark]:
         found.append(("not trained", "gray", "Another policy decided, or tokens do not say what it saw."))
     if row["is_copied_context"]:
         found.append(("copied context", "gray", "Repeated from an earlier episode: never trained on."))
+    return found
+
+
+def answered(row: Row) -> list[Mark]:
+    """What went wrong with the call of a step, on the step itself; on the next one, in grey, where it came from."""
+    found: list[Mark] = []
+    if row["reply_is_error"]:
+        found.append(("failed: error", "red", "What came back, the state of the next step, is an error text."))
+    if row["reply_is_empty"]:
+        found.append(("empty reply", "orange", "What came back, the state of the next step, says nothing."))
+    if row["state_is_error"]:
+        found.append(("came from an error", "gray", "The state is an error text, which anything may lead to."))
+    if row["state_is_empty"]:
+        explanation = "The state says nothing. Anything may lead to it: siblings that share it may differ."
+        found.append(("came from an empty reply", "gray", explanation))
     return found
 
 
