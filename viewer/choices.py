@@ -14,13 +14,13 @@ from lake import ids
 from lake.judgements.credit import Covering, Credit, outdated
 from lake.judgements.scores import ENV_RETURN
 from lake.tables import STATUSES
+from viewer import stale
 from viewer.components import FILTER, first_page, missing
 from viewer.links import finite, given, given_id, given_int, whole
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import Sort, outcomes, runs, training
 from viewer.queries.episodes import FACETS, ORDERS, RANGES, EpisodeFilter
-from viewer.stale import groups
 
 LIST = "list"
 """The query parameter that carries a filter."""
@@ -51,6 +51,7 @@ def parameters(wanted: EpisodeFilter, order: Sort | None = None) -> Parameters:
         "unlabelled": label,
         "by": author,
         "sql": wanted.sql,
+        "about": None if wanted.sql is None else wanted.about,
         "sort": order,
     }
     found: Parameters = {name: str(value) for name, value in values.items() if value is not None}
@@ -91,6 +92,7 @@ def unpacked(text: str | None) -> tuple[EpisodeFilter, Sort | None]:
         update=None if job is None or update is None else (job, update),
         unlabelled=unlabelled(one.get("unlabelled"), one.get("by")),
         sql=one.get("sql"),
+        about=one.get("about"),
         **named,
     )
     return wanted, order
@@ -221,10 +223,10 @@ def explain(chosen: Credit | None, **of: int) -> None:
     """Say whose advantages are shown, and what of an episode or group (`outdated`) changed since."""
     if chosen is not None:
         st.caption(f"Advantages by {chip(chosen.title, 300)}.")
-        if (stale := read(outdated, chosen, **of)) is not None:
-            st.warning(chip(stale, 400), icon=":material/history:")
+        if (changed := read(outdated, chosen, **of)) is not None:
+            stale.warning(changed)
             if not of:
-                groups(chosen)
+                stale.groups(chosen)
 
 
 def describe(parameters: str | None, limit: int = 150) -> str:

@@ -1,5 +1,6 @@
 """Charts: a small frame in, an Altair chart out. Colours are the theme's; NULL is drawn as a gap or a grey mark."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ OTHERS = ("#c2410c", "#7c3aed", "#0f766e", "#a16207")
 """Colours of the jobs beside the one shown."""
 _CLOSE: dict[str, Any] = {"labelPadding": 4, "titlePadding": 4}
 """Of axes: Streamlit's own paddings would take half of a small chart."""
+_ROOM = {"left": 0, "top": 0, "right": 10, "bottom": 12}
+"""Around a chart: half of the last label of an axis lies beyond its end, and would be cut off."""
 _STEPS = alt.Axis(format="d", tickMinStep=1, grid=False, **_CLOSE)
 
 # Each part of a chart would be checked as it is made, which takes longer than many a query. Tests check whole ones.
@@ -46,7 +49,7 @@ def curve(
     """
     largest = frame[value].abs().max()
     scale = _of_shares(largest) if share else alt.Scale(zero=False)
-    label = "%" if share else "~s" if isinstance(largest, int | float) and largest >= 1000 else ".3~g"
+    label = "%" if share else _labels(frame[value])
     axis = alt.Axis(format=label, tickCount=4, **_CLOSE)
     furthest = frame["x"].max()
     is_long = isinstance(furthest, int | float) and furthest >= 10_000
@@ -181,9 +184,8 @@ def metric(
     """
     shown = frame.filter(pl.col("value").is_not_null())
     x = alt.X("step:Q", title=None, axis=_STEPS)
-    largest = shown["value"].abs().max()
-    label = "~s" if isinstance(largest, int | float) and largest >= 1000 else ".3~g"
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(format=label, tickCount=4, **_CLOSE))
+    axis = alt.Axis(format=_labels(shown["value"]), tickCount=4, **_CLOSE)
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=axis)
     layers: list[alt.Chart] = []
     if alarms:
         stretches = pl.DataFrame([(first - 0.5, last + 0.5) for first, last in alarms], ["step", "until"], orient="row")
@@ -263,6 +265,16 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
     return _sized(alt.layer(*layers), "Signs of the advantages")
 
 
+def _labels(values: pl.Series) -> str:
+    """The format of an axis that runs over some values: as many digits as tell its labels apart, three at least."""
+    largest, low, high = (float(found or 0) for found in (values.abs().max(), values.min(), values.max()))  # type: ignore[arg-type]
+    if largest >= 1000:
+        return "~s"
+    # About four labels stand between the ends; a tick is then no less than a fifth of the way.
+    digits = math.ceil(math.log10(5 * largest / (high - low))) + 1 if high > low else 3
+    return f".{min(max(digits, 3), 9)}~g"
+
+
 def _of_shares(largest: object) -> alt.Scale:
     """The scale of shares: up to 100 %, or less where all are small, as of errors, which would look like none."""
     most = float(largest) if isinstance(largest, int | float) else 1.0
@@ -286,7 +298,7 @@ def _rule(step: int) -> alt.Chart:
 
 def _sized(chart: Chart, title: str | None, height: int = 190) -> Chart:
     # On a canvas: a thousand points, each with what a click is nearest to, would be thousands of elements of the page.
-    given: dict[str, Any] = {"height": height, "usermeta": {"embedOptions": {"renderer": "canvas"}}}
+    given: dict[str, Any] = {"height": height, "padding": _ROOM, "usermeta": {"embedOptions": {"renderer": "canvas"}}}
     if title is not None:
         given["title"] = alt.Title(title, fontSize=13, anchor="start", fontWeight=600, offset=6)
     sized: Chart = chart.properties(**given)

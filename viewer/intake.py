@@ -58,7 +58,7 @@ def _funnel(job_id: int) -> None:
 
     def listed(row: Row) -> str:
         sql = stages[row["place"]].sql
-        return "" if sql is None else href(Page.EPISODES, sql=sql)
+        return "" if sql is None else href(Page.EPISODES, sql=sql, about=row["stage"])
 
     tables.table(frame, columns, label="Funnel", href=listed)
     if len(stages) == 1:
@@ -78,7 +78,7 @@ def _often(job_id: int) -> None:
     links = (
         chip_link(
             f"{counted(row['times'], 'time')}: {counted(row['episodes'], 'episode')}",
-            href(Page.EPISODES, sql=intake.trained_so_often(job_id, row["times"])),
+            _trained(job_id, row["times"]),
         )
         for row in times.head(8).iter_rows(named=True)
     )
@@ -90,6 +90,12 @@ def _often(job_id: int) -> None:
         "The version that the update began with, minus the one that played the episode. Of another run's episodes: the "
         "newest version of that run that the job consumed, minus theirs."
     )
+
+
+def _trained(job_id: int, times: int) -> str:
+    """The address of the episodes that a job trained on so many times."""
+    about = f"trained on {counted(times, 'time')}"
+    return href(Page.EPISODES, sql=intake.trained_so_often(job_id, times), about=about)
 
 
 def _mixture(job_id: int) -> None:

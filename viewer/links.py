@@ -97,7 +97,7 @@ class Page(StrEnum):
 
 PARAMETERS = frozenset(
     """
-    a_credit a_rounds a_run a_version anchor as_of average axis b_credit b_rounds b_run b_version beside by
+    a_credit a_rounds a_run a_version about anchor as_of average axis b_credit b_rounds b_run b_version beside by
     chart credit definition episode error facets failed flag follow gone group job kind list max min open opened over
     page q reason reasoning reject round round_from round_to run score scorer signal since sort sql state status
     step steps_from steps_to success tag task text tool tools unlabelled unscored update version version_from

@@ -58,6 +58,8 @@ class Column:
     """After the point, at most."""
     hits: re.Pattern[str] | None = None
     """What is marked in its texts."""
+    is_even: bool = False
+    """What its digits would hide is written as less than their least, and not with an exponent."""
 
 
 def text(label: str, explanation: str | None = None) -> Column:
@@ -151,9 +153,16 @@ def table(
 
 
 def _as_wide_as_needed(column: Column, values: pl.Series) -> Column:
-    """The column with no digits after the point if none of its values has any, so that points stand in a line."""
-    is_whole = column.kind is Kind.NUMBER and values.dtype.is_float() and (values.drop_nulls() % 1 == 0).all()
-    return replace(column, digits=0) if is_whole else column
+    """The column as its values are best compared.
+
+    It has no digits after the point if none of its values has any, so that points stand in a line, and no exponents
+    among numbers that need none.
+    """
+    if column.kind not in (Kind.NUMBER, Kind.SIGNED) or not values.dtype.is_float():
+        return column
+    if column.kind is Kind.NUMBER and (values.drop_nulls() % 1 == 0).all():
+        return replace(column, digits=0)
+    return replace(column, is_even=bool((values.abs() >= 10**-column.digits).any()))
 
 
 def _heading(name: str, column: Column, sortable: Collection[str], parameter: str, page: str) -> str:
@@ -206,6 +215,10 @@ def _cell(found: Any, column: Column) -> str:
         return '<span title="yes">\N{CHECK MARK}</span>' if found else ""
     if isinstance(found, datetime):
         shown = f"{found:%Y-%m-%d %H:%M:%S}"
+    elif isinstance(found, float) and column.is_even and 0 < abs(found) < 10**-column.digits:
+        sign = "+" if column.kind is Kind.SIGNED else ""
+        least = f"{10**-column.digits:.{column.digits}f}"
+        shown = f">\N{MINUS SIGN}{least}" if found < 0 else f"<{sign}{least}"
     elif isinstance(found, int | float):
         shown = signed(found, column.digits) if column.kind is Kind.SIGNED else aligned(found, column.digits)
     else:

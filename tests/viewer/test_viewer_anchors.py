@@ -111,7 +111,7 @@ def test_how_much_is_shared(lk: Lake, snap: Reader, visits: dict[int, list[dict[
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("name", anchors.EXPLORED_ORDERS)
+@pytest.mark.parametrize("name", [*anchors.EXPLORED_ORDERS, *anchors.SEEN_ORDERS])
 def test_states_are_ordered_and_paged_on_the_server(snap: Reader, name: str, descending: bool) -> None:
     credit, sort = find_credit(snap), Sort(name, descending)
     values = anchors.explored(snap, credit, ALL, sort)[name]

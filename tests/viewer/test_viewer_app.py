@@ -138,8 +138,13 @@ def test_groups_that_make_a_credit_stale_are_named_with_the_reason(
         assert column(at, "changed_groups", "lost") == ["1"]
         assert links(at, "changed_groups") == [f"/group?group={ids.to_text(group_id(lk, 'mixed'))}"]
         assert "1 episode retracted: " in words(at)
+        (why,) = column(at, "changed_groups", "why")
+        assert why.startswith("retracted: ")
+    for at in (open_page("runs"), open_page("change", a_run=RUN, b_run=HOSTILE)):
+        assert '<a href="/anchors">1 group changed since</a>' in words(at)
     add_credit(lk)
     assert "Taken back" not in words(open_page("anchors"))
+    assert "older than the data" not in words(open_page("runs"))
 
 
 # ---------------------------------------------------------------- runs

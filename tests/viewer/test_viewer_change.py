@@ -20,7 +20,7 @@ from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
 from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
-from viewer.queries import Sort, Window, compare, episodes
+from viewer.queries import Sort, Window, compare, episodes, lineage
 from viewer.queries.compare import Side
 from viewer.queries.episodes import EpisodeFilter
 
@@ -232,20 +232,45 @@ def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
 
 @pytest.mark.parametrize("score", [None, "brief"])
 def test_where_the_outcome_fell_most(tmp_path: Path, score: str | None) -> None:
-    """Rounds 0 to 4 with means 0.5, 0.75, unknown, 0.25, 0 and 1; the steepest fall is from 1 to 3."""
+    """Means 0.5, 0.75, unknown, 0.25, 0 and 1: the steepest fall is from 1 to 3. A fall within its interval is none."""
     means = [(0, 0.5), (1, 0.75), (2, None), (3, 0.25), (4, 0.0), (5, 1.0)]
-    fell = [rollout("t", n, value, collection_round=round_) for round_, value in means for n in range(2)]
-    lk = build_lake(tmp_path, [*fell, rollout("t", 9, 0.0, collection_round=0)])
+    off = {"t": 0.0, "u": 0.01, "v": -0.01}
+    fell = [
+        rollout(task, n, None if value is None else value + (off[task] if round_ == 3 else 0), collection_round=round_)
+        for round_, value in means
+        for task in off
+        for n in range(2)
+    ]
+    lk = build_lake(tmp_path, fell)
     with lk.job(kind="collect", run_id="rising") as job:
         job.record([rollout("t", 0, float(round_), collection_round=round_) for round_ in range(3)])
+    with lk.job(kind="collect", run_id="all") as job:
+        job.record([rollout(task, 0, 1.0 - n, collection_round=n) for task in "tu" for n in range(2)])
+    with lk.job(kind="collect", run_id="noisy") as job:
+        noise = {"t": (0.0, 1.0), "u": (1.0, 0.0), "v": (1.0, 0.5)}
+        job.record([rollout(task, 0, pair[n], collection_round=n) for task, pair in noise.items() for n in range(2)])
     if score is not None:
         with lk.job(kind="score") as job:
             rows = lk.sql("SELECT episode_id, group_id, run_id, env_return AS value FROM episodes")
             names = {"scorer": pl.lit(score), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
             job.write("scores", rows.with_columns(**names))
-    found = compare.steepest(Reader(lk.snapshot()), (RUN, "rising", "no such"), score)
-    assert found.rows() == [(RUN, 1, 3, 0.5)]
+    found = compare.steepest(Reader(lk.snapshot()), (RUN, "rising", "noisy", "no such"), score)
+    assert found.select("run_id", "before", "after").rows() == [(RUN, 1, 3)]
+    assert found["fall"].item() == pytest.approx(0.5)
+    assert compare.steepest(Reader(lk.snapshot()), ("all",), score).select("before", "after").rows() == [(0, 1)]
     assert compare.steepest(Reader(lk.snapshot()), ("rising",), score).is_empty()
+
+
+def test_runs_of_the_same_tasks_and_the_settings_in_which_they_differ(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, [rollout(task, 0, 1.0) for task in "abc"])
+    for run, tasks_, limit in (("short", "abc", 6), ("few", "ab", 10), ("elsewhere", "axy", 10)):
+        with lk.job(kind="collect", run_id=run, parameters={"max_steps": limit, "policy": "p"}) as job:
+            job.record([rollout(task, 0, 1.0) for task in tasks_])
+    snapshot = Reader(lk.snapshot())
+    newest = ("elsewhere", "few", "short", RUN)
+    assert compare.sharing_tasks(snapshot, newest) == [("short", RUN), ("few", "short"), ("few", RUN)]
+    assert lineage.settings_between(snapshot, "few", "short") == ["max_steps"]
+    assert lineage.settings_between(snapshot, "few", "elsewhere") == []
 
 
 def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:

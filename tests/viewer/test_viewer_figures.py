@@ -101,6 +101,22 @@ def test_metrics_people_look_at_come_first() -> None:
     assert figures.by_interest(names) == ["loss", "kl_k3", "entropy", "grad_norm", "aa", "tokens"]
 
 
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [
+        ([0.1, 0.9], ".3~g"),
+        ([1.002, 1.012], ".4~g"),
+        ([0.5, 0.5], ".3~g"),
+        ([None, None], ".3~g"),
+        ([5.0, 1200.0], "~s"),
+    ],
+)
+def test_labels_of_an_axis_have_the_digits_that_tell_them_apart(values: list[float | None], label: str) -> None:
+    frame = pl.DataFrame({"step": [0, 1], "value": values}, schema_overrides={"value": pl.Float64})
+    drawn = figures.metric(frame, "ratio", None).to_dict()
+    assert f'"format": "{label}"' in json.dumps(drawn["layer"][0]["encoding"]["y"])
+
+
 def test_what_tells_of_learning_comes_before_a_weighted_loss() -> None:
     names = ["weight", "logprobs_missing", "loss", "logprob", "validation_nll"]
     assert figures.by_interest(names)[:3] == ["validation_nll", "logprob", "loss"]

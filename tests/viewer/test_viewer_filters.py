@@ -31,7 +31,8 @@ filters = st.builds(
     policy_version=st.none() | a_count,
     update=st.none() | st.tuples(an_id, a_count),
     unlabelled=st.none() | st.tuples(text, st.none() | text),
-    sql=st.none() | text,
+    sql=text,
+    about=st.none() | text,
     **{facet: st.none() | text for facet in FACETS},
 )
 

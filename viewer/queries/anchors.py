@@ -102,6 +102,9 @@ def visits(
 
 EXPLORED_ORDERS = themselves("groups", "size", "episodes", "spread", "share")
 """Columns that may order the states of a whole credit."""
+SEEN_ORDERS = ("actions", "ways_in")
+"""Columns that may order them, too, where there are at most `MOST_SEEN`: the texts of all of them are read for it."""
+MOST_SEEN = 300
 SAMPLE = 400
 """Steps of a state, drawn fairly, whose texts are read for a row of `explored`."""
 _STATES = """
@@ -123,11 +126,19 @@ def explored(lake: Reads, credit: Credit, window: Window, sort: Sort | None = No
     state, states (distinct texts), actions (distinct ones taken there), ways_in (distinct ones that led there), doubt
     (why it may stand for several situations: an error, or empty).
     """
-    order = order_by(sort, EXPLORED_ORDERS, "share DESC NULLS LAST, size DESC, anchor_key")
+    by_seen = sort if sort is not None and sort.column in SEEN_ORDERS else None
+    if by_seen is not None and explored_total(lake, credit)["anchors"] > MOST_SEEN:
+        sort = by_seen = None
+    order = order_by(None if by_seen else sort, EXPLORED_ORDERS, "share DESC NULLS LAST, size DESC, anchor_key")
     listed = lake.sql(
         f"SELECT * FROM ({_STATES.format(rows=credit.rows)}) ORDER BY {order} LIMIT $limit OFFSET $offset",
-        window.params(),
+        (Window(MOST_SEEN) if by_seen else window).params(),
     )
+    if by_seen is not None:
+        all_seen = seen(lake, credit, listed["anchor_key"].to_list())
+        found = listed.join(all_seen, on="anchor_key", how="left", maintain_order="left")
+        found = found.sort(by_seen.column, descending=by_seen.descending, nulls_last=True, maintain_order=True)
+        return found.slice(window.offset, window.limit)
     return listed.join(seen(lake, credit, listed["anchor_key"].to_list()), on="anchor_key", how="left")
 
 

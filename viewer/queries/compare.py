@@ -204,7 +204,8 @@ def versions(lake: Reads, run: str) -> tuple[int, int] | None:
 def steepest(lake: Reads, runs: Sequence[str], score: str | None = None) -> pl.DataFrame:
     """Where the mean outcome of each run fell most from a round to the next: run_id, before, after, fall (> 0).
 
-    Rounds without a scored episode are passed over; a run that never fell is left out.
+    Rounds without a scored episode are passed over. A run is left out that never fell, or whose largest fall is within
+    its interval: that of `figures`, so that it is the one which a comparison of the two rounds shows.
     """
     judged, params = outcomes.judged(lake, score)
     query = f"""
@@ -218,7 +219,41 @@ def steepest(lake: Reads, runs: Sequence[str], score: str | None = None) -> pl.D
         WHERE fall > 0
         QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY fall DESC, after) = 1 ORDER BY run_id
         """
-    return lake.sql(query, params | {"runs": list(runs)})
+    found = lake.sql(query, params | {"runs": list(runs)})
+    fell = [_has_fallen(lake, row, score) for row in found.iter_rows(named=True)]
+    return found.filter(pl.Series(fell, dtype=pl.Boolean))
+
+
+def _has_fallen(lake: Reads, fall: Row, score: str | None) -> bool:
+    """Whether the interval of a fall of a run's outcome (run_id, before, after) is below 0.
+
+    Where all tasks of both rounds fell by the same there is no interval, and no doubt.
+    """
+    judged, params = outcomes.judged(lake, score, fall["run_id"])
+    query = f"""
+        SELECT task_id, avg(outcome) FILTER (collection_round = $before) AS before,
+               avg(outcome) FILTER (collection_round = $after) AS after
+        FROM {judged} WHERE run_id = $run AND collection_round IN ($before, $after) GROUP BY task_id
+        """
+    asked = {"run": fall["run_id"], "before": fall["before"], "after": fall["after"]}
+    means = lake.sql(query, params | asked)
+    one, other = (dict(means.select("task_id", name).drop_nulls().iter_rows()) for name in ("before", "after"))
+    row = _compared("outcome", one, other)
+    high = row.get("high")
+    return high < 0 if high is not None else bool(row["is_paired"]) and row["difference"] < 0
+
+
+def sharing_tasks(lake: Reads, runs: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of runs that have two tasks or more in common, those of most first; of each the one named first leads."""
+    query = """
+        WITH mine AS (
+            SELECT DISTINCT run_id, task_id, list_position($runs::VARCHAR[], run_id) AS place FROM episodes
+            WHERE run_id IN (SELECT unnest($runs::VARCHAR[]))
+        )
+        SELECT a.run_id, b.run_id FROM mine AS a JOIN mine AS b ON a.task_id = b.task_id AND a.place < b.place
+        GROUP BY ALL HAVING count(*) >= 2 ORDER BY count(*) DESC, min(a.place), min(b.place)
+        """
+    return lake.sql(query, {"runs": list(runs)}).rows()
 
 
 def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.DataFrame:

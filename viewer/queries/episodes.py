@@ -205,6 +205,8 @@ class EpisodeFilter:
     """(label, author): episodes on which, or on whose steps, the author has not put the label; None: nobody has."""
     sql: str | None = None
     """A SELECT whose rows name the episodes (`viewer.queries.sql.named`)."""
+    about: str | None = None
+    """What that SELECT asks for, in words; filters nothing."""
     steps_from: int | None = None
     """The smallest number of steps; the other ends of `RANGES` follow, each included."""
     steps_to: int | None = None

@@ -99,6 +99,14 @@ def jobs_of_runs(lake: Reads, one: str, other: str) -> pl.DataFrame:
     return lake.sql(query, {"one": one, "other": other})
 
 
+def settings_between(lake: Reads, one: str, other: str) -> list[str]:
+    """Names of the parameters that the newest jobs of two runs, kind by kind, were told differently."""
+    names: dict[str, None] = {}
+    for row in jobs_of_runs(lake, one, other).iter_rows(named=True):
+        names |= dict.fromkeys(beside(row["a_parameters"], row["b_parameters"]).filter("differs")["setting"])
+    return list(names)
+
+
 def like_it(lake: Reads, job_id: int, limit: int = 200) -> pl.DataFrame:
     """Other jobs of a job's kind, the newest first: job_id, kind, run_id, parameters (cut), started_at."""
     query = f"""

@@ -17,6 +17,12 @@ from viewer.queries import Window, anchors, definitions, training
 
 # Groups of a state on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 _GROUPS = 25
+_MEANING = (
+    "**A_S** compares the steps that siblings took from the same state. It misleads where one text stands for several "
+    "situations. **Ways in** counts the distinct actions that led there: many are a sign of it. **Doubt** marks error "
+    "texts and empty states: anything may lead to them. **Share of \\|A_S\\|** says how much of all step advantages a "
+    "state makes."
+)
 
 
 def show() -> None:
@@ -39,8 +45,8 @@ def show() -> None:
 def _states(chosen: Credit, found: int, shared: int, steps: int) -> None:
     st.caption(
         f"{number(shared)} of {number(steps)} steps ({percent(shared / steps)}) were taken from one of {number(found)} "
-        "states that siblings of a group share; A_S compares them there. It is false where the steps stand for several "
-        "situations: look for error texts, empty states and many ways in, and for what they make of the sum of |A_S|."
+        "states that siblings of a group share.",
+        help=_MEANING,
     )
     columns = {
         "state": tables.wide("State"),
@@ -62,7 +68,7 @@ def _states(chosen: Credit, found: int, shared: int, steps: int) -> None:
         href=lambda row: changed(anchor=row["anchor_key"], groups=None),
         key="anchor_key",
         chosen=given("anchor"),
-        sortable=anchors.EXPLORED_ORDERS,
+        sortable=(*anchors.EXPLORED_ORDERS, *(anchors.SEEN_ORDERS if found <= anchors.MOST_SEEN else ())),
     )
 
 

@@ -1,5 +1,6 @@
 """Annotations: what people said, the newest first, and how far they agree."""
 
+import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from viewer import components as ui
@@ -41,6 +42,7 @@ _SCORERS = {
     "kappa": tables.Column(
         "Kappa", tables.Kind.SIGNED, "Agreement beyond chance (Cohen 1960); negative: they contradict."
     ),
+    "opposite": tables.mark("Says the opposite", "Its rank correlation with people is below 0."),
     "people_from": tables.value("People high from"),
     "scorer_from": tables.value("Scorer high from"),
 }
@@ -75,9 +77,11 @@ def _scorers() -> None:
         if row["same"] == 1:
             return ""
         named = (row["people"], row["scorer"], row["people_from"], row["scorer_from"])
-        return href(Page.EPISODES, sql=annotations.disagreed(*named))
+        about = f"{row['scorer']} and {row['people']} differ"
+        return href(Page.EPISODES, sql=annotations.disagreed(*named), about=about)
 
-    tables.table(frame, _SCORERS, label="Scorers against people", href=disagreements)
+    frame = frame.with_columns(opposite=pl.col("rank") < 0)
+    tables.table(frame, tables.known(frame, _SCORERS), label="Scorers against people", href=disagreements)
     st.caption(
         "A side's answer is high from the middle of its range on these episodes, else low. A row opens the episodes on "
         "which the two differ."

@@ -7,23 +7,28 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures, over_rounds, settings, tables
+from lake.judgements.credit import Credit
+from viewer import choices, figures, over_rounds, settings, stale, tables
 from viewer import components as ui
 from viewer.links import Page
 from viewer.navigation import href
 from viewer.pinned import read
-from viewer.plain import chip, number, one_line, percent
-from viewer.queries import Row, Window, compare, runs, tools, training
+from viewer.plain import chip, number, one_line, percent, word
+from viewer.queries import Row, Window, compare, lineage, runs, tools, training
 from viewer.queries.compare import Side
 
 # Tasks of a page.
 _TASKS = 20
 # Runs of which comparisons are suggested.
 _SUGGESTED = 8
+# Pairs of runs whose settings are compared, those that are suggested of them, and settings that are named.
+_PAIRS, _EXPERIMENTS, _NAMED = 12, 3, 3
 # Curves over rounds.
 _MOST_CURVES = 12
 # Tools of both sides.
 _TOOLS = 15
+_CLEAR = tables.mark("Not 0", "The interval leaves out 0.")
+_IS_CLEAR = ((pl.col("low") > 0) | (pl.col("high") < 0)).alias("clear")
 _ROUNDS = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 _FIGURES = {
     "outcome": ("Outcome", False),
@@ -63,7 +68,7 @@ def show() -> None:
     if empty:
         ui.missing(f"No episode is in {' nor in '.join(empty)}.")
         return
-    _summary(frames, (one, other))
+    _summary(frames, (one, other), current)
     _flips(one, other)
     if one.run is not None and other.run is not None and one.run != other.run:
         settings.of_runs(one.run, other.run)
@@ -79,6 +84,7 @@ def _suggestions() -> None:
     """What could be compared: the first and last round of runs, or else version, and the newest two runs."""
     st.info("Choose what to compare, or begin with one of these.", icon=":material/compare_arrows:")
     newest = read(runs.page, 1.0, Window(_SUGGESTED))["run_id"].to_list()
+    _experiments(tuple(newest))
     for fell in read(compare.steepest, tuple(newest)).sort("fall", descending=True).iter_rows(named=True):
         run, before, after = fell["run_id"], fell["before"], fell["after"]
         label = f"{chip(run)}: round {before} and round {after}, where its outcome fell most, by {number(fell['fall'])}"
@@ -96,6 +102,19 @@ def _suggestions() -> None:
     if len(newest) > 1:
         label = f"{chip(newest[1])} and {chip(newest[0])}"
         ui.link(Page.CHANGE, label, "compare_arrows", a_run=newest[1], b_run=newest[0])
+
+
+def _experiments(newest: tuple[str, ...]) -> None:
+    """Runs of the same tasks that differ in a setting, those that differ in fewest first."""
+    found = []
+    for one, other in read(compare.sharing_tasks, newest)[:_PAIRS]:
+        differing = read(lineage.settings_between, one, other)
+        if differing:
+            found.append((one, other, differing))
+    for one, other, differing in sorted(found, key=lambda pair: len(pair[2]))[:_EXPERIMENTS]:
+        told = ", ".join(map(word, differing[:_NAMED])) + (" and others" if len(differing) > _NAMED else "")
+        label = f"{chip(one)} and {chip(other)}: the same tasks, another {told}"
+        ui.link(Page.CHANGE, label, "science", a_run=one, b_run=other)
 
 
 def _side(name: str) -> Side:
@@ -128,20 +147,21 @@ def _runs(one: Side, other: Side) -> list[tuple[str, str]]:
     return [(name, side.run) for name, side in (("A", one), ("B", other)) if side.run]
 
 
-def _summary(frames: compare.Frames, sides: tuple[Side, Side]) -> None:
+def _summary(frames: compare.Frames, sides: tuple[Side, Side], current: Credit | None) -> None:
     """Every figure on both sides, by task."""
     said = (read(compare.scores, sides[0]), read(compare.scores, sides[1]))
     frame = compare.figures(frames, said)
     shown = frame.with_columns(
-        figure=pl.Series([_FIGURES.get(name, (name, False))[0] for name in frame["figure"]], dtype=pl.String)
+        _IS_CLEAR, figure=pl.Series([_FIGURES.get(name, (name, False))[0] for name in frame["figure"]], dtype=pl.String)
     )
     columns = {
         "figure": tables.text("Figure"),
         "a": tables.value("A"),
         "b": tables.value("B"),
         "difference": tables.Column("B \N{MINUS SIGN} A", tables.Kind.SIGNED, "Mean difference over tasks."),
-        "low": tables.Column("from", tables.Kind.SIGNED, "95 % interval over tasks; a dash: it cannot be told."),
+        "low": tables.Column("95 % from", tables.Kind.SIGNED, "95 % interval over tasks; a dash: it cannot be told."),
         "high": tables.Column("to", tables.Kind.SIGNED, "95 % interval over tasks; a dash: it cannot be told."),
+        "clear": _CLEAR,
         "tasks": tables.value("Tasks of both", "Two or more: these are compared, task by task."),
         "only_a": tables.value("only in A"),
         "only_b": tables.value("only in B"),
@@ -153,10 +173,12 @@ def _summary(frames: compare.Frames, sides: tuple[Side, Side]) -> None:
     how = (
         "Figures are paired by task: those that both sides know count, each once."
         if frame["is_paired"].any()
-        else "They have no two tasks in common: each side's tasks count once, and intervals are wide, as tasks differ."
+        else f"They have {'one task' if frame['tasks'].max() else 'no task'} in common: each side's tasks count once, "
+        "and intervals are wide, as tasks differ."
     )
     st.caption(f"{'; '.join(counts)}. {how}")
     tables.table(shown, columns, label="Figures")
+    stale.line(*(side.credit or current for side in sides))
 
 
 def _flips(one: Side, other: Side) -> None:
@@ -178,14 +200,15 @@ def _tasks(frames: compare.Frames, score: str | None) -> None:
     st.subheader("Tasks", anchor=False)
     order = tables.ordered_by()
     total = pl.concat([frame.select("task_id") for frame in frames])["task_id"].n_unique()
-    frame = compare.tasks(frames, ui.pager(total, "tasks", rows=_TASKS), order)
+    frame = compare.tasks(frames, ui.pager(total, "tasks", rows=_TASKS), order).with_columns(_IS_CLEAR)
     columns = {
         "task_id": tables.text("Task"),
         "a": tables.value("A", "Mean outcome."),
         "b": tables.value("B", "Mean outcome."),
         "difference": tables.Column("B \N{MINUS SIGN} A", tables.Kind.SIGNED),
-        "low": tables.Column("from", tables.Kind.SIGNED, "95 % interval (Welch); a dash: too few to tell."),
+        "low": tables.Column("95 % from", tables.Kind.SIGNED, "95 % interval (Welch); a dash: too few to tell."),
         "high": tables.Column("to", tables.Kind.SIGNED, "95 % interval (Welch); a dash: too few to tell."),
+        "clear": _CLEAR,
         "a_episodes": tables.value("Episodes A"),
         "b_episodes": tables.value("Episodes B"),
         "a_steps": tables.value("Steps A", digits=1),

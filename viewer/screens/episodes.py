@@ -198,6 +198,7 @@ def _others() -> EpisodeFilter:
         tag=given("tag"),
         unlabelled=choices.unlabelled(given("unlabelled"), given("by")),
         sql=given("sql"),
+        about=given("about"),
         **ends,
     )
 
@@ -210,6 +211,7 @@ _CALLED = {end: end.replace("_", " ") for end in choices.ENDS} | {
     "failed": "failed call",
     "unlabelled": "without label",
     "by": "label by",
+    "about": "query",
 }
 _ERRORS = {"rollout": "failed rollout", "state": "error text as state", "action": "malformed action"}
 
@@ -218,11 +220,11 @@ def _chips(wanted: EpisodeFilter) -> None:
     """A link for each filter that takes it off."""
     links = []
     for name, values in choices.parameters(wanted).items():
-        if name == "job":  # goes with the update
+        if name == "job" or (name == "sql" and wanted.about is not None):  # goes with the update, or what it is about
             continue
         for value in values if isinstance(values, list) else [values]:
             left = [one for one in values if one != value] if isinstance(values, list) else None
-            goes_with = {"update": {"job": None}, "unlabelled": {"by": None}}.get(name, {})
+            goes_with = {"update": {"job": None}, "unlabelled": {"by": None}, "about": {"sql": None}}.get(name, {})
             off = {name: left or None, "page": None} | goes_with
             called = _ERRORS.get(value, value) if name == "error" else value
             links.append(chip_link(f"{_CALLED.get(name, name)}: {called} \N{MULTIPLICATION SIGN}", changed(**off)))

@@ -7,7 +7,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
-from viewer import choices, figures, links, over_rounds, tables
+from viewer import choices, figures, links, over_rounds, stale, tables
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href, look_at
@@ -51,6 +51,7 @@ def show() -> None:
         _trained()
     with overview:
         _overview(read(runs.overview, score))
+        stale.line()
     with detail:
         asked = given("run")
         if asked is not None and not read(runs.exists, asked):

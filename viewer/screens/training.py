@@ -13,7 +13,7 @@ from lake import ids
 from lake.judgements.credit import Credit
 from lake.read.metric_names import METRICS, OF_ROUNDS
 from lake.read.text_table import counted
-from viewer import batch, figures, intake, links, online, tables
+from viewer import batch, figures, intake, links, online, stale, tables
 from viewer import components as ui
 from viewer.links import Page, given, given_int
 from viewer.navigation import looked_at
@@ -280,6 +280,7 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
     if frame.is_empty():
         return
     st.subheader("What the updates consumed", anchor=False)
+    stale.line(credit)
     if credit is None:
         st.caption("No credit job covered what this job consumed: returns only.")
     else:
