@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import numpy as np  # noqa: E402
 import orjson  # noqa: E402
 
-from pipelines.estimate.model import FITS, JOBS, TABLE_DRIVERS, Fits, drivers_of, predicted  # noqa: E402
+from pipelines.estimate.model import FITS, JOBS, TABLE_DRIVERS, Factors, Fits, drivers_of, predicted  # noqa: E402
 from pipelines.estimate.workload import ACTION_SHARE, TOKEN_CHARACTERS, Workload  # noqa: E402
 
 FITTED = (
@@ -49,6 +49,11 @@ CHECKED = (
     Workload(episodes=10_000, episode_steps=8, step_tokens=150),
     Workload(episodes=80_000, episode_steps=8, step_tokens=60),
 )
+KEYS = (
+    Workload(episodes=1_000_000, episode_steps=10, step_tokens=1),
+    Workload(episodes=1_000_000, episode_steps=1, step_tokens=775),
+)
+"""Lakes of keys, and of lengths, for the jobs that read nothing else: small lakes do not tell how they grow."""
 ROUND_GROUPS = 8
 SCORER = "def answers(messages, **kwargs):\n    return float(len(messages))\n"
 _VOCABULARY = 32_000
@@ -134,6 +139,22 @@ def measured(work: Workload, folder: Path) -> Measures:
     return found
 
 
+def measured_of_keys(work: Workload, folder: Path) -> Measures:
+    """One of `KEYS`: credit after a round in a simulated lake, or the plan of an epoch over lengths."""
+    if work.episode_steps == 1:
+        import bench_plan
+        from synthetic import lengths_lake
+
+        lengths_lake(folder, int(work.episodes))
+        planned = bench_plan.measured(folder)
+        return {"plan": {"cpu": planned["cpu"], "memory": planned["peak_gb"] * 1e9}}
+    import bench_scale
+
+    bench_scale.make(folder, int(work.steps))
+    place = ("--lake", str(folder))
+    return {"credit of a round": command("credit", "gigpo", "--set", "step_source=terminal_score", *place)}
+
+
 def plan(lake: Path) -> None:
     """The plan of an epoch."""
     _plan(lake)
@@ -186,17 +207,15 @@ def fitted(points: Sequence[tuple[Workload, float]], drivers: Sequence[str]) -> 
 
 def fits_of(points: Sequence[tuple[Workload, Measures]]) -> Fits:
     """The fits of all figures."""
+
+    def fit(name: str, what: str, drivers: Sequence[str]) -> dict[str, float]:
+        return fitted([(work, found[name][what]) for work, found in points if name in found], drivers)
+
     jobs = {
-        name: {
-            what: fitted([(work, found[name][what]) for work, found in points], drivers)
-            for what, drivers in (("cpu", job.drivers), ("memory", job.memory))
-        }
+        name: {"cpu": fit(name, "cpu", job.drivers), "memory": fit(name, "memory", job.memory)}
         for name, job in JOBS.items()
     }
-    tables = {
-        name: fitted([(work, found[name]["bytes"]) for work, found in points], drivers)
-        for name, drivers in TABLE_DRIVERS.items()
-    }
+    tables = {name: fit(name, "bytes", drivers) for name, drivers in TABLE_DRIVERS.items()}
     return Fits(machine=_machine(), jobs=jobs, tables=tables)
 
 
@@ -219,7 +238,7 @@ def main() -> None:
     if args.task:
         TASKS[args.task](args.lake)
         return
-    points = [(work, _kept(work, args.keep)) for work in (CHECKED if args.check else FITTED)]
+    points = [(work, _kept(work, args.keep)) for work in (CHECKED if args.check else FITTED + KEYS)]
     if args.check:
         _print_check(points, Fits.load())
         return
@@ -235,7 +254,7 @@ def _kept(work: Workload, keep: Path | None) -> Measures:
         found: Measures = json.loads((keep / name).read_text())
         return found
     with tempfile.TemporaryDirectory() as folder:
-        found = measured(work, Path(folder, "work"))
+        found = (measured_of_keys if work in KEYS else measured)(work, Path(folder, "work"))
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         (keep / name).write_text(json.dumps(found))
@@ -248,19 +267,18 @@ def _print_check(points: Sequence[tuple[Workload, Measures]], fits: Fits) -> Non
     print("| figure | " + " | ".join(titles) + " |")
     print("| --- |" + " --- |" * len(titles))
     for name in JOBS:
-        for what, unit in (("cpu", "CPU s"), ("memory", "GB")):
-            cells = []
-            for work, found in points:
-                expected, seen = predicted(fits.jobs[name][what], work), found[name][what]
-                scale = 1 if what == "cpu" else 1e9
-                cells.append(f"{expected / seen:.2f} ({seen / scale:.2f})")
-            print(f"| {name}, {unit} | " + " | ".join(cells) + " |")
+        for what, unit, scale in (("cpu", "CPU s", 1.0), ("memory", "GB", 1e9)):
+            print(f"| {name}, {unit} | {_cells(points, name, what, fits.jobs[name][what], scale)} |")
     for name in TABLE_DRIVERS:
-        cells = [
-            f"{predicted(fits.tables[name], work) / found[name]['bytes']:.2f} ({found[name]['bytes'] / 1e6:.1f})"
-            for work, found in points
-        ]
-        print(f"| `{name}`, MB | " + " | ".join(cells) + " |")
+        print(f"| `{name}`, MB | {_cells(points, name, 'bytes', fits.tables[name], 1e6)} |")
+
+
+def _cells(points: Sequence[tuple[Workload, Measures]], name: str, what: str, factors: Factors, scale: float) -> str:
+    """Predicted over measured, and what was measured."""
+    return " | ".join(
+        f"{predicted(factors, work) / found[name][what]:.2f} ({found[name][what] / scale:.2f})" if name in found else ""
+        for work, found in points
+    )
 
 
 if __name__ == "__main__":

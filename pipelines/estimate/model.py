@@ -21,6 +21,7 @@ from typing import Self
 
 from lake.care.compaction import TARGET_BYTES
 from lake.read.snapshot import Snapshot
+from pipelines.credit.inputs.ranges import MEMORY_GB
 from pipelines.estimate.workload import Workload
 
 FITS = Path(__file__).with_name("fits.json")
@@ -49,19 +50,21 @@ class Job:
     """What its processor time depends on."""
     memory: tuple[str, ...] = _WITHOUT
     """What the peak memory of its largest process depends on."""
+    bounded_gb: float | None = None
+    """What its parts may hold at once, however large they are together, as each job's own default has it."""
     serial: str | None = None
-    """Another job, whose time is what the driver of this one takes before and after its parts."""
+    """Another job: what the driver of this one does before and after its parts."""
 
 
 JOBS: dict[str, Job] = {
     "ingest": Job(Extent.PROCESS),
     "score": Job(Extent.CLUSTER),
-    "credit": Job(Extent.CLUSTER, memory=("run", "episodes"), serial="credit of a round"),
+    "credit": Job(Extent.CLUSTER, memory=("run", "steps"), bounded_gb=MEMORY_GB, serial="credit of a round"),
     "credit of a round": Job(Extent.PROCESS, ("run", "episodes"), ("run", "episodes")),
-    "export": Job(Extent.CLUSTER),
-    "compact": Job(Extent.CLUSTER),
+    "export": Job(Extent.CLUSTER, memory=("run", "steps"), bounded_gb=1.0),
+    "compact": Job(Extent.CLUSTER, memory=("run", "steps", "tokens"), bounded_gb=1.0),
     "plan": Job(Extent.PROCESS, ("run", "episodes", "steps"), ("run", "episodes", "steps")),
-    "stream": Job(Extent.NODE),
+    "stream": Job(Extent.NODE, memory=("run", "steps"), bounded_gb=1.0),
 }
 """By name, as they follow each other. A round has eight groups."""
 TABLE_DRIVERS: dict[str, tuple[str, ...]] = {
@@ -69,7 +72,7 @@ TABLE_DRIVERS: dict[str, tuple[str, ...]] = {
     "steps": ("steps", "tokens"),
     "tokens": ("steps", "tokens"),
     "scores": ("run", "episodes"),
-    "advantages": ("run", "steps"),
+    "advantages": ("run", "episodes", "steps"),
     "credit_groups": ("run", "episodes"),
 }
 """Table that grows with the episodes -> what its bytes depend on; the others are small beside them."""
@@ -229,8 +232,18 @@ def _job(name: str, work: Workload, cluster: Cluster) -> JobEstimate:
     cores = {Extent.PROCESS: 1, Extent.NODE: cluster.cores, Extent.CLUSTER: cluster.cores * cluster.nodes}[job.extent]
     hours = (serial + max(0.0, cpu - serial) / cores) / 3600
     nodes = cluster.nodes if job.extent is Extent.CLUSTER else 1
-    memory = predicted(_fits().jobs[name]["memory"], work)
+    memory = _memory_of(name, work)
     return JobEstimate(name, job.extent.value, cpu / 3600, hours, hours * nodes * cluster.price, memory / GB)
+
+
+def _memory_of(name: str, work: Workload) -> float:
+    """Bytes at the peak of a job's largest process."""
+    job, factors = JOBS[name], _fits().jobs[name]["memory"]
+    own = predicted(factors, work)
+    if job.bounded_gb is not None:
+        own = min(own, factors["run"] + job.bounded_gb * GB)
+    # The driver is one process with its parts, where these run in it.
+    return own + (_memory_of(job.serial, work) - _memory_of(job.serial, work.times(0)) if job.serial else 0.0)
 
 
 def _seconds(name: str, work: Workload, cluster: Cluster) -> float:
@@ -257,7 +270,7 @@ class Limit:
 
 
 def _memory(job: str) -> Callable[[Workload, Cluster], float]:
-    return lambda work, _: predicted(_fits().jobs[job]["memory"], work) / GB
+    return lambda work, _: _memory_of(job, work) / GB
 
 
 def _time(job: str, unit: float) -> Callable[[Workload, Cluster], float]:
@@ -270,7 +283,7 @@ _LIMITS = (
     Limit(
         "memory of the driver of credit",
         "GB",
-        _memory("credit"),
+        _memory("credit of a round"),
         lambda c: c.memory_gb,
         "--where by run, or a lake a run",
     ),
