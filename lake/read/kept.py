@@ -150,18 +150,14 @@ def _read(name: str, files: Sequence[DataFile], objects: Objects) -> pa.Table:
 def _joined(blocks: Sequence[_Block]) -> _Block:
     columns = {}
     for name in blocks[0].rows.column_names:
-        parts = [block.rows[name] for block in blocks]
-        plain = [part.cast(_plain(part.type)) for part in parts]
-        columns[name] = pa.chunked_array([chunk for part in plain for chunk in part.chunks], plain[0].type)
+        chunks = [_plain(chunk) for block in blocks for chunk in block.rows[name].chunks]
+        columns[name] = pa.chunked_array(chunks, chunks[0].type)
     keys = frozenset().union(*(block.keys for block in blocks))
     return _Block(keys, _coded(pa.table(columns)))
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of a column that is not coded."""
-    if pa.types.is_list(kind):
-        return pa.list_(_plain(kind.value_type))
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+def _plain(chunk: pa.Array) -> pa.Array:
+    return chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
 
 
 def _coded(table: pa.Table) -> pa.Table:
@@ -170,12 +166,21 @@ def _coded(table: pa.Table) -> pa.Table:
 
 
 def _codes(whole: pa.Array) -> pa.Array:
-    if pa.types.is_list(whole.type):
-        return pa.ListArray.from_arrays(
-            whole.offsets, _codes(whole.values), mask=whole.is_null() if whole.null_count else None
-        )
+    if pa.types.is_list(whole.type) or pa.types.is_large_list(whole.type):
+        return _codes_of_lists(whole)
     coded = whole.dictionary_encode() if len(whole.slice(0, 1000).unique()) < 900 else whole
     if coded is whole or len(coded.dictionary) >= _MOST_WORDS:
         return whole
     kind = pa.int8() if len(coded.dictionary) < 1 << 7 else pa.int16()
     return pa.DictionaryArray.from_arrays(coded.indices.cast(kind), coded.dictionary)
+
+
+def _codes_of_lists(whole: pa.Array) -> pa.Array:
+    """A code for each list and none for what is in it: DuckDB fails at empty lists over coded values."""
+    rows = pl.DataFrame({"list": pl.Series(whole)}).with_row_index()
+    groups = rows.group_by("list", maintain_order=True).agg("index")
+    if groups.height >= _MOST_WORDS:
+        return whole
+    codes = groups.select(pl.int_range(pl.len(), dtype=pl.Int16).alias("code"), "index").explode("index").sort("index")
+    lists = groups["list"].to_arrow(compat_level=pl.CompatLevel.oldest()).cast(whole.type)
+    return pa.DictionaryArray.from_arrays(codes["code"].to_arrow(), lists)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -20,6 +21,7 @@ from lake.storage.objects import Objects
 from testkit.copies import empty_lake
 from testkit.lakes import rollout, siblings
 
+TOOLS = {"episode_id": pl.Int64, "tools": pl.List(pl.String)}
 QUESTIONS = (
     "SELECT * EXCLUDE (initial_messages) FROM episodes",
     *(f"SELECT {', '.join(columns)} FROM {name}" for name, columns in COLUMNS.items()),
@@ -187,3 +189,17 @@ def test_what_is_held_is_bounded(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(part.num_rows for part in held.rows("episodes", files)) == 20
     monkeypatch.setattr(kept, "_MOST_ROWS", 19)
     assert held.rows("episodes", files) == ()
+
+
+@pytest.mark.parametrize(("empty", "other"), [(5, 0), (300_000, 3)])
+def test_episodes_that_call_no_tool_are_read_whatever_their_number(tmp_path: Path, empty: int, other: int) -> None:
+    """DuckDB reads a part in batches, and fails at one whose lists are all empty over coded values."""
+    rows = pl.DataFrame({"episode_id": range(empty + other), "tools": [[]] * empty + [["a", "b"]] * other}, TOOLS)
+    file = DataFile("f", empty + other, 1, frozenset())
+    held = Kept(Objects(tmp_path)).sums(
+        "episode_steps", [file], lambda _: rows.to_arrow(compat_level=pl.CompatLevel.oldest())
+    )
+    connection = duckdb.connect()
+    connection.register("held", held[0])
+    found = connection.sql("SELECT unnest(tools) AS tool, count(*) AS n FROM held GROUP BY 1 ORDER BY 1").fetchall()
+    assert found == ([("a", other), ("b", other)] if other else [])
