@@ -62,7 +62,14 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Of the reward function, an episode.",
 )
-@click.option("--format", "output_format", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="How it is printed; json: everything, in one object.",
+)
 def estimate(steps: float | None, like: str | None, output_format: str, **given: Any) -> None:
     """Say what a lake of a given size will take: bytes, files, hours and memory of each job, and its first limit.
 
