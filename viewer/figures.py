@@ -47,8 +47,7 @@ def curve(
 
     A click picks the nearest point, by its `x`.
     """
-    largest = frame[value].abs().max()
-    scale = _of_shares(largest) if share else alt.Scale(zero=False)
+    scale = _of_shares(frame["high" if band else value].max()) if share else alt.Scale(zero=False)
     label = "%" if share else _labels(frame[value])
     axis = alt.Axis(format=label, tickCount=4, **_CLOSE)
     furthest = frame["x"].max()

@@ -90,8 +90,10 @@ def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, ke
     summed = tools.summed(frame)
     failing = summed.filter(pl.col("failed") > 0)["tool"].head(_LINES)
     chart, table = st.columns([3, 2])
-    lines = frame.filter(pl.col("tool").is_in(failing.implode())).select("x", "share", "calls", tool=_shown())
-    names = dict(zip(failing.to_frame().select(_shown()).to_series(), failing, strict=True))
+    shown = {tool: one_line(tool, 40) for tool in failing}  # as a legend shows them
+    names = {label: tool for tool, label in shown.items()}
+    lines = frame.filter(pl.col("tool").is_in(failing.implode()))
+    lines = lines.select("x", "share", "calls", pl.col("tool").replace_strict(shown, return_dtype=pl.String))
     address = opens(run, axis, score)
     ui.chart_of_episodes(
         chart,
@@ -113,8 +115,3 @@ def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, ke
             label="Tools",
             href=lambda row: href(Page.EPISODES, run=run, score=score, failed=row["tool"]) if row["failed"] else "",
         )
-
-
-def _shown() -> pl.Expr:
-    """Names of tools as a legend shows them."""
-    return pl.col("tool").map_elements(lambda name: one_line(name, 40), return_dtype=pl.String).alias("tool")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake.export import TARGETS
+from lake.export.job import NO_CREDIT
+from lake.judgements.credit import Credit
 from viewer import choices, download, pinned
 from viewer.navigation import anchor, query
 from viewer.pinned import read
@@ -33,9 +35,13 @@ def offered(wanted: EpisodeFilter, order: Sort | None, total: int) -> None:
         _commands(wanted, name)
 
 
-def one_file(credit: str | None, **what: str) -> None:
-    """The link to an `episode`, or the siblings of a `group`, as one HTML file, which is made when it is followed."""
-    target = download.PATH + query(format=download.HTML, of=pinned.name(), credit=credit, **what)
+def one_file(credit: Credit | None, **what: str) -> None:
+    """The link to an `episode`, or the siblings of a `group`, as one HTML file, which is made when it is followed.
+
+    Its advantages are those that the page shows: none, where that shows none.
+    """
+    named = NO_CREDIT if credit is None else credit.text
+    target = download.PATH + query(format=download.HTML, of=pinned.name(), credit=named, **what)
     st.html(f'<span class="trajlake-turn">{anchor("Save as HTML", target)}</span>', width="content")
 
 

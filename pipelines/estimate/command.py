@@ -1,6 +1,7 @@
 """Command `estimate`: what a lake will take, before it is paid for."""
 
 from dataclasses import asdict
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,9 +26,9 @@ class Count(click.ParamType[float]):
         if isinstance(value, float):
             return value
         text = str(value).lower().replace(",", "").replace("_", "")
-        scale = _SUFFIXES.get(text[-1:], 1.0)
+        scale = _SUFFIXES.get(text[-1:])
         try:
-            count = float(text.rstrip("kmb") if scale != 1.0 else text) * scale
+            count = float(text) if scale is None else float(text[:-1]) * scale
         except ValueError:
             count = float("nan")
         if not 0 < count < float("inf"):
@@ -35,7 +36,18 @@ class Count(click.ParamType[float]):
         return count
 
 
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+class Finite(click.FloatRange):
+    """A number in a range; infinity and what is no number are in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Raises click's usage error."""
+        number: float = super().convert(value, param, ctx)
+        if not isfinite(number):
+            self.fail(f"{value!r} is not a number that can be counted with", param, ctx)
+        return number
+
+
+_POSITIVE, _NOT_NEGATIVE = Finite(min=0, min_open=True), Finite(min=0)
 
 
 @click.command()
@@ -50,14 +62,14 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines that jobs run on.")
 @click.option("--cores", type=click.IntRange(1), default=8, show_default=True, help="Cores of a machine.")
 @click.option("--memory", type=_POSITIVE, default=32.0, show_default=True, help="GB of memory of a machine.")
-@click.option("--price", type=click.FloatRange(0), default=0.0, show_default=True, help="Of a machine for an hour.")
+@click.option("--price", type=_NOT_NEGATIVE, default=0.0, show_default=True, help="Of a machine for an hour.")
 @click.option(
     "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a core, relative to those that were measured."
 )
 @click.option("--commit-ms", type=_POSITIVE, default=250.0, show_default=True, help="What one commit takes the store.")
 @click.option(
     "--function-ms",
-    type=click.FloatRange(0),
+    type=_NOT_NEGATIVE,
     default=0.0,
     show_default=True,
     help="Of the reward function, an episode.",

@@ -132,6 +132,9 @@ def test_the_command(tmp_path: Path) -> None:
         (("--steps", "many"), "'many' is not a count; write 250000, 1e9, 10M or 1B"),
         (("--steps", "-1"), "is not a count"),
         (("--steps", "nan"), "is not a count"),
+        (("--steps", "5kb"), "'5kb' is not a count"),
+        (("--steps", "1B", "--step-tokens", "inf"), "'inf' is not a number that can be counted with"),
+        (("--steps", "1B", "--days", "nan"), "'nan' is not a number that can be counted with"),
     ]:
         done = CliRunner().invoke(command, words)
         assert done.exit_code == 2

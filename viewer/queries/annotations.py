@@ -100,8 +100,8 @@ def scorers(lake: Reads, limit: int = 100) -> pl.DataFrame:
 
     people (the scorer that stands for a label: `human`, `human.LABEL`), scorer (`env_return` too), episodes (that both
     judged); same and kappa as in `agreement`, of two answers: at least the middle of its range on these episodes, or
-    less, with the middles people_from and scorer_from; rank is Spearman's correlation. NULL where a side says the same
-    of all episodes (kappa, rank), or of one episode alone.
+    less, with the middles people_from and scorer_from; rank is Spearman's correlation. All three are NULL where a side
+    says the same of all episodes: then nothing tells its high from its low.
     """
     query = f"""
         WITH said AS MATERIALIZED (
@@ -125,7 +125,8 @@ def scorers(lake: Reads, limit: int = 100) -> pl.DataFrame:
         )
         SELECT people, scorer, episodes, same, (same - c) / nullif(1 - c, 0) AS kappa, rank, people_from, scorer_from
         FROM (
-            SELECT people, scorer, count(*) AS episodes, avg((is_high = is_up)::INT) AS same,
+            SELECT people, scorer, count(*) AS episodes,
+                   CASE WHEN min(p) < max(p) AND min(s) < max(s) THEN avg((is_high = is_up)::INT) END AS same,
                    corr(p_rank, s_rank) AS rank,
                    avg(is_high::INT) * avg(is_up::INT) + (1 - avg(is_high::INT)) * (1 - avg(is_up::INT)) AS c,
                    any_value(people_from) AS people_from, any_value(scorer_from) AS scorer_from

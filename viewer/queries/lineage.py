@@ -107,14 +107,19 @@ def settings_between(lake: Reads, one: str, other: str) -> list[str]:
     return list(names)
 
 
-def like_it(lake: Reads, job_id: int, limit: int = 200) -> pl.DataFrame:
-    """Other jobs of a job's kind, the newest first: job_id, kind, run_id, parameters (cut), started_at."""
+def like_it(lake: Reads, job_id: int, beside: int | None = None, limit: int = 200) -> pl.DataFrame:
+    """Other jobs of a job's kind, the newest first: job_id, kind, run_id, parameters (cut), started_at.
+
+    `beside` is among them however old it is, if it is one.
+    """
     query = f"""
         SELECT job_id, kind, run_id, left(parameters, {DOCUMENT}) AS parameters, started_at FROM job_runs
         WHERE kind = (SELECT any_value(kind) FROM job_runs WHERE job_id = $job) AND job_id <> $job
-        ORDER BY started_at DESC, job_id LIMIT $limit
+        ORDER BY job_id IS NOT DISTINCT FROM $beside DESC, started_at DESC, job_id LIMIT $limit
         """
-    return lake.sql(query, {"job": job_id, "limit": limit})
+    return lake.sql(query, {"job": job_id, "beside": beside, "limit": limit}).sort(
+        "started_at", descending=True, nulls_last=True, maintain_order=True
+    )
 
 
 def taken_back(lake: Reads, episode_id: int) -> Row | None:

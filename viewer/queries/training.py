@@ -177,7 +177,8 @@ def batch(
 def batch_groups(lake: Reads, job_id: int, update: int, credit: Credit | None, limit: int = GROUPS) -> pl.DataFrame:
     """Groups of the episodes that an optimizer step consumed, those with the largest mean |advantage| first.
 
-    group_id, run_id, task_id, collection_round, policy_version (the oldest), episodes, mean_return, mean_size,
+    group_id, run_id, task_id, collection_round, policy_version (the oldest), episodes, mean_return (an episode that was
+    consumed in several spans counts once), mean_size,
     action_tokens, dead (by the advantages, whose group it is, and not only of what the step consumed); total is the
     number of groups, dead_total of dead ones.
     """
@@ -186,10 +187,11 @@ def batch_groups(lake: Reads, job_id: int, update: int, credit: Credit | None, l
     query = f"""
         SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
                any_value(collection_round) AS collection_round, min(policy_version) AS policy_version,
-               count(DISTINCT episode_id) AS episodes, avg(env_return) AS mean_return,
+               count(DISTINCT episode_id) AS episodes,
+               avg(env_return) FILTER (nth = 1) AS mean_return,
                sum(total_size) / nullif(sum(defined), 0) AS mean_size, sum(action_tokens)::BIGINT AS action_tokens,
                sum(dead) > 0 AS dead, count(*) OVER () AS total, count(*) FILTER (sum(dead) > 0) OVER () AS dead_total
-        FROM ({consumed}) WHERE group_id IS NOT NULL
+        FROM (SELECT *, row_number() OVER (PARTITION BY episode_id) AS nth FROM ({consumed})) WHERE group_id IS NOT NULL
         GROUP BY group_id ORDER BY mean_size DESC NULLS LAST, task_id, group_id LIMIT $limit
         """
     return lake.sql(query, params | {"update": update, "limit": limit})

@@ -74,7 +74,7 @@ def _scorers() -> None:
     st.subheader("Scorers against people", anchor=False)
 
     def disagreements(row: Row) -> str:
-        if row["same"] == 1:
+        if row["same"] is None or row["same"] == 1:
             return ""
         named = (row["people"], row["scorer"], row["people_from"], row["scorer_from"])
         about = f"{row['scorer']} and {row['people']} differ"

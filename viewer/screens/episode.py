@@ -11,7 +11,7 @@ from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, covering
 from viewer import annotations, choices, links, plain, tables, taking
 from viewer import components as ui
-from viewer.links import Page, given, given_int
+from viewer.links import Page, given_int
 from viewer.navigation import anchor, changed, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
@@ -125,7 +125,6 @@ def _facts(facts: Row) -> None:
         if facts["stop_reason"]:
             ui.fact("stopped by", chip(facts["stop_reason"]))
         ui.link(Page.COMPARE, "Beside its siblings", "view_column", episode=ids.to_text(facts["episode_id"]))
-        taking.one_file(given("credit"), episode=ids.to_text(facts["episode_id"]))
         ui.fact("id", chip(ids.to_text(facts["episode_id"])))
     if facts["error"]:
         st.error("The rollout ended with an error.", icon=":material/error:")
@@ -157,6 +156,7 @@ def _credit(facts: Row) -> tuple[Credit | None, pl.DataFrame, list[str]]:
         chosen = choices.credit(read(covering, episode_id=episode_id), "episode")
         kinds = {"reasoning": "Reasoning", "tools": "Tool calls"}
         hidden = [kind for kind, label in kinds.items() if not _shown(kind, label)]
+        taking.one_file(chosen, episode=ids.to_text(episode_id))
     choices.explain(chosen, episode_id=episode_id)
     rows = read(training.advantages, episode_id, chosen) if chosen else pl.DataFrame()
     return chosen, rows, hidden

@@ -62,7 +62,7 @@ def _facts(facts: Row, chosen: Credit | None) -> None:
             )
         ui.fact("id", chip(ids.to_text(facts["group_id"])))
         ui.link(Page.GROUPS, "Groups of the run", "arrow_back", run=facts["run_id"], score=given("score"))
-        taking.one_file(None if chosen is None else chosen.text, group=ids.to_text(facts["group_id"]))
+        taking.one_file(chosen, group=ids.to_text(facts["group_id"]))
     ui.facts(
         ("Siblings", number(facts["size"])),
         ("Scored", number(facts["scored"])),

@@ -80,11 +80,11 @@ def _credit(job: Row) -> None:
 
 def _beside(job: Row) -> None:
     """Its parameters beside those of another job of its kind, which the address names or the reader chooses."""
-    others = read(lineage.like_it, job["job_id"])
+    asked = given("beside")
+    others = read(lineage.like_it, job["job_id"], ids.from_text(asked) if asked and ids.is_text(asked) else None)
     if others.is_empty():
         return
     rows = {ids.to_text(row["job_id"]): row for row in others.iter_rows(named=True)}
-    asked = given("beside")
 
     def label(name: str) -> str:
         row = rows[name]

@@ -66,8 +66,10 @@ def repeats(outline: pl.DataFrame) -> list[dict[str, Any]]:
 
     Steps are the same if their whole action, their reward, and what is wrong with them are.
     """
-    names = ("doing", "reward", "is_action_valid", "state_is_error", "reply_is_error", "is_active", "agent_id")
-    found = folds(list(outline.select(names).iter_rows()))
+    names = ("doing", "reward", "is_action_valid", "state_is_error", "is_active", "agent_id")
+    # The last step has no reply: nothing is wrong with it, as with one whose reply is fine.
+    replies = pl.col("reply_is_error", "reply_is_empty").fill_null(value=False)
+    found = folds(list(outline.select(*names, replies).iter_rows()))
     indices = outline["step_index"].to_list()
     return [
         {"first": indices[fold.first], "last": indices[fold.end - 1], "period": fold.period, "times": fold.times}
