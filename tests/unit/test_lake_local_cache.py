@@ -1,17 +1,22 @@
 """Parts of a bucket's files on a local disk: within their bound, whole or fetched again, fetched by one of several."""
 
+import fcntl
 import logging
+import os
+import pwd
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 
 from lake.storage import local_cache, user_cache
-from lake.storage.local_cache import LocalCache
+from lake.storage.local_cache import LocalCache, through_disk
 from testkit.disks import disk
 
 FILES = [f"s3://b/l/tokens/{name}.parquet" for name in "abcd"]
@@ -49,7 +54,7 @@ def counting(asked: list[tuple[str, int]]) -> Callable[[str, int, int], bytes]:
 
 
 def held(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    return sum(path.stat().st_size for path in folder.iterdir() if path.suffix != ".lock" and path.name != "lock")
 
 
 def test_the_bound_holds_and_own_parts_stay_while_others_make_way(tmp_path: Path) -> None:
@@ -81,10 +86,11 @@ def test_a_damaged_part_is_fetched_again(tmp_path: Path, damage: str) -> None:
     whole = part.read_bytes()
     part.write_bytes({"flipped": bytes([*whole[:-1], whole[-1] ^ 1]), "short": whole[:-1], "empty": b""}[damage])
     (tmp_path / "left-behind.new").write_bytes(b"by a process that was killed")
-    assert read(FILES[0], 100, 900) == expected
-    assert read(FILES[0], 100, 900) == expected
+    later = LocalCache(tmp_path, 1 << 20, FILES).through(counting(asked))
+    assert later(FILES[0], 100, 900) == expected
+    assert later(FILES[0], 100, 900) == expected
     assert len(asked) == 2
-    assert sorted(path.suffix for path in tmp_path.iterdir() if path.stat().st_size) == [".part"]
+    assert held(tmp_path) == len(whole), "nor is there anything else"
 
 
 def test_of_several_processes_one_fetches_each_part(tmp_path: Path) -> None:
@@ -132,18 +138,134 @@ def test_a_full_disk_is_said_once_and_read_around(tmp_path: Path, caplog: pytest
     assert user_cache.ENVIRONMENT in caplog.text
 
 
-def test_a_folder_that_cannot_be_made_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_folder_of_the_user_nothing_is_kept_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
-    read = LocalCache(tmp_path / "file" / "cache", 1 << 20, FILES).through(content)
-    for start in range(3):
-        assert read(FILES[0], start, 100) == content(FILES[0], start, 100)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    for _ in range(2):
+        read = through_disk(content, 1 << 20, FILES)
+        assert read(FILES[0], 0, 100) == content(FILES[0], 0, 100)
+    assert not list((tmp_path / "temporary").iterdir())
     assert len(caplog.records) == 1
-
-
-def test_erasing_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
-    folder = user_cache.folder(local_cache.KIND)
-    LocalCache(folder, 1 << 20, FILES).through(content)(FILES[0], 0, 100)
-    assert folder.stat().st_mode & 0o077 == 0, "nobody else reads the lake's tokens"
     local_cache.erase()
+
+
+def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in (user_cache.ENVIRONMENT, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert through_disk(content, 1 << 20, FILES) is content
+    local_cache.erase()
+    assert user_cache.folder("search").is_dir(), "the search has a folder of the process"
+
+
+def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
+    folder = user_cache.usual(local_cache.KIND)
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    through_disk(content, 1 << 20, FILES)(FILES[0], 0, 100)
+    assert [oct(path.stat().st_mode & 0o077) for path in (folder, *folder.glob("*.part"))] == ["0o0", "0o0"]
+    folder.chmod(0o777)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert through_disk(content, 1 << 20, FILES) is content, "what another user wrote is not read"
+    assert folder.stat().st_mode & 0o777 == 0o777
+
+
+def test_erasing_waits_for_a_fetch_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began before the bucket's files were deleted, so what it writes is what is to be erased."""
+    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
+    eraser = Thread(target=local_cache.erase)
+
+    def forgotten_meanwhile(uri: str, start: int, end: int) -> bytes:
+        eraser.start()
+        eraser.join(0.2)
+        return content(uri, start, end)
+
+    through_disk(content, 1 << 20, FILES)(FILES[0], 0, 100)
+    through_disk(forgotten_meanwhile, 1 << 20, FILES)(FILES[1], 0, 100)
+    eraser.join()
+    assert not held(user_cache.usual(local_cache.KIND))
+
+
+def test_erasing_takes_nothing_from_under_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
+    folder = user_cache.shared(local_cache.KIND)
+    eraser = Thread(target=local_cache.erase)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "a-0-1.new").write_bytes(b"half of it")
+        eraser.start()
+        eraser.join(0.2)
+        assert held(folder)
+    eraser.join()
     assert not held(folder)
+
+
+def test_what_finds_no_room_waits_for_nobody_and_the_folder_is_listed_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[int] = []
+    listed: list[Path] = []
+    flock, scandir = fcntl.flock, os.scandir
+
+    def lock(descriptor: int, operation: int) -> None:
+        locked.append(descriptor)
+        flock(descriptor, operation)
+
+    def listing(path: Path) -> Any:
+        listed.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    monkeypatch.setattr(os, "scandir", listing)
+    # Two ranks, in turn: neither knows what the other adds but from the folder.
+    ranks = [LocalCache(tmp_path, 10 * 1_016, FILES).through(content) for _ in range(2)]
+    for start in range(10):
+        ranks[start % 2](FILES[0], start, start + 1_000)
+    assert locked
+    assert len(listed) == 2, "when each begins"
+    assert held(tmp_path) == 10 * 1_016
+    for rank in ranks:
+        rank(FILES[0], 10, 1_010)
+    assert held(tmp_path) == 10 * 1_016
+    locked.clear()
+    listed.clear()
+    for start in range(11, 20):
+        for rank in ranks:
+            assert rank(FILES[0], start, start + 1_000) == content(FILES[0], start, start + 1_000)
+    assert held(tmp_path) == 10 * 1_016
+    assert not locked
+    assert not listed
+
+
+def test_a_part_that_cannot_fit_puts_nothing_out(tmp_path: Path) -> None:
+    asked: list[tuple[str, int]] = []
+    other = LocalCache(tmp_path, 10_000, FILES[:1]).through(counting(asked))
+    other(FILES[0], 0, 5_000)
+    own = LocalCache(tmp_path, 10_000, FILES[1:]).through(content)
+    own(FILES[1], 0, 3_000)
+    own(FILES[1], 0, 8_000)
+    other(FILES[0], 0, 5_000)
+    assert len(asked) == 1
+
+
+def test_good_data_is_used_where_its_use_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(path)
+
+    asked: list[tuple[str, int]] = []
+    read = LocalCache(tmp_path, 1 << 20, FILES).through(counting(asked))
+    monkeypatch.setattr(os, "utime", refused)
+    assert read(FILES[0], 0, 100) == read(FILES[0], 0, 100)
+    assert len(asked) == 1
+    assert not caplog.records

@@ -23,8 +23,7 @@ import pyarrow.parquet as pq
 
 from lake.read.parquet import damaged
 from lake.read.visibility import DataFile
-from lake.storage import local_cache, user_cache
-from lake.storage.local_cache import LocalCache
+from lake.storage.local_cache import through_disk
 from lake.storage.objects import Objects
 from trainer.data.stream.batch import Ints, starts
 
@@ -65,8 +64,7 @@ class RowGroupReader:
         self._paths = [file.path for file in files]
         self._bucket = objects.filesystem({file.path: file.bytes for file in files})
         if self._bucket is not None and disk_bytes:
-            cache = LocalCache(user_cache.folder(local_cache.KIND), disk_bytes, self._paths)
-            self._bucket.read = cache.through(self._bucket.read)
+            self._bucket.read = through_disk(self._bucket.read, disk_bytes, self._paths)
         self._columns = ["context_ids", "action_ids"] + ["action_mask"] * masks + ["action_logprobs"] * logprobs
         self.masks, self.logprobs = masks, logprobs
         self.bytes_per_action = 4 + masks + 4 * logprobs
