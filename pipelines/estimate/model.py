@@ -225,7 +225,7 @@ def _tables(work: Workload, stored: Mapping[str, float]) -> list[TableEstimate]:
 
 def _job(name: str, work: Workload, cluster: Cluster) -> JobEstimate:
     job = JOBS[name]
-    cpu = predicted(_fits().jobs[name]["cpu"], work) / cluster.speed
+    cpu = _seconds(name, work, cluster)
     if name == "score":
         cpu += cluster.function_seconds * work.episodes
     serial = _seconds(job.serial, work, cluster) if job.serial else 0.0

@@ -21,7 +21,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.commands import Command
 from testkit.lakes import add_credit, build_lake
-from testkit.processes import environment
+from testkit.processes import COMMAND, environment
 from testkit.shared import shared_data
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
@@ -43,7 +43,11 @@ class World:
     def training(self, out: Path, *extra: str) -> subprocess.Popen[str]:
         arguments = ["train", "--lake", self.folder / "lake", "--out", out, *self.options, *extra]
         own = environment(OMP_NUM_THREADS=str(self.threads))
-        return Command(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+        if self.threads == 1:
+            return Command(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+        # Torch reads how many it has when it is imported, which a forked command's server has done with one.
+        words = [*COMMAND, *map(str, arguments)]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
 
 def finished(process: subprocess.Popen[str]) -> str:
