@@ -15,7 +15,8 @@ import polars as pl
 import pyarrow as pa
 
 from lake.errors import LakeAccessError, QueryError, TrajlakeError
-from lake.read.query import Limits, Params, Session
+from lake.read.bound import Params
+from lake.read.query import Limits, Session
 from lake.read.visibility import DataFile
 from lake.storage.objects import Objects
 

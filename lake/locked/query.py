@@ -23,8 +23,8 @@ from lake.locked import isolation
 from lake.locked.child import EXIT_REFUSED, Query
 from lake.locked.pipes import ChildPipes
 from lake.read import query_results
+from lake.read.bound import Params
 from lake.read.joined_snapshot import JoinedSnapshot
-from lake.read.query import Params
 from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
 

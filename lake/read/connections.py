@@ -10,8 +10,9 @@ import duckdb
 
 _MOST_IDLE = 2
 
-Bound = tuple[list[str] | None, str, tuple[int, ...]]
-"""A table's view: its files (None: rows in memory), the condition on rows, the places of which episodes are hidden."""
+Bound = tuple[list[str] | None, str, tuple[int, ...], frozenset[str] | None]
+"""A table's view: its files (None: rows in memory), the condition on rows, the places of which episodes are hidden, and
+the columns that it can read (None: all)."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,13 +22,11 @@ from typing import TYPE_CHECKING, Any, Self
 import duckdb
 
 from lake.errors import LakeAccessError, QueryError, TrajlakeError
-from lake.read import connections, query_pruning, query_results, query_views
-from lake.read.in_memory import ORIGIN, InMemory, episode_keys
+from lake.read import connections, query_results, query_views
+from lake.read.bound import BoundViews, Params
 from lake.read.text_table import Rows
 from lake.read.visibility import DataFile
 from lake.storage.objects import Objects
-from lake.tables import JOBS, TABLES
-from lake.tables.columns import Table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
 
     from lake.read.kept import Kept
 
-_MOST_KEPT_KEYS = 1_000_000
-"""Episodes above which their keys are not held in memory (40 bytes each) but looked up."""
-Params = Sequence[Any] | Mapping[str, Any] | None
-_WHOLE = query_pruning.Plan({}, {})
 _MOST_READ_BY_IDLE = 64 << 20
 """Bytes of files that a session may have bound if its connection is kept: DuckDB goes on holding what it has read."""
 
@@ -83,22 +78,16 @@ class Session:
         kept: Kept | None = None,
     ) -> None:
         self._only = only
-        self._memory = InMemory(kept, files, lambda: self._connection, self._over)
-        self._may_hold = kept is not None
-        self._files = files
+        self._is_kept = kept is not None
         self._objects = objects
-        self._hidden = hidden
-        self._by_clock = by_clock
         self._limits = limits or Limits()
-        self._bound: dict[str, connections.Bound] = {}
-        self._hides: dict[int, bool] = {}
-        self._inherited: set[str] = set()
-        self._defined: set[str] = set()
-        self._sizes: dict[str, int] = {}
-        self._bound_bytes = 0
         self._may_share = objects.folder is not None and only is None and self._limits == Limits() and not by_clock
         self._is_clean = True
-        self._bucket = objects.filesystem(self._sizes)
+        sizes: dict[str, int] = {}
+        self._bucket = objects.filesystem(sizes)
+        self._views = BoundViews(
+            lambda: self._connection, files, objects, hidden, self._define, sizes, by_clock=by_clock, kept=kept
+        )
         self._lock = threading.RLock()
 
     def query(self, query: str, params: Params = None) -> pl.DataFrame:
@@ -108,11 +97,20 @@ class Session:
             QueryError: not exactly one SELECT, SQL that DuckDB refuses, or a limit that was reached.
             LakeAccessError: a file of the lake is missing or damaged.
         """
-        return query_results.frame(self._run(query, params, lambda relation: relation.to_arrow_table()))
+        values = params or None
+
+        def table(connection: duckdb.DuckDBPyConnection) -> pa.Table:
+            if self._is_kept:
+                return _rows_of_small(connection, query, values)
+            return connection.sql(query, params=values).to_arrow_table()
+
+        return query_results.frame(self._run(query, params, table))
 
     def shown(self, query: str, params: Params = None) -> pl.DataFrame | Rows:
         """As `query`, for somebody to look at: plain values where the columns' types allow it."""
-        plain: Rows | None = self._run(query, params, query_results.rows)
+        plain: Rows | None = self._run(
+            query, params, lambda connection: query_results.rows(connection.sql(query, params=params or None))
+        )
         return self.query(query, params) if plain is None else plain
 
     def stream(self, query: str, params: Params = None, rows: int = 65_536) -> pa.RecordBatchReader:
@@ -121,7 +119,11 @@ class Session:
 
         own = self._connection.cursor()
         self._may_share = False  # a reader may outlive the session
-        reader = self._run(query, params, lambda relation: relation.to_arrow_reader(rows), own)
+
+        def begin(connection: duckdb.DuckDBPyConnection) -> pa.RecordBatchReader:
+            return connection.sql(query, params=params or None).to_arrow_reader(rows)
+
+        reader = self._run(query, params, begin, own)
         schema = query_results.plain_schema(reader.schema)
         return pa.RecordBatchReader.from_batches(schema, self._batches(query, own, reader, schema))
 
@@ -129,17 +131,12 @@ class Session:
         """Close the connection, or leave it to the next session over the same folder."""
         if (connection := self.__dict__.pop("_connection", None)) is None:
             return
-        if self._may_share and self._is_clean and self._bound_bytes <= _MOST_READ_BY_IDLE:
-            connection.execute(f"DROP TABLE IF EXISTS {query_views.hidden(0)}")
-            self._memory.leave(connection)
-            for name in [name for name, (files, *_) in self._bound.items() if files is None]:
-                connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
-                del self._bound[name]
-            connections.keep(self._key(), connections.Idle(connection, self._bound, self._defined, self._bound_bytes))
-        else:
+        stays = self._may_share and self._is_clean and self._views.bytes <= _MOST_READ_BY_IDLE
+        left = self._views.leave(connection if stays else None)
+        if left is None:
             connection.close()
-        self._memory.leave(None)
-        self._bound, self._defined, self._bound_bytes, self._hides = {}, set(), 0, {}
+        else:
+            connections.keep(self._key(), left)
 
     def _key(self) -> tuple[Any, ...]:
         """What connections must have in common to stand in for each other; a child process takes none of its parent."""
@@ -156,8 +153,7 @@ class Session:
         if self._may_share:
             idle = connections.take(self._key())
             if idle is not None:
-                self._bound, self._defined, self._bound_bytes = idle.bound, idle.defined, idle.bytes
-                self._inherited = set(idle.bound)
+                self._views.take(idle)
                 return idle.connection
         connection = duckdb.connect(":memory:")
         run = connection.execute
@@ -168,6 +164,7 @@ class Session:
             "autoload_known_extensions": "false",
             "allow_community_extensions": "false",
             "python_enable_replacements": "false",
+            "parquet_metadata_cache": "true",
             "memory_limit": self._limits.memory,
             "threads": self._limits.threads,
         }
@@ -191,10 +188,10 @@ class Session:
         self,
         query: str,
         params: Params,
-        take: Callable[[duckdb.DuckDBPyRelation], Any],
+        take: Callable[[duckdb.DuckDBPyConnection], Any],
         own: duckdb.DuckDBPyConnection | None = None,
     ) -> Any:
-        """What `take` makes of the result of one SELECT; in a connection of its own if it is read later."""
+        """What `take` has of a connection in which one SELECT can be asked; of one of its own if that is read later."""
         with self._lock, self._translated(query):
             query.encode()  # of lone surrogates DuckDB says that arguments are of a wrong type
             # No EXPLAIN: with ANALYZE it runs its statement, and COPY could write into the lake.
@@ -204,89 +201,14 @@ class Session:
                 raise QueryError(f"a lake is read with exactly one SELECT; this is {named}")
             connection = self._connection if own is None else own
             with self._deadline(connection):
-                self._bind(query, params, may_hold=own is None)
+                self._views.bind(query, params, may_hold=own is None)
                 try:
-                    return take(connection.sql(query, params=params or None))
+                    return take(connection)
                 except duckdb.CatalogException:
                     # A name that does not stand in the text, or one to be told of: both need everything there.
-                    if len(self._bound) + len(self._defined) == len(TABLES) + len(query_views.views()):
+                    if not self._views.bind_all():
                         raise
-                    self._bind_tables(frozenset(TABLES) | frozenset(query_views.views()), _WHOLE)
-                    return take(connection.sql(query, params=params or None))
-
-    def _bind(self, query: str, params: Params, *, may_hold: bool) -> None:
-        """Make every table and view that a query mentions answer, each over the files that the query may need."""
-        names = query_views.mentioned(query)
-        plan = _WHOLE
-        tables = [name for name in names if name in TABLES]
-        # Planning a query that does not say which rows it wants is not worth its milliseconds.
-        has_conditions = query_pruning.CONDITIONS.search(query) is not None
-        may_hold = may_hold and self._may_hold
-        if (may_hold or has_conditions) and any(query_pruning.much(self._files(name)) for name in tables):
-            plan = query_pruning.planner().plan(query, params)
-        self._bind_tables(names, plan, may_hold=may_hold)
-
-    def _bind_tables(self, names: frozenset[str], plan: query_pruning.Plan, *, may_hold: bool = False) -> None:
-        for name in self._inherited - names:  # a name that SQL makes up must not find another snapshot's rows
-            self._connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
-            del self._bound[name]
-        self._inherited = set()
-
-        def writes() -> frozenset[int]:
-            # Those that are known to have written episodes: with files of their own.
-            return frozenset(file.write_id for file in self._files("episodes") if file.write_id is not None)
-
-        for name, table in TABLES.items():
-            if name not in names:
-                continue
-            held = self._memory.table(name, plan.columns[name]) if may_hold and name in plan.columns else []
-            by_clock = self._by_clock and name == JOBS.name
-            wanted = () if by_clock else plan.scans.get(name, ())  # all rows of a lake make its order
-            files = self._files(name)
-            if not held:
-                files, where = query_pruning.needed(table, files, wanted, self._origins, writes)
-            places = {file.place for file in files} if table.hides_retracted else set()
-            hide = tuple(sorted(place for place in places if self._hides_any(place)))
-            if held:
-                bound: connections.Bound = (None, "", hide)
-                body = query_views.kept_sql(table, held, self._memory.columns(name), hide=bool(hide))
-            else:
-                bound = (self._paths(files), where, hide)
-                body = query_views.table_sql(table, files, hide=hide, where=where, by_clock=by_clock)
-            if self._bound.get(name) != bound:
-                self._bound_bytes += 0 if held else sum(file.bytes for file in files)
-                self._define(f"CREATE OR REPLACE VIEW {query_views.quoted_name(name)} AS {body}")
-                self._bound[name] = bound
-        for name, text in query_views.views().items():
-            if name in names:
-                self._bind_view(name, text, self._memory.view(name) if may_hold else [])
-
-    def _bind_view(self, name: str, text: str, held: Sequence[str]) -> None:
-        """Make a view answer: from memory, where that holds it, else as it was written."""
-        if name in (self._bound if held else self._defined):
-            return
-        if name in self._bound or name in self._defined:
-            self._connection.execute(f"DROP VIEW {query_views.quoted_name(name)}")
-            self._bound.pop(name, None)
-            self._defined.discard(name)
-        if not held:
-            self._define(text)
-            self._defined.add(name)
-            return
-        hide = self._hides_any(0)
-        text = query_views.held_sql(held, hide=hide)
-        self._define(f"CREATE VIEW {query_views.quoted_name(name)} AS {text}")
-        self._bound[name] = (None, "", (0,) if hide else ())
-
-    def _over(self, view: str, table: Table, files: Sequence[DataFile]) -> pa.Table:
-        """A shipped view over some files alone of the one table that it reads."""
-        self._paths(files)
-        return self._connection.sql(query_views.over_sql(view, table, files)).to_arrow_table()
-
-    def _paths(self, files: Sequence[DataFile]) -> list[str]:
-        """Paths of files, made known to a bucket's file system."""
-        self._sizes.update((file.path, file.bytes) for file in files)
-        return [file.path for file in files]
+                    return take(connection)
 
     def _define(self, statement: str) -> None:
         try:
@@ -295,37 +217,6 @@ class Session:
             raise
         except duckdb.Error as error:
             raise self._damaged(error) from error
-
-    def _hides_any(self, place: int) -> bool:
-        """Whether any episode is hidden in the files of a place; if so, a table in the connection holds them."""
-        if place not in self._hides:
-            hidden = self._hidden(place)
-            self._hides[place] = hidden is not None and not hidden.is_empty()
-            if hidden is not None and self._hides[place]:
-                self._connection.register("hidden_episodes", hidden.to_frame("episode_id").to_arrow())
-                self._connection.execute(f"CREATE TABLE {query_views.hidden(place)} AS FROM hidden_episodes")
-                self._connection.unregister("hidden_episodes")
-        return self._hides[place]
-
-    def _origins(self, condition: query_pruning.Condition) -> list[query_pruning.Origin]:
-        """Where the episodes are that meet a condition on `episode_id` or `group_id`."""
-        import polars as pl
-
-        files = self._files("episodes")
-        values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
-        if held := self._memory.table("episodes", {*ORIGIN, condition.column}):
-            source = f"({' UNION ALL '.join(f'SELECT * FROM {name}' for name in held)})"
-        elif sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
-            keys_E = episode_keys(tuple(file.path for file in files), self._objects)
-            found = keys_E.filter(pl.col(condition.column).is_in(list(condition.values or ())))
-            return [query_pruning.Origin(*row) for row in found.select(ORIGIN).unique().iter_rows()]
-        else:
-            files = [file for file in files if not query_pruning.excluded(file, (condition,))]
-            if not files:
-                return []
-            source = query_views.parquet(TABLES["episodes"], self._paths(files))
-        query = f"SELECT DISTINCT {', '.join(ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
-        return [query_pruning.Origin(*row) for row in self._connection.execute(query).fetchall()]
 
     def _batches(
         self, query: str, connection: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, schema: pa.Schema
@@ -390,3 +281,18 @@ class Session:
         text = self._objects.redacted(query_results.one_line(error))
         erased = "If a forget or a vacuum ran meanwhile, read again; else " if "No such file" in text else ""
         return LakeAccessError(f"{self._objects.root}: {text}. {erased}`trajlake doctor` tells what is damaged")
+
+
+_warned = threading.Lock()
+
+
+def _rows_of_small(connection: duckdb.DuckDBPyConnection, query: str, params: Params) -> pa.Table:
+    """As `sql(query).to_arrow_table()`, which binds a query twice; this copies its rows once more.
+
+    DuckDB warns of the copy.
+    """
+    connection.execute(query, params)
+    with _warned, warnings.catch_warnings():  # which is for one thread at a time
+        warnings.simplefilter("ignore", UserWarning)
+        reader: pa.RecordBatchReader = connection.to_arrow_reader()
+    return reader.read_all()

@@ -142,6 +142,22 @@ def needed(
     return left, "group_id IN (" + ", ".join(map(str, sorted(groups))) + ")" if len(groups) <= _MANY else ""
 
 
+def groups_of(
+    table: Table, scans: Sequence[Scan], origins: Callable[[Condition], Collection[Origin]]
+) -> frozenset[int]:
+    """The groups in which all rows lie that the scans of a table want; empty if that is not known."""
+    found: set[int] = set()
+    for scan in scans:
+        by = {condition.column: condition for condition in scan if condition.values}
+        if "group_id" in by:
+            found.update(value for value in by["group_id"].values or () if isinstance(value, int))
+        elif table.name == "episodes" and "episode_id" in by and len(by["episode_id"].values or ()) <= _MANY:
+            found.update(origin.group_id for origin in origins(by["episode_id"]))
+        else:
+            return frozenset()
+    return frozenset(found)
+
+
 def much(files: Sequence[DataFile]) -> bool:
     """Whether so much is to be read that leaving some of it out is worth a look at the conditions."""
     return len(files) > FEW_FILES or sum(file.bytes for file in files) > FEW_BYTES

@@ -18,6 +18,7 @@ _CATALOG = re.compile(
     r"^\s*\(?\s*(show|describe|desc)\b|\b(information_schema|duckdb_\w+|pg_\w+|sqlite_\w+|pragma_\w+|show)\b", re.I
 )
 """Queries about what there is, for which everything has to be there."""
+_WORD = re.compile(r"\w+")
 
 
 @lru_cache(maxsize=1)
@@ -90,10 +91,13 @@ def table_sql(
     hide: Collection[int] = (),
     where: str = "",
     by_clock: bool = False,
+    columns: Collection[str] | None = None,
 ) -> str:
     """A table's visible rows as SQL.
 
     Args:
+        columns: those that are read, as in `kept_sql`; None is all. To name all that a wide table has takes DuckDB
+            longer than most queries take.
         hide: places whose files have hidden episodes (`hidden`).
         where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
         by_clock: of `jobs` of several lakes, whose versions cannot be compared: microseconds stand for them.
@@ -101,7 +105,9 @@ def table_sql(
     if not files:
         nothing = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quoted_name(c.name)}" for c in table.columns)
         return f"SELECT {nothing} WHERE false"
-    columns = ", ".join(map(quoted_name, table.names))
+    if columns is not None:
+        columns = {*columns, *table.key, "write_id", *(("episode_id",) if hide else ()), *_WORD.findall(where)}
+    listed = _listed(table, columns)
     places = []
     for place in sorted({file.place for file in files}):
         parts = []
@@ -109,9 +115,9 @@ def table_sql(
             conditions = [where] if where else []
             if dead:
                 conditions.append(f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})")
-            source = parquet(table, (file.path for file in files if (file.place, file.dead) == (place, dead)))
+            source = parquet(table, (file.path for file in files if (file.place, file.dead) == (place, dead)), columns)
             condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-            parts.append(f"SELECT {columns} FROM {source}{condition}")
+            parts.append(f"SELECT {listed} FROM {source}{condition}")
         body = " UNION ALL ".join(parts)
         if place in hide:
             body = f"SELECT * FROM ({body}) ANTI JOIN {hidden(place)} USING (episode_id)"
@@ -131,13 +137,14 @@ def kept_sql(table: Table, names: Sequence[str], columns: Collection[str], *, hi
             them; reading one is an error.
         hide: leave out the episodes of `hidden(0)`: rows of one lake alone are held.
     """
-    listed = ", ".join(
-        quoted_name(c.name)
-        if c.name in columns
-        else f"error('{c.name} is not held')::{c.sql_type} AS {quoted_name(c.name)}"
+    return held_sql(names, _listed(table, columns), hide=hide)
+
+
+def _listed(table: Table, columns: Collection[str] | None) -> str:
+    return ", ".join(
+        quoted_name(c.name) if columns is None or c.name in columns else f"NULL::{c.sql_type} AS {quoted_name(c.name)}"
         for c in table.columns
     )
-    return held_sql(names, listed, hide=hide)
 
 
 def held_sql(names: Sequence[str], listed: str = "*", *, hide: bool = False) -> str:
@@ -152,11 +159,12 @@ def over_sql(view: str, table: Table, files: Sequence[DataFile]) -> str:
     return f"WITH {table.name} AS ({table_sql(table, files)}) SELECT * FROM ({body})"
 
 
-def parquet(table: Table, paths: Iterable[str]) -> str:
-    """A call of read_parquet that takes columns and types from the spec, not from the files."""
+def parquet(table: Table, paths: Iterable[str], columns: Collection[str] | None = None) -> str:
+    """A call of read_parquet that takes columns (None: all) and types from the spec, not from the files."""
     schema = ", ".join(
         f"{quoted(c.name)}: {{name: {quoted(c.name)}, type: {quoted(c.sql_type)}, default_value: NULL}}"
         for c in table.columns
+        if columns is None or c.name in columns
     )
     return f"read_parquet([{', '.join(map(quoted, paths))}], schema = MAP {{{schema}}})"
 

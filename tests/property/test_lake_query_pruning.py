@@ -165,7 +165,7 @@ def opened(lk: Lake, query: str) -> dict[str, int]:
     """Files of each table that a query binds."""
     with lk.snapshot().session() as session:
         session.query(query)
-        return {name: len(paths) for name, (paths, _, _) in session._bound.items()}
+        return {name: len(paths or ()) for name, (paths, *_) in session._views.tables.items()}
 
 
 def total(snapshot: Snapshot, name: str) -> int:

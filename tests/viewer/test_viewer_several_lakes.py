@@ -163,16 +163,31 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, World]:
     return World(filled(joined)), World(filled(build_lake(folder / "whole", EPISODES)))
 
 
+class FromFiles(Reader):
+    """A reader that holds nothing in memory."""
+
+    def _asked(self, query: str, params: Any = None) -> pl.DataFrame:
+        with self._snapshot.session() as session:
+            return session.query(query, params)
+
+
+def answer_of(world: World, reader: Reader, name: str) -> Any:
+    known, query = world.arguments, QUERIES[name]
+    wanted = list(inspect.signature(query).parameters)[1:]
+    assert set(wanted) <= known.keys(), "a value for each parameter of the query belongs into `World.arguments`"
+    answer = world.told(query(reader, **{one: known.get(f"{name}.{one}", known.get(one)) for one in wanted}))
+    return sorted(answer, key=repr) if name in _UNORDERED else answer
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_query_answers_from_memory_as_from_files(worlds: tuple[World, World], name: str) -> None:
+    whole = worlds[1]
+    assert answer_of(whole, whole.reader, name) == answer_of(whole, FromFiles(whole.lk.snapshot()), name)
+
+
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_over_two_lakes_is_that_over_one_with_the_same_episodes(worlds: tuple[World, World], name: str) -> None:
-    answers = []
-    for world in worlds:
-        known, query = world.arguments, QUERIES[name]
-        wanted = list(inspect.signature(query).parameters)[1:]
-        given = {one: known.get(f"{name}.{one}", known.get(one)) for one in wanted}
-        assert set(wanted) <= known.keys(), "a value for each parameter of the query belongs into `World.arguments`"
-        answer = world.told(query(world.reader, **given))
-        answers.append(sorted(answer, key=repr) if name in _UNORDERED else answer)
+    answers = [answer_of(world, world.reader, name) for world in worlds]
     assert answers[0] == answers[1]
 
 
