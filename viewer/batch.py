@@ -44,7 +44,7 @@ def show(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]
         _instead(job_id, update, labels)
     _figures(job_id, update)
     dead = _groups(job_id, update, credit)
-    total = read(training.batch_total, job_id, update)
+    total = read(training.batch_total, job_id, update, credit)
     order = tables.ordered_by()
     window = ui.pager(total, "episodes, largest mean |A| first" if order is None else "episodes")
     frame = read(training.batch, job_id, update, credit, window, order)

@@ -4,6 +4,7 @@ All pages of a session read the same versions, so numbers on two pages agree whi
 by (lake, versions, query, arguments): another version is another answer, and nothing ever expires wrongly.
 """
 
+import hashlib
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,12 +17,14 @@ import lake
 from lake import Lake, ids
 from lake.cli.options import Lakes
 from lake.errors import TrajlakeError, UsageError
+from lake.read import query_views
 from lake.read.kept import Kept
 from lake.read.query import Session
 from lake.read.snapshot import Snapshot
 from lake.search.find import holding
 from lake.search.index import Report
 from lake.storage.objects import Objects
+from lake.tables import TABLES
 from viewer.environment import ENVIRONMENT, named_lakes
 from viewer.locked_sql import Answers
 from viewer.queries import Reads
@@ -42,8 +45,8 @@ _named: dict[str, tuple[tuple[str, int], ...]] = {}
 _MOST_NAMED = 1000
 _MOST_IDLE = 4
 _MOST_SEARCHES = 8
-_MOST_ANSWERS = 16 << 20
-"""Bytes of answers that a reader remembers."""
+_MOST_ANSWERS = 32 << 20
+"""Bytes of answers that are remembered of a lake."""
 
 
 class Reader:
@@ -53,25 +56,43 @@ class Reader:
 
     Args:
         kept: what is held of the lake in memory; by default something of its own.
+        answered: answers that readers of the lake share, whichever state they read; by default some of its own.
     """
 
-    def __init__(self, snapshot: Snapshot, kept: Kept | None = None) -> None:
+    def __init__(
+        self, snapshot: Snapshot, kept: Kept | None = None, answered: Remembered[pl.DataFrame] | None = None
+    ) -> None:
         self._snapshot = snapshot
         self._kept = kept or Kept(snapshot.objects)
         self._idle: list[Session] = []
         self._searches: Remembered[pl.DataFrame] = Remembered(_MOST_SEARCHES)
-        self._answered: Remembered[pl.DataFrame] = Remembered(_MOST_ANSWERS)
+        self._answered = answered or Remembered(_MOST_ANSWERS)
+        self._digests: dict[str, bytes] = {}
         self._answers = Answers(snapshot)
         self._lock = threading.Lock()
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT; the last small answers are remembered, as the state stays the same."""
-        key = (query, repr(params))
+        """Rows of one SELECT; the last small answers are remembered, while the tables that it reads stay the same."""
+        tables = sorted(name for name in query_views.mentioned(query) if name in TABLES)
+        key = (query, repr(params), *map(self._digest, tables))
         known = self._answered.get(key)
         if known is None:
             known = self._asked(query, params)
-            self._answered.put(key, known, int(known.estimated_size()) + len(query) + len(key[1]))
+            self._answered.put(key, known, int(known.estimated_size()) + sum(map(len, key)))
         return known.clone()  # which costs nothing: whoever changes it, changes it for no other
+
+    def _digest(self, table: str) -> bytes:
+        """What tells the visible rows of a table from those of other states: its files never change."""
+        if table not in self._digests:
+            files = self._snapshot.files(table)
+            found = hashlib.blake2b(digest_size=16)
+            for file in files:
+                found.update(f"{file.path}\0{sorted(file.dead)}\0".encode())
+            for place in sorted({file.place for file in files}) if TABLES[table].hides_retracted else ():
+                hidden = self._snapshot.hidden(place)
+                found.update(b"" if hidden is None else hidden.to_numpy().tobytes())
+            self._digests[table] = found.digest()
+        return self._digests[table]
 
     def _asked(self, query: str, params: list[Any] | dict[str, Any] | None) -> pl.DataFrame:
         with self._lock:
@@ -264,13 +285,13 @@ def _answer(
 
 @st.cache_resource(show_spinner=False, max_entries=8)
 def _reader(lakes: Lakes, pinned: tuple[tuple[str, int], ...]) -> Reader:
-    return Reader(_opened(lakes).at(dict(pinned)), _kept(lakes))
+    return Reader(_opened(lakes).at(dict(pinned)), *_kept(lakes))
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
-def _kept(lakes: Lakes) -> Kept:
-    """What all sessions hold of a lake, whichever state of it they show."""
-    return Kept(_opened(lakes).snapshot().objects)
+def _kept(lakes: Lakes) -> tuple[Kept, Remembered[pl.DataFrame]]:
+    """What all sessions hold of a lake, whichever state of it they show: narrow columns, and answers."""
+    return Kept(_opened(lakes).snapshot().objects), Remembered(_MOST_ANSWERS)
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 
 from lake.errors import UsageError
+from lake.read.query_views import quoted
 from lake.read.snapshot import Reads
 
 ENV_RETURN = "env_return"
@@ -63,6 +64,26 @@ def step_score_jobs(lake: Reads, scorer: str) -> pl.DataFrame:
     if not jobs["steps"].sum():
         raise _unknown(lake, scorer, "steps")
     return jobs.drop("steps")
+
+
+def current_rows(lake: Reads) -> str:
+    """The rows of `current_scores` as something to select FROM.
+
+    Where one job computed each current version no rows are compared, which is cheap and usual.
+    """
+    query = """
+        SELECT s.scorer, s.scorer_version, min(s.job_id) AS job_id, count(DISTINCT s.job_id) AS jobs
+        FROM scores AS s JOIN scorer_versions AS v USING (scorer, scorer_version) WHERE v.is_current
+        GROUP BY s.scorer, s.scorer_version ORDER BY s.scorer
+        """
+    found = lake.sql(query)
+    if found.is_empty() or (found["jobs"] > 1).any():
+        return "current_scores"
+    each = (
+        f"(scorer = {quoted(scorer)} AND scorer_version = {quoted(version)} AND job_id = {job_id})"
+        for scorer, version, job_id, _ in found.iter_rows()
+    )
+    return f"(SELECT * FROM scores WHERE {' OR '.join(each)})"
 
 
 def scores_of(lake: Reads, episode_ids: Iterable[int], columns: Sequence[str] = ("value",)) -> pl.DataFrame:

@@ -28,6 +28,8 @@ COLUMNS = {
         *("completion_tokens", "seed", "expected_group_size", "parent_episode_id", "parent_step_index", "relation"),
     ),
     "scores": ("episode_id", "step_index", "run_id", "job_id", "scorer", "scorer_version", "value"),
+    "batches": ("job_id", "attempt", "optimizer_step", "episode_id", "first_step", "last_step", "action_tokens"),
+    "metrics": ("job_id", "attempt", "step", "name", "value"),
 }
 """What is held, by table."""
 SUMMED = {"episode_steps": "steps"}

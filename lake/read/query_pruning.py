@@ -151,7 +151,7 @@ def groups_of(
         by = {condition.column: condition for condition in scan if condition.values}
         if "group_id" in by:
             found.update(value for value in by["group_id"].values or () if isinstance(value, int))
-        elif table.name == "episodes" and "episode_id" in by and len(by["episode_id"].values or ()) <= _MANY:
+        elif table.name == "episodes" and "episode_id" in by and len(by["episode_id"].values or ()) <= FEW_FILES:
             found.update(origin.group_id for origin in origins(by["episode_id"]))
         else:
             return frozenset()

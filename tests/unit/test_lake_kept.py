@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 
 from lake import Lake
-from lake.read import kept, query_pruning
+from lake.read import few_groups, kept, query_pruning
 from lake.read.kept import COLUMNS, Kept
 from lake.read.visibility import DataFile
 from lake.records import StepRecord
 from lake.storage.objects import Objects
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
 from testkit.copies import empty_lake
 from testkit.lakes import rollout, siblings
 
@@ -142,6 +144,52 @@ def test_memory_answers_as_files_do(lk: Lake) -> None:
                 assert found.schema == expected.schema
                 assert found.sort(pl.all()).equals(expected.sort(pl.all())), question
             assert session.query("SELECT * FROM episode_steps ORDER BY episode_id").to_dicts() == come_to(lk)
+
+
+OF_GROUPS = (
+    "SELECT * EXCLUDE (initial_messages) FROM episodes WHERE {groups}",
+    "SELECT task_id, env_return FROM episodes WHERE {groups} AND rollout_index > 0",
+    "SELECT rollout_index FROM episodes WHERE episode_id IN (SELECT min(episode_id) FROM episodes WHERE {groups})",
+    "SELECT a.*, e.task_id FROM (SELECT * FROM advantages WHERE {groups}) AS a JOIN episodes AS e USING (episode_id)",
+    "SELECT * FROM credit_groups WHERE {groups}",
+    "SELECT count(*) FROM episodes AS e JOIN episodes AS o USING (group_id) WHERE e.{groups} AND o.rollout_index = 0",
+)
+
+
+def test_few_groups_answer_as_files_do(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Kept(lk.snapshot().objects)
+    for number, _ in enumerate(states(lk)):
+        if number not in {2, 5, 7}:  # many rows, some of them hidden, some of them gone
+            continue
+        if number == 2:
+            run_credit(lk, GiGPO(step_source="terminal_score"))
+        snapshot = lk.snapshot()
+        groups = snapshot.sql("SELECT DISTINCT group_id FROM episodes ORDER BY 1")["group_id"].to_list()
+        choices = [f"group_id IN ({', '.join(map(str, some))})" for some in (groups[:1], groups[1:], groups[:1], [7])]
+        questions = [text.format(groups=among) for among in choices for text in OF_GROUPS]
+        with snapshot.session() as plain:
+            expected = [plain.query(question).sort(pl.all()) for question in questions]
+        for most_rows, most_tables in ((few_groups._MOST_ROWS, 2), (4, 12)):
+            monkeypatch.setattr(few_groups, "_MOST_ROWS", most_rows)
+            monkeypatch.setattr(few_groups, "_MOST_TABLES", most_tables)
+            with snapshot.session(kept=held) as session:
+                for question, answer in zip(questions, expected, strict=True):
+                    assert session.query(question).sort(pl.all()).equals(answer), question
+
+
+def test_columns_that_a_query_does_not_read_change_no_answer(lk: Lake) -> None:
+    add(lk, "a", 0)
+    with lk.snapshot().session(kept=Kept(lk.snapshot().objects)) as session, lk.snapshot().session() as plain:
+        for question in (
+            "SELECT action FROM steps",
+            "SELECT count(*) FROM (SELECT * FROM steps UNION ALL SELECT * FROM steps WHERE state = '1')",
+            "SELECT * FROM steps",
+            "SELECT count(DISTINCT s) FROM steps AS s",
+            "SELECT COLUMNS('state.*') FROM steps WHERE step_index = 1",
+            "SELECT a.reward, b.state FROM steps AS a JOIN steps AS b USING (episode_id, step_index)",
+            "SELECT state FROM steps ORDER BY action, tool_calls, episode_id, step_index",
+        ):
+            assert session.query(question).sort(pl.all()).equals(plain.query(question).sort(pl.all())), question
 
 
 def test_a_younger_state_reads_what_is_new(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

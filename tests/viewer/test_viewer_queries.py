@@ -796,7 +796,7 @@ def test_the_batch_of_an_update_with_its_advantages(
     assert read is not None
     assert read.series_id == credit_job.series_id
     found = training.batch(snap, training_job, 1, credit_job, ALL)
-    assert found.height == training.batch_total(snap, training_job, 1) == 6
+    assert found.height == training.batch_total(snap, training_job, 1, None) == 6
     advantages = defaultdict(list)
     for row in snapshot.scan("advantages").collect().to_dicts():
         advantages[row["episode_id"]].append(row["advantage"])

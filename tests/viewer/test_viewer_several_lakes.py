@@ -132,7 +132,7 @@ class World:
             return {self.told(key): self.told(of) for key, of in value.items() if key not in _OF_A_WRITE}
         if isinstance(value, str):
             jobs = {ids.to_text(job): name for job, name in self.jobs.items()}
-            for text, name in jobs.items():
+            for text, name in (jobs | {str(job): name for job, name in self.jobs.items()}).items():
                 value = value.replace(text, name)
             return value
         if isinstance(value, Iterable):

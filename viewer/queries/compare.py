@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from lake.judgements.credit import Credit
+from lake.judgements.scores import current_rows
 from lake.statistics.intervals import Floats, spread_of_mean, t_quantile
 from viewer.queries import Params, Reads, Row, Sort, Window, outcomes
 from viewer.queries.runs import Axis
@@ -98,7 +99,7 @@ def scores(lake: Reads, side: Side) -> pl.DataFrame:
     mine, params = side.episodes(lake)
     query = f"""
         SELECT e.task_id, s.scorer, avg(s.value) AS value
-        FROM ({mine}) AS e JOIN current_scores AS s USING (episode_id)
+        FROM ({mine}) AS e JOIN {current_rows(lake)} AS s USING (episode_id)
         WHERE s.step_index IS NULL AND s.value IS NOT NULL GROUP BY ALL ORDER BY ALL
         """
     return lake.sql(query, params or None)
@@ -278,7 +279,7 @@ def scores_over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
     """Means of a run's scores along an axis: scorer, x, value, episodes."""
     query = f"""
         SELECT s.scorer, e.{axis} AS x, avg(s.value) AS value, count(*) AS episodes
-        FROM episodes AS e JOIN current_scores AS s USING (episode_id)
+        FROM episodes AS e JOIN {current_rows(lake)} AS s USING (episode_id)
         WHERE e.run_id = $run AND e.{axis} IS NOT NULL AND s.step_index IS NULL AND s.value IS NOT NULL
         GROUP BY ALL ORDER BY ALL
         """

@@ -5,10 +5,9 @@ episode of the run has one, else the scorer that has values for most of its epis
 `judged` instead of `episodes`, which turns a choice into SQL: its column `outcome` is NULL where it is not known.
 """
 
-from lake.judgements.scores import ENV_RETURN
+from lake.judgements.scores import ENV_RETURN, current_rows
 from viewer.queries import Params, Reads
 
-_OF_EPISODES = "FROM current_scores WHERE step_index IS NULL"
 _RETURNS = f"(SELECT *, {ENV_RETURN} AS outcome FROM episodes)"
 
 
@@ -23,13 +22,13 @@ def judged(lake: Reads, score: str | None, run: str | None = None) -> tuple[str,
     if score == ENV_RETURN:
         return _RETURNS, {}
     if score is not None:
-        return _joined("s.value", "scorer = $score"), {"score": score}
+        return _joined(lake, "s.value", "scorer = $score"), {"score": score}
     found = own(lake)
     if not found:
         return _RETURNS, {}
     chosen = "(run_id, scorer) IN (SELECT (unnest($own_runs::VARCHAR[]), unnest($own_scorers::VARCHAR[])))"
     params: Params = {"own_runs": list(found), "own_scorers": list(found.values())}
-    return _joined(f"coalesce(e.{ENV_RETURN}, s.value)", chosen), params
+    return _joined(lake, f"coalesce(e.{ENV_RETURN}, s.value)", chosen), params
 
 
 def of_group(lake: Reads, group_id: int, score: str | None) -> tuple[str, Params]:
@@ -47,8 +46,8 @@ def of_group(lake: Reads, group_id: int, score: str | None) -> tuple[str, Params
     )
 
 
-def _joined(outcome: str, condition: str) -> str:
-    scores = f"SELECT episode_id, value {_OF_EPISODES} AND {condition}"
+def _joined(lake: Reads, outcome: str, condition: str) -> str:
+    scores = f"SELECT episode_id, value FROM {current_rows(lake)} WHERE step_index IS NULL AND {condition}"
     return f"(SELECT e.*, {outcome} AS outcome FROM episodes AS e LEFT JOIN ({scores}) AS s USING (episode_id))"
 
 
@@ -64,7 +63,8 @@ def own(lake: Reads) -> dict[str, str]:
     if not runs:
         return {}
     query = f"""
-        SELECT run_id, scorer {_OF_EPISODES} AND value IS NOT NULL AND run_id IN (SELECT unnest($runs))
+        SELECT run_id, scorer FROM {current_rows(lake)}
+        WHERE step_index IS NULL AND value IS NOT NULL AND run_id IN (SELECT unnest($runs))
         GROUP BY run_id, scorer
         QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY count(*) DESC, scorer) = 1
         """

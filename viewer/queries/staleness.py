@@ -65,8 +65,9 @@ def around(lake: Reads, job_id: int, update: int) -> dict[int, Played]:
     """Of an update and its neighbours, by update; those of which no version is known are left out."""
     query = f"""{STALENESS}
         SELECT optimizer_step, min(policy_version), max(policy_version), min(staleness), max(staleness) FROM stale
-        WHERE optimizer_step BETWEEN $update - 1 AND $update + 1 AND policy_version IS NOT NULL
-        GROUP BY optimizer_step ORDER BY optimizer_step
+        WHERE policy_version IS NOT NULL GROUP BY optimizer_step ORDER BY optimizer_step
         """
-    rows = lake.sql(query, {"job": job_id, "update": update}).iter_rows()
+    # Of all updates, as each takes a look at all: the reader remembers it for the next one.
+    played = lake.sql(query, {"job": job_id})
+    rows = played.filter(pl.col("optimizer_step").is_between(update - 1, update + 1)).iter_rows()
     return {step: Played((oldest, newest), (least, most)) for step, oldest, newest, least, most in rows}

@@ -11,7 +11,7 @@ import polars as pl
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import Credit, find_credit
 from lake.read.online_runs import LOOP
-from viewer.queries import Params, Reads, Row, Sort, Window, count, only_row, order_by, themselves
+from viewer.queries import Params, Reads, Row, Sort, Window, only_row
 
 _SOME = 50
 """Episodes of a job that are looked at first, as nearly always all of them have advantages or none."""
@@ -126,33 +126,48 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
 
     dead_share, positive, negative and undefined are shares of the steps; mean_size is the mean |advantage|.
     """
-    consumed, params = _consumed(job_id, credit.rows if credit else _NO_ADVANTAGES)
-    query = f"""
-        WITH consumed AS ({consumed}),
+    mine = f"""
+        WITH mine AS (SELECT * FROM trained_batches WHERE job_id = $job),
         span AS (SELECT min(optimizer_step) AS first,
                         greatest(1, ceil((max(optimizer_step) - min(optimizer_step) + 1) / {POINTS}))::BIGINT AS width
-                 FROM consumed),
-        sums AS (
-            SELECT first + (optimizer_step - first) // width * width AS step, count(*) AS episodes,
-                   count(DISTINCT group_id) AS groups, sum(action_tokens)::BIGINT AS action_tokens,
-                   avg(env_return) AS mean_return, sum(dead) AS dead, sum(total_size) AS total_size,
-                   sum(positive) AS positive, sum(negative) AS negative, sum(defined) AS defined,
-                   nullif(sum(credited), 0) AS credited
-            FROM consumed, span GROUP BY step
-        )
-        SELECT step, episodes, groups, action_tokens, mean_return, dead / credited AS dead_share,
-               total_size / nullif(defined, 0) AS mean_size, positive / credited AS positive,
-               negative / credited AS negative, (credited - defined) / credited AS undefined
-        FROM sums ORDER BY step
+                 FROM mine),
+        binned AS (SELECT *, first + (optimizer_step - first) // width * width AS step FROM mine, span)
         """
-    return lake.sql(query, params)
+    of_episodes = f"""{mine}
+        SELECT step, count(*) AS episodes, count(DISTINCT e.group_id) AS groups,
+               sum(b.action_tokens)::BIGINT AS action_tokens, avg(e.env_return) AS mean_return
+        FROM binned AS b LEFT JOIN episodes AS e USING (episode_id) GROUP BY step ORDER BY step
+        """
+    # Apart from the episodes: it goes through all advantages, and its answer outlives a commit of episodes.
+    of_steps = f"""{mine},
+        sums AS (
+            SELECT step, nullif(count(a.episode_id), 0) AS credited, count(a.advantage) AS defined,
+                   count(*) FILTER (list_contains(string_split(a.flags, ','), 'dead_group')) AS dead,
+                   sum(abs(a.advantage)) AS total_size, count(*) FILTER (a.advantage > 0) AS positive,
+                   count(*) FILTER (a.advantage < 0) AS negative
+            FROM binned AS b LEFT JOIN {credit.rows if credit else _NO_ADVANTAGES} AS a
+                ON a.episode_id = b.episode_id AND a.step_index BETWEEN b.first_step AND b.last_step
+            GROUP BY step
+        )
+        SELECT step, dead / credited AS dead_share, total_size / nullif(defined, 0) AS mean_size,
+               positive / credited AS positive, negative / credited AS negative,
+               (credited - defined) / credited AS undefined
+        FROM sums
+        """
+    episodes, steps = (lake.sql(query, {"job": job_id}) for query in (of_episodes, of_steps))
+    return episodes.join(steps, on="step", how="left", maintain_order="left")
 
 
-BATCH_ORDERS = themselves(
-    *("run_id", "rollout_index", "policy_version", "status", "env_return", "action_tokens", "undefined", "dead"),
-    *("a_episode", "mean_advantage", "lowest", "highest"),
-) | {"task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")}
+BATCH_ORDERS = (
+    *("run_id", "task_id", "rollout_index", "policy_version", "status", "env_return", "action_tokens"),
+    *("undefined", "dead", "a_episode", "mean_advantage", "lowest", "highest"),
+)
 """Columns that may order a batch."""
+_BATCH = (
+    *("episode_id", "group_id", "run_id", "task_id", "rollout_index", "policy_version", "status", "env_return"),
+    *("first_step", "last_step", "action_tokens", "credit_job", "a_episode", "mean_advantage", "lowest", "highest"),
+    *("mean_size", "undefined", "dead"),
+)
 
 
 def batch(
@@ -162,16 +177,12 @@ def batch(
 
     The largest mean |advantage| comes first if nothing else is asked for.
     """
-    chosen = _of_update(lake, job_id, update, credit)
-    consumed, params = _consumed(job_id, chosen, "AND b.optimizer_step = $update")
-    query = f"""
-        SELECT episode_id, group_id, run_id, task_id, rollout_index, policy_version, status, env_return, first_step,
-               last_step, action_tokens, credit_job, a_episode, mean_advantage, lowest, highest,
-               total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined, dead > 0 AS dead
-        FROM ({consumed})
-        ORDER BY {order_by(sort, BATCH_ORDERS, "mean_size DESC NULLS LAST, episode_id")} LIMIT $limit OFFSET $offset
-        """
-    return lake.sql(query, params | {"update": update} | window.params())
+    by, falls = ["mean_size", "episode_id"], [True, False]
+    if sort is not None and sort.column in BATCH_ORDERS:
+        first = ["task_number", "task_id"] if sort.column == "task_id" else [sort.column]
+        by, falls = first + by, [sort.descending] * len(first) + falls
+    rows = _of_update(lake, job_id, update, credit).sort(by, descending=falls, nulls_last=True)
+    return rows.slice(window.offset, window.limit).select(_BATCH)
 
 
 def batch_groups(lake: Reads, job_id: int, update: int, credit: Credit | None, limit: int = GROUPS) -> pl.DataFrame:
@@ -182,33 +193,44 @@ def batch_groups(lake: Reads, job_id: int, update: int, credit: Credit | None, l
     action_tokens, dead (by the advantages, whose group it is, and not only of what the step consumed); total is the
     number of groups, dead_total of dead ones.
     """
-    chosen = _of_update(lake, job_id, update, credit)
+    defined = pl.col("defined").sum()
+    rows = _of_update(lake, job_id, update, credit).filter(pl.col("group_id").is_not_null())
+    groups = rows.group_by("group_id").agg(
+        pl.col("run_id", "task_id", "collection_round").drop_nulls().first(),
+        pl.col("policy_version").min(),
+        episodes=pl.col("episode_id").n_unique().cast(pl.Int64),
+        mean_return=pl.col("env_return").filter(pl.col("episode_id").is_first_distinct()).mean(),
+        mean_size=pl.when(defined > 0).then(pl.col("total_size").sum() / defined),
+        action_tokens=pl.col("action_tokens").sum(),
+        dead=pl.col("dead").any(),
+    )
+    found = groups.sort("mean_size", "task_id", "group_id", descending=[True, False, False], nulls_last=True)
+    return found.with_columns(
+        total=pl.lit(groups.height, pl.Int64), dead_total=pl.lit(int(groups["dead"].sum()), pl.Int64)
+    ).head(limit)
+
+
+def batch_total(lake: Reads, job_id: int, update: int, credit: Credit | None) -> int:
+    """Rows that an optimizer step consumed."""
+    return _of_update(lake, job_id, update, credit).height
+
+
+def _of_update(lake: Reads, job_id: int, update: int, credit: Credit | None) -> pl.DataFrame:
+    """What an optimizer step consumed: rows of `_consumed`, and task_number, mean_size, undefined, dead (whether).
+
+    Its advantages lie all over their table, so the questions about a batch share this one.
+    """
+    chosen = _NO_ADVANTAGES
+    if credit is not None:
+        of_update = "SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
+        chosen = credit.rows_of(lake, lake.sql(of_update, {"job": job_id, "update": update})["episode_id"])
     consumed, params = _consumed(job_id, chosen, "AND b.optimizer_step = $update")
     query = f"""
-        SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
-               any_value(collection_round) AS collection_round, min(policy_version) AS policy_version,
-               count(DISTINCT episode_id) AS episodes,
-               avg(env_return) FILTER (nth = 1) AS mean_return,
-               sum(total_size) / nullif(sum(defined), 0) AS mean_size, sum(action_tokens)::BIGINT AS action_tokens,
-               sum(dead) > 0 AS dead, count(*) OVER () AS total, count(*) FILTER (sum(dead) > 0) OVER () AS dead_total
-        FROM (SELECT *, row_number() OVER (PARTITION BY episode_id) AS nth FROM ({consumed})) WHERE group_id IS NOT NULL
-        GROUP BY group_id ORDER BY mean_size DESC NULLS LAST, task_id, group_id LIMIT $limit
+        SELECT * REPLACE (dead > 0 AS dead), TRY_CAST(task_id AS BIGINT) AS task_number,
+               total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined
+        FROM ({consumed})
         """
-    return lake.sql(query, params | {"update": update, "limit": limit})
-
-
-def _of_update(lake: Reads, job_id: int, update: int, credit: Credit | None) -> str:
-    """The advantages of what an optimizer step consumed, as SQL."""
-    if credit is None:
-        return _NO_ADVANTAGES
-    of_update = "SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
-    return credit.rows_of(lake, lake.sql(of_update, {"job": job_id, "update": update})["episode_id"])
-
-
-def batch_total(lake: Reads, job_id: int, update: int) -> int:
-    """Rows that an optimizer step consumed."""
-    query = "SELECT count(*) FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
-    return count(lake, query, {"job": job_id, "update": update})
+    return lake.sql(query, params | {"update": update})
 
 
 def update_range(lake: Reads, job_id: int) -> tuple[int, int] | None:
