@@ -5,6 +5,7 @@ by (lake, versions, query, arguments): another version is another answer, and no
 """
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -47,6 +48,10 @@ _MOST_IDLE = 4
 _MOST_SEARCHES = 8
 _MOST_ANSWERS = 32 << 20
 """Bytes of answers that are remembered of a lake."""
+
+
+_turns = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
+"""Queries at a time: more of them would be no quicker, and each of the large ones takes memory."""
 
 
 class Reader:
@@ -98,7 +103,8 @@ class Reader:
         with self._lock:
             session = self._idle.pop() if self._idle else self._snapshot.session(kept=self._kept)
         try:
-            return session.query(query, params)
+            with _turns:
+                return session.query(query, params)
         finally:
             with self._lock:
                 is_kept = len(self._idle) < _MOST_IDLE

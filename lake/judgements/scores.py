@@ -66,22 +66,31 @@ def step_score_jobs(lake: Reads, scorer: str) -> pl.DataFrame:
     return jobs.drop("steps")
 
 
+def current_scorers(lake: Reads) -> pl.DataFrame:
+    """Each scorer's version that counts, by name.
+
+    scorer, scorer_version, of_episodes (it has scores of whole episodes), job_id (of its first job), jobs (how many).
+    """
+    # What only `scores` says is asked alone: a reader who remembers answers has it until something is scored.
+    query = """
+        SELECT scorer, scorer_version, bool_or(step_index IS NULL) AS of_episodes, min(job_id) AS job_id,
+               count(DISTINCT job_id) AS jobs
+        FROM scores GROUP BY scorer, scorer_version
+        """
+    return lake.sql(query).join(_current(lake), on=["scorer", "scorer_version"], how="semi").sort("scorer")
+
+
 def current_rows(lake: Reads) -> str:
     """The rows of `current_scores` as something to select FROM.
 
     Where one job computed each current version no rows are compared, which is cheap and usual.
     """
-    query = """
-        SELECT s.scorer, s.scorer_version, min(s.job_id) AS job_id, count(DISTINCT s.job_id) AS jobs
-        FROM scores AS s JOIN scorer_versions AS v USING (scorer, scorer_version) WHERE v.is_current
-        GROUP BY s.scorer, s.scorer_version ORDER BY s.scorer
-        """
-    found = lake.sql(query)
+    found = current_scorers(lake)
     if found.is_empty() or (found["jobs"] > 1).any():
         return "current_scores"
     each = (
         f"(scorer = {quoted(scorer)} AND scorer_version = {quoted(version)} AND job_id = {job_id})"
-        for scorer, version, job_id, _ in found.iter_rows()
+        for scorer, version, job_id in found.select("scorer", "scorer_version", "job_id").iter_rows()
     )
     return f"(SELECT * FROM scores WHERE {' OR '.join(each)})"
 
@@ -95,10 +104,7 @@ def scores_of(lake: Reads, episode_ids: Iterable[int], columns: Sequence[str] = 
     shown = list(dict.fromkeys(("episode_id", "step_index", "scorer", "job_id", *columns)))
     read = dict.fromkeys(("scorer_version", *shown))
     found = lake.sql(f"SELECT {', '.join(read)} FROM scores WHERE {wanted}")
-    current = pl.DataFrame(
-        list(current_versions(lake).items()), {"scorer": pl.String, "scorer_version": pl.String}, orient="row"
-    )
-    found = found.join(current, on=["scorer", "scorer_version"], how="semi")
+    found = found.join(_current(lake), on=["scorer", "scorer_version"], how="semi")
     if (found.group_by("episode_id", "scorer").agg(pl.col("job_id").n_unique())["job_id"] > 1).any():
         # Which of several jobs counts is for the view to say.
         found = lake.sql(f"SELECT {', '.join(shown)} FROM current_scores WHERE {wanted}")
@@ -118,6 +124,11 @@ def other_versions(lake: Reads, scorer: str, version: str) -> list[str]:
         ORDER BY ended_order(sequence, ended_at, job_id) DESC, scorer_version
         """
     return lake.sql(query, {"scorer": scorer, "version": version})["scorer_version"].to_list()
+
+
+def _current(lake: Reads) -> pl.DataFrame:
+    schema = {"scorer": pl.String, "scorer_version": pl.String}
+    return pl.DataFrame(list(current_versions(lake).items()), schema, orient="row")
 
 
 def _of_version(lake: Reads, scorer: str, select: str, rest: str) -> pl.DataFrame:

@@ -155,7 +155,8 @@ class BoundViews:
             groups = query_pruning.groups_of(table, plan.scans[table.name], self._origins)
             few = self._few.named(table.name, groups, lambda: self._of_groups(table, groups, held))
             if few is not None:
-                return (None, few, (), None), f"SELECT * FROM {few}"
+                columns = self._memory.columns(table.name) if held else frozenset(table.names)
+                return (None, few, (), None), query_views.kept_sql(table, [few], columns)
         if not held:
             return None
         hide = self._hiding(table, self._files(table.name))
@@ -166,7 +167,8 @@ class BoundViews:
         """SQL of the visible rows of some groups, perhaps beside others."""
         if held:
             hide = self._hiding(table, self._files(table.name))
-            return query_views.kept_sql(table, held, self._memory.columns(table.name), hide=bool(hide))
+            columns = ", ".join(map(query_views.quoted_name, sorted(self._memory.columns(table.name))))
+            return query_views.held_sql(held, columns, hide=bool(hide))
         scan = (query_pruning.Condition("group_id", frozenset(groups)),)
         files, _ = query_pruning.needed(table, self._files(table.name), [scan], self._origins, self._writes)
         self._paths(files)

@@ -133,14 +133,18 @@ def kept_sql(table: Table, names: Sequence[str], columns: Collection[str], *, hi
     """As `table_sql`, of rows in memory that a connection has under these names, in parts.
 
     Args:
-        columns: those that are in memory. The others are there so that a query may name them where it does not read
-            them; reading one is an error.
+        columns: those that are in memory; the others are NULL.
         hide: leave out the episodes of `hidden(0)`: rows of one lake alone are held.
     """
     return held_sql(names, _listed(table, columns), hide=hide)
 
 
 def _listed(table: Table, columns: Collection[str] | None) -> str:
+    """The columns of a table; those that are not there are NULL, so that a query may name what it does not read.
+
+    There is a plan that reads none of them (`lake.read.query_pruning`), so no answer can depend on them. An error in
+    their place would be safer, but DuckDB evaluates some columns that it then drops.
+    """
     return ", ".join(
         quoted_name(c.name) if columns is None or c.name in columns else f"NULL::{c.sql_type} AS {quoted_name(c.name)}"
         for c in table.columns
@@ -149,7 +153,7 @@ def _listed(table: Table, columns: Collection[str] | None) -> str:
 
 def held_sql(names: Sequence[str], listed: str = "*", *, hide: bool = False) -> str:
     """Rows in memory that a connection has under these names, in parts; perhaps without those of `hidden(0)`."""
-    body = " UNION ALL ".join(f"SELECT {listed} FROM {quoted_name(name)}" for name in names)
+    body = " UNION ALL ".join(f"SELECT {listed} FROM {name}" for name in names)
     return f"SELECT * FROM ({body}) ANTI JOIN {hidden(0)} USING (episode_id)" if hide else body
 
 

@@ -5,7 +5,7 @@ episode of the run has one, else the scorer that has values for most of its epis
 `judged` instead of `episodes`, which turns a choice into SQL: its column `outcome` is NULL where it is not known.
 """
 
-from lake.judgements.scores import ENV_RETURN, current_rows
+from lake.judgements.scores import ENV_RETURN, current_rows, current_scorers
 from viewer.queries import Params, Reads
 
 _RETURNS = f"(SELECT *, {ENV_RETURN} AS outcome FROM episodes)"
@@ -73,8 +73,5 @@ def own(lake: Reads) -> dict[str, str]:
 
 def names(lake: Reads) -> list[str]:
     """What can be chosen: `env_return`, then the scorers of episodes in alphabetical order."""
-    query = """
-        SELECT DISTINCT scorer FROM (SELECT DISTINCT scorer, scorer_version FROM scores WHERE step_index IS NULL)
-        SEMI JOIN (FROM scorer_versions WHERE is_current) USING (scorer, scorer_version) WHERE scorer <> $recorded
-        """
-    return [ENV_RETURN, *lake.sql(query, {"recorded": ENV_RETURN})["scorer"].sort()]
+    found = current_scorers(lake).filter("of_episodes")["scorer"]
+    return [ENV_RETURN, *(name for name in found if name != ENV_RETURN)]
