@@ -38,8 +38,8 @@ _MOST_ROWS = 4_000_000
 """Rows of a table, beyond which none of it is held: a row takes 20 to 40 bytes."""
 _MOST_SUMMED = 25_000_000
 """Rows of a table, beyond which nothing is held of what they come to."""
-_PORTION = 250_000
-"""Rows that are added up at a time."""
+_PORTION = 100_000
+"""Rows that are read, or added up, at a time."""
 _MOST_BLOCKS = 8
 _MOST_WORDS = 1 << 15
 """Distinct values that a column of codes may have: a code takes two bytes."""
@@ -94,7 +94,7 @@ class Kept:
         """
         if not _may_hold(files, _MOST_SUMMED):
             return ()
-        return self._parts(view, files, lambda missing: _coded(_in_portions(missing, add_up)))
+        return self._parts(view, files, lambda missing: _in_portions(missing, add_up))
 
     def _parts(
         self, name: str, files: Sequence[DataFile], read: Callable[[Sequence[DataFile]], pa.Table]
@@ -131,31 +131,61 @@ def _share(one: pa.Table, other: pa.Table) -> bool:
     return bool(pc.any(pc.is_in(one["episode_id"], other["episode_id"])).as_py())
 
 
-def _in_portions(files: Sequence[DataFile], add_up: Callable[[Sequence[DataFile]], pa.Table]) -> pa.Table:
-    """A view over files, some after the others, as whole tables would take hundreds of megabytes."""
+def _portions(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Files, so many at a time as are read at once: whole tables as they are read would take hundreds of megabytes."""
     portions: list[list[DataFile]] = [[]]
     for file in files:
         if portions[-1] and sum(one.rows for one in portions[-1]) + file.rows > _PORTION:
             portions.append([])
         portions[-1].append(file)
-    found = pa.concat_tables([add_up(portion) for portion in portions])
-    if len(portions) > 1 and pc.count_distinct(found["episode_id"]).as_py() < found.num_rows:
-        return add_up(files)
+    return portions
+
+
+def _in_portions(files: Sequence[DataFile], add_up: Callable[[Sequence[DataFile]], pa.Table]) -> pa.Table:
+    """A view over files, coded."""
+    portions = _portions(files)
+    found = _together([_coded(add_up(portion)) for portion in portions])
+    if len(portions) > 1 and pc.count_distinct(_plain(found["episode_id"].chunk(0))).as_py() < found.num_rows:
+        return _coded(add_up(files))
     return found
 
 
 def _read(name: str, files: Sequence[DataFile], objects: Objects) -> pa.Table:
-    frame = collected(scan_pruned(files, TABLES[name], objects.polars_options).select(COLUMNS[name]))
-    return _coded(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+    def read(portion: Sequence[DataFile]) -> pa.Table:
+        frame = collected(scan_pruned(portion, TABLES[name], objects.polars_options).select(COLUMNS[name]))
+        return _coded(frame.to_arrow(compat_level=pl.CompatLevel.oldest()))
+
+    return _together([read(portion) for portion in _portions(files)])
 
 
 def _joined(blocks: Sequence[_Block]) -> _Block:
-    columns = {}
-    for name in blocks[0].rows.column_names:
-        chunks = [_plain(chunk) for block in blocks for chunk in block.rows[name].chunks]
-        columns[name] = pa.chunked_array(chunks, chunks[0].type)
     keys = frozenset().union(*(block.keys for block in blocks))
-    return _Block(keys, _coded(pa.table(columns)))
+    return _Block(keys, _together([block.rows for block in blocks]))
+
+
+def _together(parts: Sequence[pa.Table]) -> pa.Table:
+    """Tables of `_coded` as one."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {}
+    for name in parts[0].column_names:
+        chunks = [chunk for part in parts for chunk in part[name].chunks]
+        if all(pa.types.is_dictionary(chunk.type) for chunk in chunks):
+            columns[name] = _unified(chunks)
+        else:
+            plain = [_plain(chunk) for chunk in chunks]
+            columns[name] = _codes(pa.chunked_array(plain, plain[0].type).combine_chunks())
+    return pa.table(columns)
+
+
+def _unified(chunks: Sequence[pa.DictionaryArray]) -> pa.Array:
+    """Codes of several dictionaries as codes of one."""
+    words = _encoded(pa.concat_arrays([chunk.dictionary for chunk in chunks]))
+    codes, first = [], 0
+    for chunk in chunks:
+        codes.append(words.indices.take(pc.add(chunk.indices.cast(pa.int32()), first)))
+        first += len(chunk.dictionary)
+    return _narrow(pa.DictionaryArray.from_arrays(pa.concat_arrays(codes), words.dictionary))
 
 
 def _plain(chunk: pa.Array) -> pa.Array:
@@ -168,21 +198,23 @@ def _coded(table: pa.Table) -> pa.Table:
 
 
 def _codes(whole: pa.Array) -> pa.Array:
-    if pa.types.is_list(whole.type) or pa.types.is_large_list(whole.type):
-        return _codes_of_lists(whole)
-    coded = whole.dictionary_encode() if len(whole.slice(0, 1000).unique()) < 900 else whole
-    if coded is whole or len(coded.dictionary) >= _MOST_WORDS:
-        return whole
-    kind = pa.int8() if len(coded.dictionary) < 1 << 7 else pa.int16()
-    return pa.DictionaryArray.from_arrays(coded.indices.cast(kind), coded.dictionary)
+    return whole if len(_encoded(whole.slice(0, 1000)).dictionary) >= 900 else _narrow(_encoded(whole))
 
 
-def _codes_of_lists(whole: pa.Array) -> pa.Array:
-    """A code for each list and none for what is in it: DuckDB fails at empty lists over coded values."""
+def _encoded(whole: pa.Array) -> pa.DictionaryArray:
+    """Values as codes of 32 bits; lists as wholes, as DuckDB fails at empty lists over coded values."""
+    if not pa.types.is_nested(whole.type):
+        return whole.dictionary_encode()
     rows = pl.DataFrame({"list": pl.Series(whole)}).with_row_index()
     groups = rows.group_by("list", maintain_order=True).agg("index")
-    if groups.height >= _MOST_WORDS:
-        return whole
-    codes = groups.select(pl.int_range(pl.len(), dtype=pl.Int16).alias("code"), "index").explode("index").sort("index")
+    codes = groups.select(pl.int_range(pl.len(), dtype=pl.Int32).alias("code"), "index").explode("index").sort("index")
     lists = groups["list"].to_arrow(compat_level=pl.CompatLevel.oldest()).cast(whole.type)
     return pa.DictionaryArray.from_arrays(codes["code"].to_arrow(), lists)
+
+
+def _narrow(coded: pa.DictionaryArray) -> pa.Array:
+    """Codes in as few bytes as will do; the values themselves if they are too many for codes."""
+    if len(coded.dictionary) >= _MOST_WORDS:
+        return coded.dictionary_decode()
+    kind = pa.int8() if len(coded.dictionary) < 1 << 7 else pa.int16()
+    return pa.DictionaryArray.from_arrays(coded.indices.cast(kind), coded.dictionary)
