@@ -97,7 +97,7 @@ def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, ke
     address = opens(run, axis, score)
     ui.chart_of_episodes(
         chart,
-        figures.tools(lines.head(figures.MOST_ROWS), called.capitalize()),
+        figures.tools(lines, called.capitalize()),
         f"{key}-lines",
         lambda point: address(point | {"tool": names[point["tool"]]}),
     )

@@ -22,7 +22,7 @@ from viewer import pinned
 from viewer.environment import ENVIRONMENT
 from viewer.links import Page
 from viewer.navigation import href
-from viewer.queries import Reads, runs
+from viewer.queries import Reads, in_spans, runs
 from viewer.queries.once import once
 
 
@@ -231,6 +231,55 @@ def test_a_reader_is_asked_the_same_once_and_goes_with_what_it_remembers() -> No
     del reader
     gc.collect()
     assert gone() is None
+
+
+def test_answers_outlive_commits_of_what_they_do_not_read_and_no_others(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = (
+        "SELECT count(*) FROM episodes",
+        "SELECT count(*), sum(value) FROM scores",
+        "SELECT count(*) FROM steps",
+        "SELECT count(*), min(status) FROM job_runs",
+        "SELECT sum(value) FROM current_scores JOIN episodes USING (episode_id)",
+        "SELECT count(*) FROM retractions",
+    )
+    asked: list[str] = []
+    whole = pinned.Reader._asked
+    monkeypatch.setattr(
+        pinned.Reader, "_asked", lambda self, query, params: asked.append(query) or whole(self, query, params)
+    )
+    kept, answered = pinned._kept(lk.uri)
+
+    def again() -> set[int]:
+        """Which questions are asked of the lake once more; all answers are the newest."""
+        asked.clear()
+        snapshot = lk.snapshot()
+        reader = pinned.Reader(snapshot, kept, answered)
+        for question in questions:
+            assert reader.sql(question).equals(snapshot.sql(question)), question
+        return {questions.index(question) for question in asked}
+
+    assert again() == set(range(6))
+    assert again() == set()
+    add(lk, "b")
+    assert again() == {0, 2, 3, 4}
+    rows = lk.sql("SELECT run_id, group_id, episode_id FROM episodes")
+    named = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+    with lk.job(kind="score") as job:
+        job.write("scores", rows.with_columns(value=pl.lit(0.5), **named))
+    assert again() == {1, 3, 4}
+    lk.retract(rows["episode_id"].head(1), reason="wrong")
+    assert again() >= {0, 1, 2, 4, 5}, "hidden rows are in the same files"
+    lk.forget(rows["episode_id"].head(1), reason="asked")
+    again()
+
+
+def test_a_long_axis_is_cut_into_spans() -> None:
+    frame = pl.DataFrame({"x": [3, 4, 7, 12], "value": [1, 2, 3, 4]})
+    assert in_spans(frame, 100).equals(frame)
+    assert in_spans(frame, 5)["x"].to_list() == [3, 3, 7, 11]
+    assert in_spans(frame.clear(), 5).is_empty()
 
 
 def test_a_reader_takes_one_select_and_nothing_else(tmp_path: Path) -> None:

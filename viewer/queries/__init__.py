@@ -140,6 +140,15 @@ def literal(value: Any) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 
+def in_spans(frame: pl.DataFrame, most: int = 400) -> pl.DataFrame:
+    """Rows along `x` (integers), each `x` replaced by the first of its span: `most` equal spans at most."""
+    if frame.is_empty():
+        return frame
+    first, last = frame.select(pl.col("x").min().alias("first"), pl.col("x").max().alias("last")).row(0)
+    width = -(-(last - first + 1) // most)
+    return frame.with_columns(x=first + (pl.col("x") - first) // width * width)
+
+
 def like(pattern: str) -> str:
     r"""A LIKE pattern (ESCAPE '\') for a text in which `*` stands for anything."""
     escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")

@@ -14,7 +14,7 @@ import polars as pl
 from lake.judgements.credit import Credit
 from lake.judgements.scores import current_rows
 from lake.statistics.intervals import Floats, spread_of_mean, t_quantile
-from viewer.queries import Params, Reads, Row, Sort, Window, outcomes
+from viewer.queries import Params, Reads, Row, Sort, Window, in_spans, outcomes
 from viewer.queries.runs import Axis
 
 BINS = 12
@@ -276,14 +276,16 @@ def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.Data
 
 
 def scores_over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
-    """Means of a run's scores along an axis: scorer, x, value, episodes."""
+    """Means of a run's scores along an axis: scorer, x (of a long axis the first of its span), value, episodes."""
     query = f"""
         SELECT s.scorer, e.{axis} AS x, avg(s.value) AS value, count(*) AS episodes
         FROM episodes AS e JOIN {current_rows(lake)} AS s USING (episode_id)
         WHERE e.run_id = $run AND e.{axis} IS NOT NULL AND s.step_index IS NULL AND s.value IS NOT NULL
         GROUP BY ALL ORDER BY ALL
         """
-    return lake.sql(query, {"run": run})
+    found = in_spans(lake.sql(query, {"run": run}))
+    mean = (pl.col("value") * pl.col("episodes")).sum() / pl.col("episodes").sum()
+    return found.group_by("scorer", "x").agg(mean, pl.col("episodes").sum()).sort("scorer", "x")
 
 
 def by_length(lake: Reads, one: Side, other: Side, score: str | None = None) -> pl.DataFrame:

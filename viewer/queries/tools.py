@@ -7,7 +7,7 @@ one of an episode, and not where nobody looked.
 
 import polars as pl
 
-from viewer.queries import Params, Reads
+from viewer.queries import Params, Reads, in_spans
 from viewer.queries.compare import Side
 from viewer.queries.runs import Axis
 
@@ -33,10 +33,12 @@ def calls(where: str = "true") -> str:
 def over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
     """Tools of a run along an axis: x, tool, calls, failed (how many of them), share; by x, then tool.
 
-    Of a run with more than `SAMPLE` episodes the calls of so many.
+    Of a run with more than `SAMPLE` episodes the calls of so many; of a long axis, x is the first of its span.
     """
     mine = f"SELECT episode_id, {axis} AS x FROM episodes WHERE run_id = $run AND {axis} IS NOT NULL"
-    return _shares(lake, mine, {"run": run}, "x, tool", "s.run_id = $run AND n.run_id = $run")
+    found = in_spans(_shares(lake, mine, {"run": run}, "x, tool", "s.run_id = $run AND n.run_id = $run"))
+    sums = found.group_by("x", "tool").agg(pl.col("calls", "failed").sum()).sort("x", "tool")
+    return sums.with_columns(share=pl.col("failed") / pl.col("calls"))
 
 
 def of(lake: Reads, side: Side) -> pl.DataFrame:

@@ -236,7 +236,7 @@ def _over(
         charts.append(figures.curve(frame, "mean_tokens", title="Mean completion tokens", **across))
     charts.append(figures.curve(frame, "mean_steps", title="Mean steps", **across))
     charts += [
-        figures.curve(part.head(figures.MOST_ROWS), "value", title=f"Score {one_line(scorer, 30)}", **across)
+        figures.curve(part, "value", title=f"Score {one_line(scorer, 30)}", **across)
         for scorer, part in over_rounds.scores(run, axis, read(outcomes.of_run, run, score))[:_MOST_SCORERS]
     ]
     charts += [
