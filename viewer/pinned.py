@@ -50,7 +50,7 @@ _MOST_ANSWERS = 32 << 20
 """Bytes of answers that are remembered of a lake."""
 
 
-_turns = threading.BoundedSemaphore(2 * (os.cpu_count() or 1))
+_turns = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
 """Queries at a time: more of them would be no quicker, and each of the large ones takes memory."""
 
 

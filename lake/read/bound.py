@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from lake.read import query_pruning, query_views
+from lake.read import footers, query_pruning, query_views
 from lake.read.connections import Bound, Idle
 from lake.read.few_groups import TABLES as OF_FEW_GROUPS
 from lake.read.few_groups import FewGroups
@@ -172,7 +172,7 @@ class BoundViews:
         scan = (query_pruning.Condition("group_id", frozenset(groups)),)
         files, _ = query_pruning.needed(table, self._files(table.name), [scan], self._origins, self._writes)
         self._paths(files)
-        return query_views.table_sql(table, files, hide=self._hiding(table, files))
+        return query_views.table_sql(table, files, hide=self._hiding(table, files), whole=self._whole(table, files))
 
     def _read(self, table: Table, plan: query_pruning.Plan, *, may_hold: bool) -> tuple[Bound, str]:
         """What stands for a table and its SQL, over files."""
@@ -180,13 +180,15 @@ class BoundViews:
         wanted = () if by_clock else plan.scans.get(table.name, ())  # all rows of a lake make its order
         files, where = query_pruning.needed(table, self._files(table.name), wanted, self._origins, self._writes)
         hide = self._hiding(table, files)
-        columns = None
-        if may_hold and not by_clock and table.name in plan.columns:
+        paths, whole, columns = self._paths(files), self._whole(table, files), None
+        if may_hold and not by_clock and table.name in plan.columns and len(whole) < len(files):
             columns = frozenset(plan.columns[table.name])
-        bound = (self._paths(files), where, hide, columns)
+        bound = (paths, where, hide, columns)
         if self.tables.get(table.name) != bound:
             self.bytes += sum(file.bytes for file in files)
-        return bound, query_views.table_sql(table, files, hide=hide, where=where, by_clock=by_clock, columns=columns)
+        return bound, query_views.table_sql(
+            table, files, hide=hide, where=where, by_clock=by_clock, columns=columns, whole=whole
+        )
 
     def _bind_view(self, name: str, text: str, held: Sequence[str]) -> None:
         """Make a view answer: from memory, where that holds it, else as it was written."""
@@ -208,12 +210,17 @@ class BoundViews:
     def _over(self, view: str, table: Table, files: Sequence[DataFile]) -> pa.Table:
         """A shipped view over some files alone of the one table that it reads."""
         self._paths(files)
-        return self._connection().sql(query_views.over_sql(view, table, files)).to_arrow_table()
+        query = query_views.over_sql(view, table, files, self._whole(table, files))
+        return self._connection().sql(query).to_arrow_table()
 
     def _paths(self, files: Sequence[DataFile]) -> list[str]:
         """Paths of files, made known to a bucket's file system."""
         self._sizes.update((file.path, file.bytes) for file in files)
         return [file.path for file in files]
+
+    def _whole(self, table: Table, files: Sequence[DataFile]) -> frozenset[str]:
+        """Paths of files that have all columns; in a bucket each look would take a request."""
+        return frozenset() if self._objects.folder is None else footers.whole(self._connection(), table, files)
 
     def _writes(self) -> frozenset[int]:
         """Writes that are known to have written episodes: with files of their own."""

@@ -92,12 +92,14 @@ def table_sql(
     where: str = "",
     by_clock: bool = False,
     columns: Collection[str] | None = None,
+    whole: Collection[str] = (),
 ) -> str:
     """A table's visible rows as SQL.
 
     Args:
         columns: those that are read, as in `kept_sql`; None is all. To name all that a wide table has takes DuckDB
             longer than most queries take.
+        whole: paths of files that have all columns (`lake.read.footers`).
         hide: places whose files have hidden episodes (`hidden`).
         where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
         by_clock: of `jobs` of several lakes, whose versions cannot be compared: microseconds stand for them.
@@ -107,17 +109,19 @@ def table_sql(
         return f"SELECT {nothing} WHERE false"
     if columns is not None:
         columns = {*columns, *table.key, "write_id", *(("episode_id",) if hide else ()), *_WORD.findall(where)}
-    listed = _listed(table, columns)
+    kinds = sorted({(file.place, tuple(sorted(file.dead)), file.path in whole) for file in files})
     places = []
     for place in sorted({file.place for file in files}):
         parts = []
-        for dead in sorted({file.dead for file in files if file.place == place}, key=sorted):
+        for kind in (kind for kind in kinds if kind[0] == place):
+            _, dead, is_whole = kind
+            paths = [f.path for f in files if (f.place, tuple(sorted(f.dead)), f.path in whole) == kind]
             conditions = [where] if where else []
             if dead:
-                conditions.append(f"write_id NOT IN ({', '.join(map(str, sorted(dead)))})")
-            source = parquet(table, (file.path for file in files if (file.place, file.dead) == (place, dead)), columns)
+                conditions.append(f"write_id NOT IN ({', '.join(map(str, dead))})")
+            source = f"read_parquet([{', '.join(map(quoted, paths))}])" if is_whole else parquet(table, paths, columns)
             condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-            parts.append(f"SELECT {listed} FROM {source}{condition}")
+            parts.append(f"SELECT {_listed(table, None if is_whole else columns)} FROM {source}{condition}")
         body = " UNION ALL ".join(parts)
         if place in hide:
             body = f"SELECT * FROM ({body}) ANTI JOIN {hidden(place)} USING (episode_id)"
@@ -157,10 +161,10 @@ def held_sql(names: Sequence[str], listed: str = "*", *, hide: bool = False) -> 
     return f"SELECT * FROM ({body}) ANTI JOIN {hidden(0)} USING (episode_id)" if hide else body
 
 
-def over_sql(view: str, table: Table, files: Sequence[DataFile]) -> str:
-    """A shipped view over some files alone of the one table that it reads, as SQL."""
+def over_sql(view: str, table: Table, files: Sequence[DataFile], whole: Collection[str] = ()) -> str:
+    """A shipped view over some files alone of the one table that it reads, as SQL; `whole` as in `table_sql`."""
     body = views()[view].partition("CREATE VIEW")[2].partition(" AS")[2].rstrip("; \n")
-    return f"WITH {table.name} AS ({table_sql(table, files)}) SELECT * FROM ({body})"
+    return f"WITH {table.name} AS ({table_sql(table, files, whole=whole)}) SELECT * FROM ({body})"
 
 
 def parquet(table: Table, paths: Iterable[str], columns: Collection[str] | None = None) -> str:

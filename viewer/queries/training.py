@@ -138,14 +138,16 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
                sum(b.action_tokens)::BIGINT AS action_tokens, avg(e.env_return) AS mean_return
         FROM binned AS b LEFT JOIN episodes AS e USING (episode_id) GROUP BY step ORDER BY step
         """
-    # Apart from the episodes: it goes through all advantages, and its answer outlives a commit of episodes.
+    # Apart from the episodes: it goes through all advantages, and its answer outlives a commit of episodes. They are
+    # thinned out first, or the join would hold all of them.
+    rows = credit.rows if credit else _NO_ADVANTAGES
     of_steps = f"""{mine},
         sums AS (
-            SELECT step, nullif(count(a.episode_id), 0) AS credited, count(a.advantage) AS defined,
+            SELECT step, count(*) AS credited, count(a.advantage) AS defined,
                    count(*) FILTER (list_contains(string_split(a.flags, ','), 'dead_group')) AS dead,
                    sum(abs(a.advantage)) AS total_size, count(*) FILTER (a.advantage > 0) AS positive,
                    count(*) FILTER (a.advantage < 0) AS negative
-            FROM binned AS b LEFT JOIN {credit.rows if credit else _NO_ADVANTAGES} AS a
+            FROM (FROM {rows} WHERE episode_id IN (SELECT episode_id FROM mine)) AS a JOIN binned AS b
                 ON a.episode_id = b.episode_id AND a.step_index BETWEEN b.first_step AND b.last_step
             GROUP BY step
         )
