@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from lake.care import erasure
     from lake.execution.executor import Executor
     from lake.read.history import Difference
-    from lake.write.ingest import Report
-    from lake.write.jobs import Code, Counts, Job
+    from lake.write.index import EpisodeIndex
+    from lake.write.jobs import Code, Job
+    from lake.write.plan import Report
+    from lake.write.recording import Counts
     from lake.write.score_import import ScoresReport
     from lake.write.writer import EpisodeWriter
 
@@ -206,21 +208,22 @@ class Lake:
         return counts
 
     def ingest(
-        self, path: str | Path, *, run_id: str | None = None, format_name: str | None = None, batch_size: int = 4096
+        self,
+        path: str | Path,
+        *,
+        run_id: str | None = None,
+        format_name: str | None = None,
+        batch_size: int = 4096,
+        executor: Executor | None = None,
     ) -> Report:
         """Read a file, folder, glob or URI of trajectories; what is present is skipped, what is wrong in `rejects`.
 
-        Args:
-            path: what to read; its format is recognised unless it is named.
-            run_id: run of records that name none; called by the file or its folder unless given.
-            batch_size: episodes a commit at most.
-
-        Raises:
-            FormatError: missing, empty, of no known format, or without trajectories.
+        The arguments are those of `lake.write.ingest.ingest`: `executor` says where files are read, here unless given.
+        Raises FormatError: missing, empty, of no known format, or without trajectories.
         """
         from lake.write.ingest import ingest
 
-        return ingest(self, path, run_id=run_id, format_name=format_name, batch_size=batch_size)
+        return ingest(self, path, run_id=run_id, format_name=format_name, batch_size=batch_size, executor=executor)
 
     def ingest_frame(self, frame: object, *, shape: str | None = None, run_id: str | None = None) -> Report:
         """Take the rows of a frame as episodes, steps or messages; `lake.formats.shapes` says what they may hold.
@@ -299,9 +302,9 @@ class Lake:
 
         return erasure.cuts(self._store, ids.as_ids(episode_ids))
 
-    def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
-        """Content hash of those of the episodes that the lake has, retracted ones among them."""
-        return self._writer.contents_of(episode_ids)
+    def episode_index(self) -> EpisodeIndex:
+        """The episodes that the lake has now, retracted ones among them; it stays as it is."""
+        return self._writer.index()
 
     def job(
         self,

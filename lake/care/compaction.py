@@ -6,14 +6,13 @@ Nothing a reader sees changes, and files that are replaced stay on disk until `v
 """
 
 import tempfile
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from lake.errors import UsageError
-from lake.execution.executor import Executor
+from lake.execution.executor import Executor, with_items
 from lake.execution.local import LocalExecutor
 from lake.read.query_views import parquet, quoted, quoted_name
 from lake.read.snapshot import Snapshot
@@ -103,7 +102,7 @@ def compact(
     there = (part for part in parts if _live(store, part) is not None)
     executor = executor or LocalExecutor(1)
     merge = partial(_merged_by, store) if executor.is_here else merged
-    for part, written in _with_results(executor, merge, there):
+    for part, written in with_items(executor, merge, there):
         files = part.files
         if (version := _live(store, part)) is None:
             store.objects.delete([f"{name}/{written.add.path}"])
@@ -115,21 +114,6 @@ def compact(
         done.bytes_before += sum(entry.bytes for entry in files)
         done.bytes_after += written.add.size if written.rows else 0
     return done
-
-
-def _with_results(
-    executor: Executor, merge: Callable[[Bin], Written], parts: Iterator[Bin]
-) -> Iterator[tuple[Bin, Written]]:
-    """Bins with their files, in order."""
-    given: deque[Bin] = deque()
-
-    def noted() -> Iterator[Bin]:
-        for part in parts:
-            given.append(part)
-            yield part
-
-    for written in executor.map(merge, noted()):
-        yield given.popleft(), written
 
 
 def _live(store: Store, part: Bin) -> int | None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import lake
+from lake.cli.executor_options import executor_of, executor_options
 from lake.cli.options import lake_option
 from lake.read.text_table import cell, counted
 
 if TYPE_CHECKING:
-    from lake.write.ingest import Plan, Report, Taken
+    from lake.execution.executor import Executor
+    from lake.write.plan import Plan, Report, Taken
     from lake.write.preview import Seen
     from lake.write.sources import Argument
 
@@ -54,6 +56,7 @@ class _Ingest(click.Command):
     show_default=True,
     help="Most episodes of a commit; it also ends at 32 MB of text.",
 )
+@executor_options("Parts of some files, or of a large one's lines,")
 def ingest(
     files: tuple[str, ...],
     lake_uri: str,
@@ -63,6 +66,8 @@ def ingest(
     dry_run: bool,
     watch: bool,
     batch_size: int,
+    executor: str,
+    workers: int | None,
 ) -> None:
     """Read trajectories into a lake (made if it is not there): files, folders, globs, s3:// and other URIs, or `-`.
 
@@ -76,12 +81,15 @@ def ingest(
     from lake.errors import UsageError
     from lake.formats.query import FRAME
     from lake.formats.query import NAME as QUERY
-    from lake.write.ingest import plan
+    from lake.write.plan import plan
     from lake.write.preview import Seen
     from lake.write.sources import located
 
     if watch and (dry_run or query):
         raise UsageError(f"--watch cannot be combined with {'--dry-run' if dry_run else '--query'}")
+    if (executor != "local" or workers is not None) and (watch or dry_run or query):
+        other = "--watch" if watch else "--dry-run" if dry_run else "--query"
+        raise UsageError(f"{other} runs in one process; leave --executor and --workers out")
     if query and format_name is not None:
         raise UsageError("--query and --format exclude each other: a query's rows have a form of their own")
     if format_name in (QUERY, FRAME):
@@ -103,12 +111,13 @@ def ingest(
             for argument, found in planned:
                 _preview(argument, found, seen)
             return
-        reports = [_taken(argument, found, lake_uri, batch_size) for argument, found in planned]
+        there = executor_of(executor, workers)
+        reports = [_taken(argument, found, lake_uri, batch_size, there) for argument, found in planned]
     if not any(report.new + report.present for report in reports) and any(report.rejected for report in reports):
         sys.exit(1)
 
 
-def _taken(argument: "Argument", plan: "Plan", lake_uri: str, batch_size: int) -> "Report":
+def _taken(argument: "Argument", plan: "Plan", lake_uri: str, batch_size: int, executor: "Executor | None") -> "Report":
     """Ingest what one argument names, and say what became of it."""
     from lake.write.ingest import Progress, run_plan
 
@@ -118,7 +127,7 @@ def _taken(argument: "Argument", plan: "Plan", lake_uri: str, batch_size: int) -
         click.echo(f"{name}: {progress.records:,} records, {progress.done / 1e6:,.0f}{size} MB", err=True)
 
     target = lake.open(lake_uri, create=True)
-    report = run_plan(target, plan, batch_size=batch_size, progress=show)
+    report = run_plan(target, plan, batch_size=batch_size, progress=show, executor=executor)
     _tell(argument.name, report, lake_uri)
     return report
 

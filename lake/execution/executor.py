@@ -74,6 +74,21 @@ def lost(done: int) -> str:
     )
 
 
+def with_items(
+    executor: Executor, task: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[tuple[Item, Result]]:
+    """Items with their results, in order; see `Executor.map`."""
+    given: deque[Item] = deque()
+
+    def noted() -> Iterator[Item]:
+        for item in items:
+            given.append(item)
+            yield item
+
+    for result in executor.map(task, noted()):
+        yield given.popleft(), result
+
+
 def windowed(
     start: Callable[[Item], Any],
     result: Callable[[Any], Any],

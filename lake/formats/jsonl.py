@@ -104,4 +104,12 @@ _AFTER_THE_LAST = (
 )
 
 
-FORMAT = Format(NAME, "one episode a line; docs/reference/jsonl.md", recognise, read, no_trajectory, by_line=True)
+FORMAT = Format(
+    NAME,
+    "one episode a line; docs/reference/jsonl.md",
+    recognise,
+    read,
+    no_trajectory,
+    by_line=True,
+    any_line=True,
+)

@@ -15,7 +15,8 @@ from lake.errors import LakeAccessError, UsageError
 from lake.formats import FORMATS, query
 from lake.formats.base.source import Input
 from lake.formats.shapes import shape_of, unknown_columns
-from lake.write.ingest import Plan, Reading, Report, run_plan
+from lake.write.ingest import run_plan
+from lake.write.plan import Plan, Reading, Report
 from lake.write.sources import File
 
 if TYPE_CHECKING:

@@ -134,6 +134,23 @@ class EpisodeIndex:
             self._forgotten = self._tombstones.refresh()
             return version
 
+    def refresh_to(self, version: int) -> None:
+        """Come to a version of `episodes`, from none. Raises LakeAccessError: a damaged file, or one that is gone."""
+        self._add(version)
+        self._version = version
+        self._forgotten = self._tombstones.refresh()
+
+    def frozen(self) -> "EpisodeIndex":
+        """What it holds now; the rows are shared, and stay as they are."""
+        copy = EpisodeIndex(self._store)
+        copy._runs, copy._version, copy._forgotten = list(self._runs), self._version, set(self._forgotten)
+        return copy
+
+    @property
+    def version(self) -> int:
+        """The version of `episodes` that it is at; -1 if nobody has looked yet."""
+        return -1 if self._version is None else self._version
+
     def _add(self, version: int) -> None:
         """Take in the files since the last look, or all of them."""
         if self._version is None:
@@ -165,8 +182,7 @@ class EpisodeIndex:
             is_newer = last is None or (attempt, episode_id) > (last.attempt, last.episode_id)
             if is_newer and episode_id not in self._forgotten:
                 newest[group, rollout, agent] = Newest(attempt, episode_id, content)
-        version = -1 if self._version is None else self._version
-        return Known(version, dict(zip(found["episode_id"], contents, strict=True)), newest, self._forgotten)
+        return Known(self.version, dict(zip(found["episode_id"], contents, strict=True)), newest, self._forgotten)
 
     def take(self, paths: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
         """Take in files that this process committed itself, by their rows: they need not be read."""

@@ -7,12 +7,12 @@ job leaves nothing visible and is simply run again.
 
 import inspect
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib import metadata
 from types import FunctionType, ModuleType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 import polars as pl
@@ -20,37 +20,24 @@ import polars as pl
 from lake import ids
 from lake.errors import ConflictError, TrajlakeError
 from lake.read.parquet import collected, scan
-from lake.records import EpisodeRecord, Reject, check, excerpt, identify, printable, retyped, shown
+from lake.records import EpisodeRecord, Reject, check, printable, retyped, shown
 from lake.storage.commits import CommitLostError, revoked, until_committed
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
 from lake.write.index import Tombstones
+from lake.write.ledger import Attempt
 from lake.write.parts import JobPart, Written
-from lake.write.rows import ScoreRows, json_text
+from lake.write.recording import OF_EPISODES, Counts, Recorder
+from lake.write.rows import json_text
 from lake.write.writer import EpisodeWriter
 
 Code = ModuleType | FunctionType | type
 """Something whose source can be read."""
 
 
-class Counts(msgspec.Struct):
-    """What became of recorded episodes."""
-
-    new: int = 0
-    steps: int = 0
-    """Steps of the new episodes."""
-    present: int = 0
-    replaced: int = 0
-    """New episodes that replace an earlier reading of themselves."""
-    rejected: int = 0
-    refused: Sequence[int] = ()
-    """Places of episodes that were fit to be recorded and are rejects all the same: conflicts, say."""
-    first_reject: Reject | None = None
-
-
-class Job:
+class Job(Recorder):
     """A running job. Use as a context: leaving it writes the terminal row.
 
     Args:
@@ -84,23 +71,20 @@ class Job:
         guard: Callable[[], None] = lambda: None,
         after: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
+        self.job_id = ids.fresh_id() if job_id is None else job_id
+        self.attempt = attempt
+        self.series_id = series_id(kind, (parameters or {}) if series is None else series, code)
+        stamps = {"job_id": self.job_id, "series_id": self.series_id, "attempt": attempt}
+        super().__init__(JobPart(store, stamps), writer, run_id)
+        self._touched.add("jobs")
         self._store = store
-        self._writer = writer
         self._resumed = job_id is not None
         self._guard = guard
         self._after = after
-        self._accepted: list[int] = []
-        self._files: list[tuple[str, str]] = []
-        self._touched: set[str] = {"jobs"}
+        self._others: list[int] = []
         self._began = time.monotonic()
-        self.job_id = ids.fresh_id() if job_id is None else job_id
-        self.attempt = attempt
         self.kind = kind
-        self.run_id = run_id
         self.code_hash = code_hash(code)
-        self.series_id = series_id(kind, (parameters or {}) if series is None else series, code)
-        self.scores = ScoreRows()
-        """Those that came with recorded episodes, for whoever runs the job to write: `lake.write.scores`."""
         self.counts: dict[str, Any] = {}
         """Figures for the terminal row; rows_in, rows_out and rows_dropped go to their own columns."""
         self._fixed = {
@@ -162,72 +146,28 @@ class Job:
         counts.first_reject = next(iter(bad), counts.first_reject)
         return counts
 
-    def record_checked(
-        self, records: Sequence[EpisodeRecord], positions: Sequence[int], *, growing: Collection[int] = ()
-    ) -> Counts:
-        """Record episodes that passed `lake.records.check`; positions tell where each stands in its source.
-
-        `growing`: places of records that may have grown since they were read last; see `EpisodeWriter.write`.
-        """
-        for record in records:
-            if record.run_id is None:
-                record.run_id = self.run_id
-        outcome = self._writer.write(records, job_id=self.job_id, growing=growing)
-        self._touched.update(("episodes", "steps", "tokens") if outcome.new else ())
-        rejects = [_reject(records[i], positions[i], "conflict") for i in outcome.conflicts]
-        rejects += [_reject(records[i], positions[i], "forgotten") for i in outcome.forgotten]
-        if rejects:
-            first = records[(outcome.conflicts + outcome.forgotten)[0]]
-            self.reject(rejects, first.source_uri or "recorder", first.source_format)
-        refused = outcome.conflicts + outcome.forgotten
-        for place, record in enumerate(records):
-            if record.scores and place not in refused:
-                self.scores.add(record)
-        first_reject = min(rejects, key=lambda one: one.position, default=None)
-        return Counts(
-            outcome.new, outcome.new_steps, outcome.present, outcome.replaced, len(refused), refused, first_reject
-        )
-
-    def reject(self, rejects: Sequence[Reject], source_uri: str, source_format: str) -> None:
-        """Record input that could not be taken. The same reject twice is one row for readers."""
-        now = self._store.clock()
-        rows = [
-            {
-                "reject_id": ids.key_hash("reject", r.run_id or self.run_id, uri, r.position, r.reason, r.raw),
-                "run_id": r.run_id or self.run_id,
-                "episode_id": r.episode_id,
-                "source_uri": uri,
-                "source_format": r.source_format or source_format,
-                "position": r.position,
-                "reason": r.reason,
-                "message": printable(r.message),
-                "raw": printable(r.raw),
-                "at": now,
-            }
-            for r in rejects
-            for uri in [r.source_uri or source_uri]
-        ]
-        self.write("rejects", pl.DataFrame(rows, schema_overrides={"run_id": pl.String, "episode_id": pl.Int64}))
-
-    def write(self, name: str, frame: pl.DataFrame) -> None:
-        """Append rows to a table under a fresh write_id, stamped with the job; see `JobPart.write`."""
-        if (written := self.part().write(name, frame)) is not None:
-            self.take(written)
-
     def part(self) -> JobPart:
         """What another thread or process needs to write rows of this job; `take` what it answers."""
-        return JobPart(self._store, {"job_id": self.job_id, "series_id": self.series_id, "attempt": self.attempt})
+        return self._part
 
-    def take(self, written: Written) -> None:
-        """Accept rows that a part of this job wrote: they become visible when the job succeeds."""
-        self._touched.add(written.table)
-        self._accepted.append(written.write_id)
-        if TABLES[written.table].visibility is Visibility.ACCEPTED:
-            self._files.append((written.table, written.file))
+    def adopt(self, attempt: Attempt | None, written: Iterable[Written]) -> bool:
+        """Accept what a part of this job recorded, an attempt that nobody has committed and rows beside it.
+
+        Returns:
+            False if the attempt is not what the lake calls for by now: then nothing is accepted, and its records have
+            to be recorded again.
+        """
+        if attempt is not None:
+            if not self._writer.accept(attempt):
+                return False
+            self._touched.update(OF_EPISODES)
+        for one in written:
+            self.take(one)
+        return True
 
     def accept(self, write_ids: Sequence[int]) -> None:
         """Make rows of other write attempts visible on this job's account, whatever becomes of their own."""
-        self._accepted += write_ids
+        self._others += write_ids
 
     def now(self) -> datetime:
         """The time by the lake's clock."""
@@ -241,7 +181,7 @@ class Job:
             "rows_in": counts.pop("rows_in", None),
             "rows_out": counts.pop("rows_out", None),
             "rows_dropped": counts.pop("rows_dropped", None),
-            "accepted_write_ids": self._accepted if event == "succeeded" else [],
+            "accepted_write_ids": self._accepted() if event == "succeeded" else [],
             "counts": json_text(counts),
             "error": error,
         }
@@ -265,21 +205,27 @@ class Job:
 
         Maintenance drops old dead writes, and what a job made of an episode that was forgotten meanwhile must go too.
         """
-        if not revoked(self._store.objects).isdisjoint(self._accepted):
+        if not revoked(self._store.objects).isdisjoint(self._accepted()):
             raise ConflictError(
                 f"rows of job {ids.to_text(self.job_id)} were dropped as dead before it ended: it was stopped for "
                 "longer than vacuum waits. Nothing of it is visible; run it again"
             )
         forgotten = Tombstones(self._store).refresh()
-        if forgotten and any(self._holds(name, file, forgotten) for name, file in self._files):
+        if forgotten and any(self._holds(one, forgotten) for one in self.written):
             raise ConflictError(
                 f"job {ids.to_text(self.job_id)} wrote rows of episodes that were forgotten while it ran. Nothing of "
                 "it is visible; run it again"
             )
 
-    def _holds(self, name: str, file: str, episode_ids: Collection[int]) -> bool:
+    def _accepted(self) -> list[int]:
+        """The write attempts that become visible with this job."""
+        return [one.write_id for one in self.written] + self._others
+
+    def _holds(self, written: Written, episode_ids: Collection[int]) -> bool:
         """Whether a file of ours has rows of some episodes; not if `forget` has replaced it by one without them."""
-        objects = self._store.objects
+        objects, name, file = self._store.objects, written.table, written.file
+        if TABLES[name].visibility is not Visibility.ACCEPTED:
+            return False
         if "episode_id" not in TABLES[name].names or name == "retractions" or not objects.exists(f"{name}/{file}"):
             return False
         rows = scan([objects.uri(f"{name}/{file}")], TABLES[name], objects.polars_options)
@@ -292,32 +238,6 @@ class Job:
 
 def _jobs_frame(row: dict[str, Any]) -> pl.DataFrame:
     return conform(pl.DataFrame([row], schema=TABLES["jobs"].polars()), TABLES["jobs"])
-
-
-def refusal(record: EpisodeRecord, reason: Literal["conflict", "forgotten"]) -> str:
-    """Why a record that is well-formed is not taken, and what to do."""
-    key = f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
-    fault = {
-        "conflict": "is present with other content; give it another --run or a higher attempt",
-        "forgotten": "was erased with `trajlake forget` and is not taken again",
-    }
-    return f"{key} {fault[reason]}"
-
-
-def _reject(record: EpisodeRecord, position: int, reason: Literal["conflict", "forgotten"]) -> Reject:
-    # What was forgotten is kept without its text: it was erased for a reason.
-    raw = excerpt(msgspec.json.encode(record).decode()) if reason == "conflict" else ""
-    episode_id = identify(record, record.run_id or "").episode_id
-    return Reject(
-        position=position,
-        reason=reason,
-        message=refusal(record, reason),
-        raw=raw,
-        run_id=record.run_id,
-        episode_id=episode_id,
-        source_uri=record.source_uri,
-        source_format=record.source_format,
-    )
 
 
 def code_hash(code: Sequence[Code]) -> str:

@@ -107,6 +107,11 @@ class Ledger:
         """As `look`, at the last look."""
         return self._index.known(episode_ids, group_ids)
 
+    def index(self) -> EpisodeIndex:
+        """What the lake holds now, as it stays known whatever comes."""
+        self._index.refresh()
+        return self._index.frozen()
+
     def accept(self, attempts: Sequence[Attempt], checked: int | None = None, *, losses: int | None = None) -> set[int]:
         """Commit write attempts, each as a whole or not at all.
 
@@ -167,3 +172,34 @@ class Ledger:
         rows = [(*msgspec.structs.astuple(claim), one.write_id) for one in attempts for claim in one.claims]
         if rows:
             self._index.take(paths, rows)
+
+
+class Deferred:
+    """Stands in for a `Ledger` in a process that makes attempts for another one to decide about: nothing is committed.
+
+    Args:
+        index: what the lake held when somebody looked. Whoever decides looks again.
+    """
+
+    lost = 0
+
+    def __init__(self, index: EpisodeIndex) -> None:
+        self._index = index
+        self.attempts: list[Attempt] = []
+        """Those that were made."""
+
+    def index(self) -> EpisodeIndex:
+        """What it goes by."""
+        return self._index
+
+    def look(self, episode_ids: Iterable[int], group_ids: Iterable[int]) -> Known:
+        """As `Ledger.look`, at that time."""
+        return self._index.known(episode_ids, group_ids)
+
+    remembered = look
+
+    def accept(self, attempts: Sequence[Attempt], checked: int | None = None, *, losses: int | None = None) -> set[int]:
+        """Keep attempts for later."""
+        del checked, losses  # whoever decides has its own
+        self.attempts += attempts
+        return {attempt.write_id for attempt in attempts}

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
+from io import BytesIO
 
 import polars as pl
 
@@ -37,9 +39,23 @@ class JobPart:
         self._stamps = dict(stamps)
 
     @property
+    def store(self) -> Store:
+        """The lake's tables."""
+        return self._store
+
+    @property
     def objects(self) -> Objects:
         """Where the lake lies."""
         return self._store.objects
+
+    @property
+    def job_id(self) -> int:
+        """The job's."""
+        return self._stamps["job_id"]
+
+    def now(self) -> datetime:
+        """The time by the lake's clock."""
+        return self._store.clock()
 
     def write(self, name: str, frame: pl.DataFrame) -> Written | None:
         """Append rows to a table under a fresh write_id, stamped with the job; None where there are none.
@@ -61,6 +77,27 @@ class JobPart:
         stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
         file = self._store.append(name, conform(stamped, table), job_id=stamps["job_id"])
         return Written(name, stamps["write_id"], file, frame.height)
+
+
+def put_aside(objects: Objects, table: str, rows: pl.DataFrame) -> str | None:
+    """Write rows for the job's own process to `take_back`, and return where they are; None where there are none.
+
+    No commit names the file: no reader sees it, and `vacuum` removes what nobody took back.
+    """
+    if rows.is_empty():
+        return None
+    place, data = f"{table}/{ids.to_text(ids.fresh_id())}.parquet", BytesIO()
+    rows.write_parquet(data)
+    objects.put(place, data.getvalue())
+    return place
+
+
+def take_back(objects: Objects, place: str) -> pl.DataFrame:
+    """The rows that were put aside, which are not kept. Raises FileNotFoundError: they waited for too long."""
+    if (data := objects.get(place)) is None:
+        raise FileNotFoundError(place)
+    objects.delete([place])
+    return pl.read_parquet(data)
 
 
 def read_back(objects: Objects, written: Written) -> pl.DataFrame:

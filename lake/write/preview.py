@@ -9,8 +9,9 @@ import msgspec
 from lake.opening import open as open_lake
 from lake.read.show import gather, lines
 from lake.records import EpisodeRecord, Reject, identify
-from lake.write.ingest import Plan, Taken, items
-from lake.write.jobs import refusal
+from lake.write.batches import items
+from lake.write.plan import Plan, Taken
+from lake.write.recording import refusal
 
 EXAMPLES = 3
 Seen = dict[int, tuple[int, int]]
@@ -73,7 +74,7 @@ def preview(plan: Plan, seen: Seen | None = None) -> Preview:
     """Read all that an ingest would read. Keys are compared with those that were seen before, not with a lake's."""
     found = Preview(by_file=plan.report.by_file)
     seen = {} if seen is None else seen
-    for reading, item in items(plan):
+    for reading, item in items(plan.readings):
         found.records += 1
         file = found.by_file[reading.file.name]
         if isinstance(item, Reject):

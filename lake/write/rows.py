@@ -265,6 +265,11 @@ class ScoreRows:
             for values, value in zip(self._columns.values(), (*row, json_text(score.metrics)), strict=True):
                 values.append(value)
 
+    def extend(self, rows: pl.DataFrame) -> None:
+        """Add rows that another one had `taken`."""
+        for name, values in self._columns.items():
+            values.extend(rows[name].to_list())
+
     def taken(self) -> pl.DataFrame:
         """All of them as rows, of which this one is rid."""
         frame = pl.DataFrame(self._columns, schema=SCORE_COLUMNS)

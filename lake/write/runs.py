@@ -6,17 +6,15 @@ whose first records the lake has under another run goes on in that one.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from lake.formats.base.format import Format
 from lake.formats.base.source import stem
+from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, episode_id, identify
+from lake.write.index import EpisodeIndex
 from lake.write.sources import File
-
-if TYPE_CHECKING:
-    from lake.lake import Lake
 
 COMPARED = 16
 """Records that have to be those of a run for a file to belong to it."""
@@ -39,10 +37,16 @@ def run_of(file: File, fmt: Format) -> str:
 
 
 class KnownRuns:
-    """The runs that a lake has."""
+    """The runs that a lake had when an ingest began: which of them a file belongs to depends on nothing that it brings.
 
-    def __init__(self, lake: "Lake") -> None:
-        self._lake = lake
+    Args:
+        index: the episodes that there were.
+        snapshot: gives one of that time or later, for the names.
+    """
+
+    def __init__(self, index: EpisodeIndex, snapshot: Callable[[], Snapshot]) -> None:
+        self.index = index
+        self._snapshot = snapshot
         self._names: list[str] | None = None
 
     def others(self, record: EpisodeRecord, own: str, fmt: Format) -> list[str]:
@@ -50,7 +54,7 @@ class KnownRuns:
         if self._with([record], [own], fmt):
             return []
         if self._names is None:
-            names = self._lake.snapshot().scan("episodes").select("run_id").unique().sort("run_id").collect()
+            names = self._snapshot().scan("episodes").select("run_id").unique().sort("run_id").collect()
             self._names = names["run_id"].to_list()
         return self._with([record], [name for name in self._names if name != own], fmt)
 
@@ -59,10 +63,10 @@ class KnownRuns:
         return bool(self._with(records, [run], fmt))
 
     def _with(self, records: Sequence[EpisodeRecord], runs: Sequence[str], fmt: Format) -> list[str]:
-        there = self._lake.contents_of({episode_id(record, run) for record in records for run in runs})
+        there = self.index.known((episode_id(record, run) for record in records for run in runs), ()).contents
         return [run for run in runs if all(_is_in(there, record, run, fmt) for record in records)]
 
 
-def _is_in(there: Mapping[int, int], record: EpisodeRecord, run: str, fmt: Format) -> bool:
-    known = there.get(episode_id(record, run))
-    return known is not None and (fmt.is_whole or known == identify(record, run).content_hash)
+def _is_in(there: Mapping[int, tuple[int, int]], record: EpisodeRecord, run: str, fmt: Format) -> bool:
+    content, _ = there.get(episode_id(record, run), (None, None))
+    return content is not None and (fmt.is_whole or content == identify(record, run).content_hash)

@@ -21,7 +21,9 @@ from lake.formats.base.lines import TAIL
 from lake.formats.base.look import look
 from lake.formats.base.source import Input, Source
 from lake.lake import Lake
-from lake.write.ingest import BATCH_EPISODES, Plan, Reading, Report, planned, reading_of, reason_of, run_plan
+from lake.write.batches import BATCH_EPISODES
+from lake.write.ingest import run_plan
+from lake.write.plan import Plan, Reading, Report, planned, reading_of, reason_of
 from lake.write.sources import File, is_, local
 
 INTERVAL_SECONDS = 1.0

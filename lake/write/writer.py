@@ -16,7 +16,7 @@ earlier state of what is there: it changes nothing.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,8 +32,8 @@ from lake.records import EpisodeRecord, Identity, identify
 from lake.storage.store import Store
 from lake.tables import EPISODES, RETRACTIONS, TABLES
 from lake.tables.contracts import conform
-from lake.write.index import Known, Slot
-from lake.write.ledger import Attempt, Claim, Ledger, superseded
+from lake.write.index import EpisodeIndex, Known, Slot
+from lake.write.ledger import Attempt, Claim, Deferred, Ledger, superseded
 from lake.write.rows import blobs_frame, episodes_frame, moved_out, spans_frame, steps_frame, tokens_frame
 
 if TYPE_CHECKING:
@@ -70,11 +70,12 @@ class EpisodeWriter:
     Args:
         fleet: the way to the committer of this machine, which commits what its writers bring together; None always
             commits in this process.
+        ledger: who decides; `Deferred` leaves that to another process.
     """
 
-    def __init__(self, store: Store, fleet: "Fleet | None" = None) -> None:
+    def __init__(self, store: Store, fleet: "Fleet | None" = None, ledger: "Ledger | Deferred | None" = None) -> None:
         self._store = store
-        self._ledger = Ledger(store)
+        self._ledger = ledger or Ledger(store)
         self._fleet = fleet
         # Threads of one process take turns: a lost update of the index would let a duplicate through.
         self._lock = threading.Lock()
@@ -114,11 +115,15 @@ class EpisodeWriter:
                     outcome.write_ids.append(batch.write_id)
                     return outcome
 
-    def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
-        """Content hash of those that are present, retracted ones among them."""
+    def accept(self, attempt: Attempt) -> bool:
+        """Commit an attempt that another writer staged; False if it is not what the lake calls for by now."""
         with self._lock:
-            known = self._ledger.look(episode_ids, ())
-        return {episode_id: content for episode_id, (content, _) in known.contents.items()}
+            return bool(self._ledger.accept([attempt]))
+
+    def index(self) -> EpisodeIndex:
+        """The episodes that there are now, retracted ones among them; it stays as it is."""
+        with self._lock:
+            return self._ledger.index()
 
     def _look(self, identities: Sequence[Identity], far: "Committer | None") -> Known:
         episode_ids, group_ids = ({i.episode_id for i in identities}, {i.group_id for i in identities})

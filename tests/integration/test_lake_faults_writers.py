@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from lake import EpisodeRecord, Lake
-from lake.write.ingest import Report, ingest
+from lake.write.ingest import ingest
+from lake.write.plan import Report
 from testkit.copies import empty_lake
 from testkit.examples import mostly_slow
 from testkit.fault_log import Faults, seeded

@@ -28,7 +28,8 @@ from lake.formats.base.look import look
 from lake.formats.base.source import Source
 from lake.records import ScoreRecord
 from lake.write import watch as watch_module
-from lake.write.ingest import Report, ingest, run_plan
+from lake.write.ingest import ingest, run_plan
+from lake.write.plan import Report
 from lake.write.watch import Watched, watch
 from testkit.commands import Command
 from testkit.copies import empty_lake

@@ -14,7 +14,7 @@ from lake.formats import FORMATS, choose
 from lake.formats.base.rows import Item
 from lake.formats.base.source import stem
 from lake.records import Reject
-from lake.write.ingest import plan
+from lake.write.plan import plan
 from lake.write.sources import Argument, File
 from testkit.episodes import episode, line
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from lake import EpisodeRecord, Lake, ids
 from lake.formats import FORMATS, Format, jsonl
 from lake.records import ScoreRecord, identify
-from lake.write.ingest import Report, ingest, plan
-from lake.write.jobs import Counts
+from lake.write.ingest import ingest
+from lake.write.plan import Report, plan
 from lake.write.preview import preview
+from lake.write.recording import Counts
 from lake.write.sources import located
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode, write_lines

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import UsageError
+from lake.write import batches as batches_module
 from lake.write import ingest as ingest_module
 from lake.write.ingest import Progress, ingest
 from lake.write.jobs import Job
@@ -60,7 +61,7 @@ def job_row(lk: Lake) -> dict[str, Any]:
 def test_a_batch_closes_at_episodes_steps_or_bytes(
     lk: Lake, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch, limit: str, value: int, expected: Any
 ) -> None:
-    monkeypatch.setattr(ingest_module, limit, value)
+    monkeypatch.setattr(batches_module, limit, value)
     report = ingest(lk, write_lines(tmp_path / "f.jsonl", [episode("t", n) for n in range(7)]))
     assert batches == expected
     assert (report.records, report.new, report.steps) == (7, 7, 14)
@@ -70,7 +71,7 @@ def test_a_batch_closes_at_episodes_steps_or_bytes(
 def test_a_record_larger_than_a_batch_is_taken_in_one_of_its_own(
     lk: Lake, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest_module, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(batches_module, "BATCH_BYTES", 1000)
     huge = episode("huge", extra={"x": "y" * 50_000})
     ingest(lk, write_lines(tmp_path / "f.jsonl", [episode("a"), huge, episode("b"), episode("c")]))
     assert batches == [2, 2]
@@ -85,7 +86,7 @@ def test_elements_of_an_array_are_bounded_by_bytes_too(
     path = tmp_path / "array.json"
     path.write_text(json.dumps(rows), "utf-8")
     monkeypatch.setattr("lake.formats.base.json_array._CHUNK", 2000)
-    monkeypatch.setattr(ingest_module, "BATCH_BYTES", 4000)
+    monkeypatch.setattr(batches_module, "BATCH_BYTES", 4000)
     assert ingest(lk, path).new == 100
     assert sum(batches) == 100
     assert max(batches) * len(json.dumps(rows[0])) < 3 * 4000
@@ -129,8 +130,8 @@ def test_records_in_are_new_or_present_or_rejected_in_any_batching(
             expected["present" if first[key] == text else "rejected"] += 1
     one, other = (empty_lake(folder / name) for name in ("one", "other"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ingest_module, "BATCH_STEPS", steps)
-        patch.setattr(ingest_module, "BATCH_BYTES", limit)
+        patch.setattr(batches_module, "BATCH_STEPS", steps)
+        patch.setattr(batches_module, "BATCH_BYTES", limit)
         report = ingest(one, path, batch_size=size)
     counted = {name: getattr(report, name) for name in ("records", "new", "present", "rejected")}
     assert counted == expected
@@ -194,7 +195,7 @@ def test_the_collector_is_off_meanwhile_and_then_as_it_was(
         raise BrokenError
         yield
 
-    monkeypatch.setattr(ingest_module, "_batches", read)
+    monkeypatch.setattr(ingest_module, "batches", read)
     before = gc.isenabled()
     try:
         (gc.enable if was_on else gc.disable)()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lake import EpisodeRecord, StepRecord, TokensRecord
 from lake.records import ScoreRecord
-from lake.write.ingest import ingest, plan
+from lake.write.ingest import ingest
+from lake.write.plan import plan
 from lake.write.preview import Preview, preview, shown
 from lake.write.sources import located
 from testkit.command_line import Cli, runner

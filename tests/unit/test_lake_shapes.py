@@ -18,7 +18,8 @@ from lake.errors import QueryError, UsageError
 from lake.formats.base.source import Input
 from lake.formats.shapes import read_rows, shape_of
 from lake.records import Reject
-from lake.write.ingest import Report, ingest
+from lake.write.ingest import ingest
+from lake.write.plan import Report
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.episodes import episode, line

@@ -13,7 +13,8 @@ import pytest
 
 from lake.errors import FormatError, UsageError
 from lake.formats import FORMATS
-from lake.write.ingest import ingest, plan
+from lake.write.ingest import ingest
+from lake.write.plan import plan
 from lake.write.runs import COMPARED, run_of
 from lake.write.sources import Argument, File, located
 from testkit.copies import empty_lake

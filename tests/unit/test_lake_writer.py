@@ -15,7 +15,7 @@ import lake
 from lake import EpisodeRecord, Lake
 from lake.storage.commits import CommitLostError
 from lake.tables import TABLES
-from lake.write.jobs import Counts
+from lake.write.recording import Counts
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 

@@ -58,6 +58,8 @@ class Format:
     """What a file of the same tool is that holds no trajectory, as a sentence; None if it may hold some."""
     by_line: bool = False
     """Each line of a file is complete by itself: a file that grows is read on from where its last line ended."""
+    any_line: bool = False
+    """What a line is does not depend on those before it either: a file can be read from any of them on."""
     is_whole: bool = False
     """A file is one episode, or few whose records stand anywhere in it: if it grows, it is read again as a whole, and
     what has grown replaces what it was. Keys are therefore the rollouts' own, made of ids or of what they begin with:

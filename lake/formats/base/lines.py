@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +15,7 @@ TAIL = "tail"
 """What `Input.memory` holds of a file that may grow: the last bytes that were read."""
 _TAIL_BYTES = 1024
 _RAW_OF_LONG = 64 << 10
+_PIECE = 1 << 20
 _NUMBER_BEGUN = re.compile(rb"(?:-|\.|[eE][+-]?)\Z")
 _TOO_LONG = (
     f"the line is longer than {LINE_LIMIT >> 20} MB; keep images and other payloads in files and write their paths, or "
@@ -30,7 +32,7 @@ def read_lines(file: Input) -> Iterator[tuple[int, bytes] | Reject]:
     with Source(file.path) as source:
         if file.from_byte:
             source.seek(file.from_byte)
-        while line := source.readline(LINE_LIMIT + 1):
+        while not _is_at_end(file) and (line := source.readline(LINE_LIMIT + 1)):
             is_whole = line.endswith(b"\n")
             if file.may_grow and not is_whole and len(line) <= LINE_LIMIT and not _is_object(line):
                 return
@@ -41,7 +43,7 @@ def read_lines(file: Input) -> Iterator[tuple[int, bytes] | Reject]:
                 yield _of_source(source, number, line)
                 return
             if len(line) > LINE_LIMIT and not is_whole:
-                while piece := source.readline(1 << 20):  # none of it kept
+                while piece := source.readline(_PIECE):  # none of it kept
                     _pass(file, piece)
                     if piece.endswith(b"\n"):
                         break
@@ -50,6 +52,26 @@ def read_lines(file: Input) -> Iterator[tuple[int, bytes] | Reject]:
                 yield number, line
         if source.fault is not None:
             yield _of_source(source, file.from_line + 1, b"")
+
+
+def cuts(path: Path, size: int) -> Iterator[tuple[int, int]]:
+    """Places where a file can be read on from, but for its beginning: how many lines come before, and the byte.
+
+    From one to the next it is `size` bytes, up to the end of their last line.
+    """
+    line = byte = 0
+    with path.open("rb") as file:
+        while True:
+            end = byte + size
+            while byte < end and (piece := file.read(min(_PIECE, end - byte))):
+                line, byte = line + piece.count(b"\n"), byte + len(piece)
+            while (piece := file.readline(_PIECE)) and not piece.endswith(b"\n"):
+                byte += len(piece)
+            byte += len(piece)
+            if not file.peek(1):
+                return
+            line += 1
+            yield line, byte
 
 
 def reject(number: int, line: bytes, reason: str, message: str) -> Reject:
@@ -63,6 +85,10 @@ def is_cut(line: bytes, message: str) -> bool:
     if line.endswith(b"\n"):
         return False
     return "truncated" in message or ("invalid number" in message and _NUMBER_BEGUN.search(line) is not None)
+
+
+def _is_at_end(file: Input) -> bool:
+    return file.until_byte is not None and file.from_byte >= file.until_byte
 
 
 def _pass(file: Input, data: bytes) -> None:

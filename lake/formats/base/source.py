@@ -31,6 +31,8 @@ class Input:
     from_line: int = 0
     """Lines before this file's first one, and where they end: a file that grows is read on from there."""
     from_byte: int = 0
+    until_byte: int | None = None
+    """The place of a line's beginning where to stop; None reads to the end."""
     may_grow: bool = False
     """Somebody still writes it: a last line without an end is left for the next time."""
     memory: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,40 @@
+"""An executor whose parts travel, as to another process, and run here: what a transport can break shows in a moment."""
+
+import pickle
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from lake.execution.executor import OfNode
+
+
+class Away:
+    """Items, tasks and results are pickled, as many parts ahead of their results as two workers would have.
+
+    Args:
+        between: called with the number of each result before it is given, while the job's process waits.
+    """
+
+    workers = 2
+    is_here = False
+
+    def __init__(self, between: Callable[[int], object] = lambda _: None) -> None:
+        self._between = between
+        self.answers: list[bytes] = []
+        """What came back."""
+
+    def map(self, task: Any, items: Iterable[Any], *, without: Collection[str] = ()) -> Iterator[Any]:
+        assert not without
+        waiting: list[bytes] = []
+        todo = iter(items)
+        while True:
+            while len(waiting) < 2 * self.workers and (item := next(todo, None)) is not None:
+                there, sent = pickle.loads(pickle.dumps((task, item)))
+                waiting.append(pickle.dumps(there(sent)))
+            if not waiting:
+                return
+            self._between(len(self.answers))
+            self.answers.append(waiting.pop(0))
+            yield pickle.loads(self.answers[-1])
+
+    def on_nodes(self, task: Any, item: Any) -> list[OfNode[Any]]:
+        raise NotImplementedError
