@@ -21,6 +21,7 @@ import pytest
 import lake
 from lake import Lake
 from lake.execution.local import LocalExecutor
+from testkit.episodes import assert_whole, write_lines
 from testkit.job_worker import JOBS
 from testkit.object_store import Store, new_bucket, s3_server
 from testkit.processes import environment
@@ -32,7 +33,7 @@ __all__ = ["ray_cluster", "s3_server"]
 Expected = Callable[..., tuple[Lake, list[dict[str, Any]]]]
 
 STAMPS = ("write_id", "job_id", "series_id")
-SORTED = ("scorer", "episode_id", "step_index")
+SORTED = ("scorer", "reject_id", "episode_id", "step_index")
 FUNCTIONS = """
 from helpers import third
 
@@ -81,14 +82,24 @@ def jobs_of(functions: str, out: Path, names: Sequence[str] = NAMES) -> list[tup
         ("credit", {}),
         ("export", {"out": str(out)}),
         ("compact", {"target_bytes": 1 << 15}),
+        ("ingest", {"source": str(files(out.parent / "files")), "part_bytes": 2000}),
     ]
+
+
+def files(folder: Path) -> Path:
+    """Trajectories to be ingested: many files, a large one, and records that are there twice, in others or before."""
+    for task in range(6):
+        write_lines(folder / f"f{task}.jsonl", [conversation(f"new{task}", index) for index in range(3)])
+    again = [conversation("t0", 0, run_id="r"), conversation("new1", 0, run_id="f1"), b"junk\n"]
+    write_lines(folder / "large.jsonl", [*(conversation("large", index) for index in range(12)), *again])
+    return folder
 
 
 def rows(lk: Lake) -> dict[str, pl.DataFrame]:
     """What the jobs wrote, and what they left as it was."""
-    found = {name: lk.scan(name).collect() for name in ("scores", "advantages", "steps")}
+    found = {name: lk.scan(name).collect() for name in ("scores", "advantages", "episodes", "steps", "rejects")}
     return {
-        name: frame.drop(*STAMPS, strict=False).sort(
+        name: frame.drop(*STAMPS, "at", strict=False).sort(
             *(name for name in SORTED if name in frame.columns), nulls_last=True
         )
         for name, frame in found.items()
@@ -179,7 +190,7 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
 # ---------------------------------------------------------------- 2. somebody dies
 
 
-JOB_NAMES = ("score", "credit", "export", "compact")
+JOB_NAMES = ("score", "credit", "export", "compact", "ingest")
 
 
 @pytest.mark.parametrize(
@@ -246,3 +257,29 @@ def test_a_driver_that_is_killed_is_run_again(
     if name == "export":
         mine, theirs = ({f.name: f.read_bytes() for f in (tmp_path / n).glob("*.jsonl")} for n in ("out", "alone-out"))
         assert mine == theirs
+
+
+@pytest.mark.slow
+def test_an_ingest_whose_driver_is_killed_keeps_what_was_committed(
+    functions: str, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """Unlike the others it commits as it goes: what is there is whole, and the next one brings the rest."""
+    store = new_bucket(s3_server)
+    lk, alone = filled(store.root, store.options), filled(tmp_path / "alone")
+    job, marks = _first(functions, tmp_path / "out", "ingest"), tmp_path / "marks"
+    before = assert_whole(lk.snapshot())
+    process = driver(store, ray_cluster, "wait", marks, job)
+    deadline = time.monotonic() + 300
+    while lk.sql("SELECT count(*) FROM episodes").item() == before:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "nothing was committed"
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    (marks / "go").touch()
+    there = assert_whole(lk.snapshot()) - before
+    JOBS["ingest"](alone, None, **job[1])
+    expected = assert_whole(alone.snapshot()) - before
+    assert 0 < there < expected
+    assert JOBS["ingest"](lk, None, **job[1])["new"] == expected - there
+    assert_same_rows(lk, alone)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import lake
 from lake import Lake
 from lake.execution.choice import executor_named
@@ -123,8 +125,17 @@ def rescore(lk: Lake, executor: Executor | None, model: str) -> dict[str, Any]:
     return {"scored": report.scored, "tokens": report.tokens, "jobs": len(report.job_ids)}
 
 
+def ingest(lk: Lake, executor: Executor | None, source: str, part_bytes: int) -> dict[str, Any]:
+    """`trajlake ingest`, in many parts."""
+    from lake.write import ingest_parts
+    from lake.write.ingest import ingest as run
+
+    ingest_parts.PART_BYTES = part_bytes
+    return dict(json.loads(msgspec.json.encode(run(lk, source, executor=executor), order="deterministic")))
+
+
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    job.__name__: job for job in (score, credit, export, compact, rescore)
+    job.__name__: job for job in (score, credit, export, compact, rescore, ingest)
 }
 
 

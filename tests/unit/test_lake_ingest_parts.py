@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from lake.write.plan import Report
 from lake.write.runs import COMPARED
 from testkit.away import Away
 from testkit.clocks import open_with_clock, set_clock
-from testkit.commands import trajlake
+from testkit.commands import Command, trajlake
 from testkit.copies import empty_lake
 from testkit.episodes import FACTS, assert_same, assert_whole, contents, episode, line, write_lines
 from testkit.processes import environment
@@ -174,7 +174,7 @@ def test_lines_of_pieces_are_those_of_the_file(
         list(read_lines(Input(path, "run", from_line=number, from_byte=byte, until_byte=end)))
         for (number, byte), end in zip(places, [*ends, None], strict=True)
     ]
-    assert sum(pieces, []) == list(read_lines(Input(path, "run")))
+    assert list(chain.from_iterable(pieces)) == list(read_lines(Input(path, "run")))
     assert all(later - earlier >= size for earlier, later in zip([0, *ends], ends, strict=False))
     assert not places[1:] or max(ends) < path.stat().st_size
 
@@ -372,3 +372,72 @@ def test_what_runs_in_one_process_is_refused(tmp_path: Path, option: str) -> Non
     assert f"{option} runs in one process; leave --executor and --workers out" in done.stderr
 
 
+# ---------------------------------------------------------------- 6. real processes
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Files of ten parts."""
+    files = [[line(episode(f"t{n}", i)) for i in range(3)] for n in range(9)]
+    return write_files(tmp_path / "source", [*files, POOL])
+
+
+def alone(tmp_path: Path, source: Path) -> tuple[Lake, Report]:
+    """What one process makes of them."""
+    lk = empty_lake(tmp_path / "alone")
+    return lk, ingest(lk, source)
+
+
+def driver(lk: Lake, source: Path, fate: str, marks: Path) -> "subprocess.Popen[str]":
+    """A process that has two workers ingest them, the second part of which meets its fate."""
+    job = f"ingest {json.dumps({'source': str(source), 'part_bytes': 300})}"
+    words = [lk.uri, "{}", "processes", fate, str(marks), job]
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "testkit.job_worker", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def test_a_worker_that_is_killed_after_its_work_loses_nothing(tmp_path: Path, source: Path) -> None:
+    """Its answer is lost: the part runs again, and what the dead one wrote is in files that nobody names."""
+    lk, (other, expected) = empty_lake(tmp_path / "lake"), alone(tmp_path, source)
+    process = driver(lk, source, "after", tmp_path / "marks")
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err[-2000:]
+    assert (tmp_path / "marks" / "lost").exists(), "nobody was killed"
+    assert_like(lk, msgspec.convert(json.loads(out), Report), other, expected)
+
+
+def test_a_driver_that_is_killed_is_run_again(tmp_path: Path, source: Path) -> None:
+    """What it had committed stands, whole; its workers end, and commit nothing."""
+    lk, (other, expected) = empty_lake(tmp_path / "lake"), alone(tmp_path, source)
+    marks = tmp_path / "marks"
+    process = driver(lk, source, "wait", marks)
+    deadline = time.monotonic() + 120
+    while not lk.sql("SELECT 1 FROM episodes").height:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "nothing was committed"
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    (marks / "go").touch()
+    there = assert_whole(lk.snapshot())
+    assert 0 < there < expected.new
+    report = ingest(lk, source, executor=LocalExecutor(1))
+    assert (report.new, report.records) == (expected.new - there, expected.records)
+    assert_same(shown(lk), shown(other))
+
+
+def test_a_command_that_runs_twice_at_once_takes_everything_once(tmp_path: Path, source: Path) -> None:
+    lk, (other, expected) = empty_lake(tmp_path / "lake"), alone(tmp_path, source)
+    words = ["ingest", str(source), "--lake", lk.uri, "--workers", "2", "--batch-size", "2"]
+    both = [Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert_same(shown(lk), shown(other))
+    taken = lk.sql("SELECT sum(rows_out) AS new, count(*) AS jobs FROM job_runs WHERE kind = 'ingest'").row(0)
+    assert taken == (expected.new, 2)
