@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +13,7 @@ from lake import ids
 from lake.care import compaction, vacuum
 from lake.care.claims import Claim
 from lake.care.pins import LEASE, Lease, Pin, Pins
-from lake.errors import LakeAccessError, TrajlakeError, UsageError
+from lake.errors import LakeAccessError, UsageError
 from lake.read.snapshot import Snapshot, consistent
 from lake.records import EpisodeRecord
 from lake.storage.store import Store
@@ -27,15 +26,11 @@ if TYPE_CHECKING:
     from lake.care import erasure
     from lake.execution.executor import Executor
     from lake.read.history import Difference
-    from lake.write.index import EpisodeIndex
     from lake.write.jobs import Code, Job
     from lake.write.plan import Report
     from lake.write.recording import Counts
     from lake.write.score_import import ScoresReport
     from lake.write.writer import EpisodeWriter
-
-
-_log = logging.getLogger("trajlake")
 
 
 class Lake:
@@ -218,8 +213,14 @@ class Lake:
     ) -> Report:
         """Read a file, folder, glob or URI of trajectories; what is present is skipped, what is wrong in `rejects`.
 
-        The arguments are those of `lake.write.ingest.ingest`: `executor` says where files are read, here unless given.
-        Raises FormatError: missing, empty, of no known format, or without trajectories.
+        Args:
+            path: what to read; its format is recognised unless it is named.
+            run_id: run of records that name none; called by the file or its folder unless given.
+            batch_size: episodes a commit at most.
+            executor: where files are read and their rows written; in this process unless given.
+
+        Raises:
+            FormatError: missing, empty, of no known format, or without trajectories.
         """
         from lake.write.ingest import ingest
 
@@ -302,9 +303,10 @@ class Lake:
 
         return erasure.cuts(self._store, ids.as_ids(episode_ids))
 
-    def episode_index(self) -> EpisodeIndex:
-        """The episodes that the lake has now, retracted ones among them; it stays as it is."""
-        return self._writer.index()
+    def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
+        """Content hash of those of the episodes that the lake has, retracted ones among them."""
+        found = self._writer.index().known(episode_ids, ()).contents
+        return {episode_id: content for episode_id, (content, _) in found.items()}
 
     def job(
         self,
@@ -336,7 +338,7 @@ class Lake:
             job_id=job_id,
             attempt=attempt,
             guard=guard,
-            after=self._tidy,
+            after=partial(compaction.compact_if_many, self._store, few=self._compact_above),
         )
 
     def find_job(self, kind: str, series_id: int, fingerprint: int) -> int | None:
@@ -389,12 +391,3 @@ class Lake:
             LakeAccessError: a pin is damaged, so what it needs is not known; nothing is deleted.
         """
         return vacuum.vacuum(self._store, retention=retention, dry_run=dry_run)
-
-    def _tidy(self, names: Collection[str]) -> None:
-        """Compact tables that have come to many small files. What was written stands whether this works or not."""
-        if not self._compact_above:
-            return
-        try:
-            compaction.compact_if_many(self._store, names, self._compact_above)
-        except TrajlakeError as error:
-            _log.warning("%s was not compacted: %s", self.uri, error)

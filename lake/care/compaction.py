@@ -5,13 +5,15 @@ about to commit. So a compacted file holds visible rows only, and its name says 
 Nothing a reader sees changes, and files that are replaced stay on disk until `vacuum` finds that nobody needs them.
 """
 
+import logging
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lake.errors import UsageError
+from lake.errors import TrajlakeError, UsageError
 from lake.execution.executor import Executor, with_items
 from lake.execution.local import LocalExecutor
 from lake.read.query_views import parquet, quoted, quoted_name
@@ -27,6 +29,7 @@ from lake.tables.columns import Table, Visibility
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger("trajlake")
 TARGET_BYTES = 128 << 20
 """Size of a compacted file."""
 FEW_FILES = 100
@@ -122,17 +125,19 @@ def _live(store: Store, part: Bin) -> int | None:
     return version if {entry.name for entry in part.files} <= {entry.name for entry in live} else None
 
 
-def compact_if_many(store: Store, names: Collection[str], few: int = FEW_FILES) -> list[Compaction]:
-    """Compact those tables that have many small files; another process that is at it already is left to it."""
-    done = []
-    for name in names:
-        small = [entry for entry in store.files(name)[1] if entry.bytes < TARGET_BYTES // 2]
-        if len(small) >= few:
-            try:
-                done.append(compact(store, name))
-            except CommitLostError:
-                continue
-    return done
+def compact_if_many(store: Store, names: Collection[str], few: int = FEW_FILES) -> None:
+    """Compact those tables that have come to `few` small files, or none if that is 0.
+
+    What was written stands whether this works or not. Another process that is at it already is left to it.
+    """
+    try:
+        for name in names if few else ():
+            small = [entry for entry in store.files(name)[1] if entry.bytes < TARGET_BYTES // 2]
+            if len(small) >= few:
+                with suppress(CommitLostError):
+                    compact(store, name)
+    except TrajlakeError as error:
+        _log.warning("%s was not compacted: %s", store.root, error)
 
 
 def _bins(entries: Sequence[FileEntry], target_bytes: int, *, alone: bool) -> Iterator[list[FileEntry]]:

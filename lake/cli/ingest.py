@@ -56,7 +56,7 @@ class _Ingest(click.Command):
     show_default=True,
     help="Most episodes of a commit; it also ends at 32 MB of text.",
 )
-@executor_options("Parts of some files, or of a large one's lines,")
+@executor_options("Parts of the files")
 def ingest(
     files: tuple[str, ...],
     lake_uri: str,

@@ -10,7 +10,7 @@ from lake.formats.base.source import Input
 from lake.records import EpisodeRecord, Reject
 from lake.write.copies import Decisions, decisions_of
 from lake.write.plan import Reading, Report, Taken
-from lake.write.recording import Recorder
+from lake.write.recording import JobRecorder
 from lake.write.runs import COMPARED, KnownRuns
 
 BATCH_EPISODES = 4096
@@ -104,7 +104,7 @@ def batches(readings: Iterable[Reading], batch_size: int, known: KnownRuns) -> I
         yield batch
 
 
-def record_batch(recorder: Recorder, batch: Batch, report: Report, see: Callable[[Decisions], None]) -> None:
+def record_batch(recorder: JobRecorder, batch: Batch, report: Report, see: Callable[[Decisions], None]) -> None:
     """Record a batch, and count what became of it. `see` hears of what each episode decided."""
     rejects: list[Reject] = []
     records: list[EpisodeRecord] = []

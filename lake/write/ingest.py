@@ -87,7 +87,8 @@ def run_plan(
     report = plan.report
     size = plan.text_size
     shown = time.monotonic()
-    known = KnownRuns(lake.episode_index(), lake.snapshot)
+    job = lake.job(kind="ingest", run_id=report.run_id, parameters=plan.parameters())
+    known = KnownRuns(job.index(), lake.snapshot)
     found = batches(plan.readings, batch_size, known)
     first = None
     if executor is None:
@@ -99,7 +100,7 @@ def run_plan(
     def commit_scores() -> None:
         report.scores += add_scores(lake, job.scores.taken(), version=RECORDED, source=report.source).new
 
-    with lake.job(kind="ingest", run_id=report.run_id, parameters=plan.parameters()) as job, without_collector():
+    with job, without_collector():
         copies = Copies()
         if executor is None:
             recorded = _recorded(job, chain([first] if first else [], found), plan, copies)

@@ -26,7 +26,7 @@ from lake.execution.executor import Executor, with_items
 from lake.execution.held import held
 from lake.formats import FORMATS
 from lake.formats.base.lines import cuts
-from lake.formats.base.source import Input, Source
+from lake.formats.base.source import Input, is_packed
 from lake.read.snapshot import Snapshot
 from lake.write.batches import BATCH_BYTES, batches, record_batch, settle, without_collector
 from lake.write.copies import Copies, Decisions
@@ -36,7 +36,7 @@ from lake.write.jobs import Job
 from lake.write.ledger import Attempt, Deferred
 from lake.write.parts import JobPart, Written, put_aside, take_back
 from lake.write.plan import Plan, Reading, Report
-from lake.write.recording import Recorder
+from lake.write.recording import JobRecorder
 from lake.write.runs import KnownRuns
 from lake.write.sources import File
 from lake.write.writer import EpisodeWriter
@@ -200,7 +200,7 @@ def _handed_on(part: Part, known: KnownRuns) -> list[Handed]:
     before = 0
     for batch in batches(readings, part.batch_size, known):
         ledger, decisions = Deferred(known.index), list[Decisions]()
-        recorder = Recorder(part.job, EpisodeWriter(part.job.store, ledger=ledger), part.run_id)
+        recorder = JobRecorder(part.job, EpisodeWriter(part.job.store, ledger=ledger), part.run_id)
         report = Report(part.source, part.formats, part.run_id)
         record_batch(recorder, batch, report, decisions.append)
         done = sum(reading.input.meter.done for reading in readings)
@@ -237,7 +237,7 @@ def _pieces(reading: Reading, known: KnownRuns) -> Iterator[tuple[Slice, int]]:
     """A file in pieces with their bytes, if each of its lines stands alone and it is large; else the file."""
     path = reading.file.path
     size = path.stat().st_size
-    if size < 2 * PART_BYTES or not reading.format.any_line or _is_packed(reading):
+    if size < 2 * PART_BYTES or not reading.format.any_line or is_packed(path):
         yield Slice.of(reading), size
         return
     settle(reading, known)
@@ -246,8 +246,3 @@ def _pieces(reading: Reading, known: KnownRuns) -> Iterator[tuple[Slice, int]]:
         yield Slice.of(reading, place, end[1]), end[1] - place[1]
         place = end
     yield Slice.of(reading, place), size - place[1]
-
-
-def _is_packed(reading: Reading) -> bool:
-    with Source(reading.file.path) as file:
-        return file.is_packed

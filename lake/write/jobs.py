@@ -29,7 +29,7 @@ from lake.tables.contracts import conform
 from lake.write.index import Tombstones
 from lake.write.ledger import Attempt
 from lake.write.parts import JobPart, Written
-from lake.write.recording import OF_EPISODES, Counts, Recorder
+from lake.write.recording import OF_EPISODES, Counts, JobRecorder
 from lake.write.rows import json_text
 from lake.write.writer import EpisodeWriter
 
@@ -37,7 +37,7 @@ Code = ModuleType | FunctionType | type
 """Something whose source can be read."""
 
 
-class Job(Recorder):
+class Job(JobRecorder):
     """A running job. Use as a context: leaving it writes the terminal row.
 
     Args:

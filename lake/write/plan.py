@@ -7,7 +7,7 @@ import msgspec
 from lake.errors import FormatError, UsageError
 from lake.formats import choose, query
 from lake.formats.base.format import Format
-from lake.formats.base.source import Input, Source
+from lake.formats.base.source import Input, is_packed
 from lake.records import printable
 from lake.write.runs import run_of
 from lake.write.sources import Argument, File
@@ -121,10 +121,7 @@ class Plan(msgspec.Struct):
 
 def _is_unlike_its_text(reading: Reading) -> bool:
     """Whether a file is packed, or has its text from elsewhere."""
-    if reading.format.name == query.NAME:
-        return True
-    with Source(reading.file.path) as file:
-        return file.is_packed
+    return reading.format.name == query.NAME or is_packed(reading.file.path)
 
 
 def plan(argument: Argument, *, run_id: str | None = None, format_name: str | None = None) -> Plan:

@@ -8,6 +8,7 @@ import polars as pl
 
 from lake import ids
 from lake.records import EpisodeRecord, Reject, excerpt, identify, printable
+from lake.write.index import EpisodeIndex
 from lake.write.parts import JobPart, Written
 from lake.write.rows import ScoreRows
 from lake.write.writer import EpisodeWriter
@@ -31,8 +32,8 @@ class Counts(msgspec.Struct):
     first_reject: Reject | None = None
 
 
-class Recorder:
-    """Records episodes exactly once, with `writer`, and rejects, with `part`.
+class JobRecorder:
+    """What a `Job` records with, in its own process or in that of a part: episodes exactly once, rejects, other rows.
 
     Args:
         run_id: the run of records that name none.
@@ -47,6 +48,10 @@ class Recorder:
         """Rows beside the episodes, which become visible when the job that accepts them succeeds."""
         self.scores = ScoreRows()
         """Those that came with recorded episodes, for whoever runs the job to write: `lake.write.scores`."""
+
+    def index(self) -> EpisodeIndex:
+        """The episodes that the lake has now, retracted ones among them; it stays as it is."""
+        return self._writer.index()
 
     def record_checked(
         self, records: Sequence[EpisodeRecord], positions: Sequence[int], *, growing: Collection[int] = ()

@@ -19,7 +19,7 @@ from lake.errors import FormatError, TrajlakeError, UsageError
 from lake.formats import FORMATS, NAMES, query
 from lake.formats.base.lines import TAIL
 from lake.formats.base.look import look
-from lake.formats.base.source import Input, Source
+from lake.formats.base.source import Input, is_packed
 from lake.lake import Lake
 from lake.write.batches import BATCH_EPISODES
 from lake.write.ingest import run_plan
@@ -208,10 +208,8 @@ def _has_lines(path: Path) -> bool:
     """Whether a file is lines that may be added to: it is not packed, and no document over many lines."""
     seen = look(path)
     text = seen.text.strip()
-    with Source(path) as file:
-        is_packed = file.is_packed
     begins_document = "\n" in text and text.partition("\n")[0].rstrip() == "{"
-    return seen.kind in ("lines", "object") and not is_packed and not begins_document
+    return seen.kind in ("lines", "object") and not is_packed(path) and not begins_document
 
 
 def _goes_on(file: Input, path: Path) -> bool:

@@ -224,6 +224,18 @@ def test_what_an_ingest_brings_itself_decides_nothing_about_runs(
     assert (report.new, report.runs) == (6, {"april", "march"})
 
 
+def test_an_index_stays_as_it_is(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    keys = []
+    with lk.job(kind="record", run_id="run") as job:
+        for n in range(3):
+            index = job.index()
+            job.record([episode("t", n)])
+            keys = lk.sql("SELECT episode_id, content_hash FROM episodes ORDER BY rollout_index").rows()
+            assert len(index.known([key for key, _ in keys], ()).contents) == n
+    assert lk.contents_of([*(key for key, _ in keys), 1]) == dict(keys)
+
+
 # ---------------------------------------------------------------- 4. meanwhile
 
 

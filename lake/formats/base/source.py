@@ -82,6 +82,12 @@ class Source(io.BufferedReader):
         return isinstance(self.raw, _Unpacked) and self.raw.is_cut
 
 
+def is_packed(path: Path) -> bool:
+    """Whether a file's text is not what lies on the disk. Raises OSError."""
+    with Source(path) as file:
+        return file.is_packed
+
+
 class _Unpacked(io.RawIOBase):
     """What a packed file holds; several packed pieces in a row are one text."""
 
