@@ -1,6 +1,6 @@
 """Ingest by the parts of an executor: workers read files and write rows, one process decides and commits, in order.
 
-A part is some files, or lines of a large one. A worker records it as every ingest does, but commits no episode: it goes
+A part is some files, or lines of a large one. A worker records it as every ingest does, but commits nothing: it goes
 by what the lake held when the ingest began, and hands on what it made of each batch, as counts and names of files. The
 job's process takes that in the order of the records. A write attempt that the lake still calls for, which its ledger
 says, is committed; what else a worker found (present, a conflict, forgotten) stays true whatever comes in between. A
@@ -13,7 +13,7 @@ What a lost worker wrote is in files that no commit names, and a part runs again
 import gc
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,13 +28,14 @@ from lake.formats import FORMATS
 from lake.formats.base.lines import cuts
 from lake.formats.base.source import Input, is_packed
 from lake.read.snapshot import Snapshot
+from lake.storage.data_files import Staged, Told, Written
 from lake.write.batches import BATCH_BYTES, batches, record_batch, settle, without_collector
 from lake.write.copies import Copies, Decisions
 from lake.write.fleet.messages import Bring
 from lake.write.index import EpisodeIndex
 from lake.write.jobs import Job
-from lake.write.ledger import Attempt, Deferred
-from lake.write.parts import JobPart, Written, put_aside, take_back
+from lake.write.ledger import Deferred
+from lake.write.parts import JobPart, put_aside, take_back
 from lake.write.plan import Plan, Reading, Report
 from lake.write.recording import JobRecorder
 from lake.write.runs import KnownRuns
@@ -63,7 +64,8 @@ class Slice:
     @classmethod
     def of(cls, reading: Reading, place: tuple[int, int] = (0, 0), until: int | None = None) -> "Slice":
         """The lines of a file that has not been read yet from a place (`cuts`) on."""
-        return cls(reading.file, reading.format.name, reading.input.run_id, reading.is_run_given, *place, until)
+        file = replace(reading.file, path=reading.file.path.absolute())  # a worker may be in another folder
+        return cls(file, reading.format.name, reading.input.run_id, reading.is_run_given, *place, until)
 
     def reading(self) -> Reading:
         """What it takes to read it, from its beginning. Raises FormatError: the file is not on this machine."""
@@ -109,8 +111,8 @@ class Handed(msgspec.Struct):
     """Its counts, if all of it is accepted."""
     attempt: Bring | None
     """Its new episodes; None if there are none."""
-    written: list[Written]
-    """Its rejects."""
+    beside: list[tuple[str, int, Told]]
+    """Its rejects: their table, write_id and file."""
     scores: str | None
     """Where those that came with its episodes were put aside."""
     decisions: list[Decisions]
@@ -161,24 +163,19 @@ def record_parts(
 
 def _is_adopted(job: Job, part: Part, handed: Handed) -> bool:
     """Accept a batch as a worker made it; False if it has to be recorded again."""
-    attempt = None if handed.attempt is None else _attempt(handed.attempt, part.given_at)
+    attempt = None if handed.attempt is None else handed.attempt.attempt()
+    beside = [(name, write_id, Staged(None, Written.of(told), job.job_id)) for name, write_id, told in handed.beside]
+    for staged in (*(attempt.staged.values() if attempt else ()), *(file for _, _, file in beside)):
+        staged.written.at = part.given_at  # the clock of a worker may be another
     try:
         scores = None if handed.scores is None else take_back(part.job.objects, handed.scores)
     except FileNotFoundError:
         return False  # it was away for so long that vacuum took it
-    if not job.adopt(attempt, handed.written):
+    if not job.adopt(attempt, beside):
         return False
     if scores is not None:
         job.scores.extend(scores)
     return True
-
-
-def _attempt(brought: Bring, given_at: datetime) -> Attempt:
-    """An attempt whose files are as old as they may be by this machine's clock: that of a worker may be another."""
-    attempt = brought.attempt()
-    for staged in attempt.staged.values():
-        staged.written.at = given_at
-    return attempt
 
 
 def handed_on(part: Part) -> list[Handed]:
@@ -200,17 +197,31 @@ def _handed_on(part: Part, known: KnownRuns) -> list[Handed]:
     before = 0
     for batch in batches(readings, part.batch_size, known):
         ledger, decisions = Deferred(known.index), list[Decisions]()
-        recorder = JobRecorder(part.job, EpisodeWriter(part.job.store, ledger=ledger), part.run_id)
+        recorder = _PartRecorder(part.job, EpisodeWriter(part.job.store, ledger=ledger), part.run_id)
         report = Report(part.source, part.formats, part.run_id)
         record_batch(recorder, batch, report, decisions.append)
         done = sum(reading.input.meter.done for reading in readings)
         scores = put_aside(part.job.objects, "scores", _last(recorder.scores.taken()))
         attempt = Bring.of(ledger.attempts[0]) if ledger.attempts else None
-        found.append(Handed(report, attempt, recorder.written, scores, decisions, done - before))
+        found.append(Handed(report, attempt, recorder.beside, scores, decisions, done - before))
         before = done
         batch.clear()
         gc.collect(1)
     return found
+
+
+class _PartRecorder(JobRecorder):
+    """Commits nothing: what it writes beside episodes stays in files, too."""
+
+    def __init__(self, part: JobPart, writer: EpisodeWriter, run_id: str | None) -> None:
+        super().__init__(part, writer, run_id)
+        self.beside: list[tuple[str, int, Told]] = []
+
+    def write(self, name: str, frame: pl.DataFrame) -> None:
+        """See `JobRecorder.write`."""
+        if (found := self._part.stage(name, frame)) is not None:
+            write_id, staged = found
+            self.beside.append((name, write_id, staged.written.told()))
 
 
 def _last(scores: pl.DataFrame) -> pl.DataFrame:

@@ -7,7 +7,7 @@ job leaves nothing visible and is simply run again.
 
 import inspect
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib import metadata
@@ -22,12 +22,13 @@ from lake.errors import ConflictError, TrajlakeError
 from lake.read.parquet import collected, scan
 from lake.records import EpisodeRecord, Reject, check, printable, retyped, shown
 from lake.storage.commits import CommitLostError, revoked, until_committed
+from lake.storage.data_files import Staged
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.tables.columns import Visibility
 from lake.tables.contracts import conform
 from lake.write.index import Tombstones
-from lake.write.ledger import Attempt
+from lake.write.ledger import Attempt, are_there
 from lake.write.parts import JobPart, Written
 from lake.write.recording import OF_EPISODES, Counts, JobRecorder
 from lake.write.rows import json_text
@@ -150,19 +151,22 @@ class Job(JobRecorder):
         """What another thread or process needs to write rows of this job; `take` what it answers."""
         return self._part
 
-    def adopt(self, attempt: Attempt | None, written: Iterable[Written]) -> bool:
-        """Accept what a part of this job recorded, an attempt that nobody has committed and rows beside it.
+    def adopt(self, attempt: Attempt | None, beside: Sequence[tuple[str, int, Staged]]) -> bool:
+        """Commit what a part of this job recorded: an attempt, and rows beside it (`JobPart.stage`) with their tables.
 
         Returns:
-            False if the attempt is not what the lake calls for by now: then nothing is accepted, and its records have
-            to be recorded again.
+            False if the attempt is not what the lake calls for by now, or files may be gone: then nothing is committed,
+            and the records have to be recorded again.
         """
+        if not are_there((staged for _, _, staged in beside), self.now()):
+            return False
         if attempt is not None:
             if not self._writer.accept(attempt):
                 return False
             self._touched.update(OF_EPISODES)
-        for one in written:
-            self.take(one)
+        # Readers see rejects whatever becomes of their job: only those of a batch that stands as its part saw it.
+        for name, write_id, staged in beside:
+            self.take(self._part.commit(name, write_id, staged))
         return True
 
     def accept(self, write_ids: Sequence[int]) -> None:

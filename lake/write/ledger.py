@@ -8,7 +8,7 @@ machine those of many processes (`lake.write.fleet`).
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -89,6 +89,11 @@ def acceptable(attempts: Iterable[Attempt], known: Known, revoked: Collection[in
     return found
 
 
+def are_there(files: Iterable[Staged], now: datetime) -> bool:
+    """Whether files can be relied on: vacuum may have taken one that only another process, its writer, can replace."""
+    return all(timedelta(0) <= now - staged.written.at < SOON / 2 for staged in files if staged.rows is None)
+
+
 class Ledger:
     """The episodes of a lake as one process knows them, and the way to add to them. Not thread-safe."""
 
@@ -124,7 +129,8 @@ class Ledger:
             The write_ids that were accepted; the others are abandoned, for good, and what they bring has to be looked
             at again.
         """
-        waiting = [attempt for attempt in attempts if self._is_there(attempt)]
+        now = self._store.clock()
+        waiting = [attempt for attempt in attempts if are_there(attempt.staged.values(), now)]
         version = -1 if checked is None else checked
         if checked is None:
             known = self._look_for(waiting)
@@ -159,12 +165,6 @@ class Ledger:
     def _look_for(self, attempts: Sequence[Attempt]) -> Known:
         claims = [claim for attempt in attempts for claim in attempt.claims]
         return self.look((claim.episode_id for claim in claims), (claim.group_id for claim in claims))
-
-    def _is_there(self, attempt: Attempt) -> bool:
-        """Not if vacuum may have taken a file that another process would have to write again."""
-        now = self._store.clock()
-        others = [staged.written.at for staged in attempt.staged.values() if staged.rows is None]
-        return all(timedelta(0) <= now - at < SOON / 2 for at in others)
 
     def _remember(self, attempts: Sequence[Attempt]) -> None:
         objects = self._store.objects

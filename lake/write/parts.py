@@ -10,6 +10,7 @@ import polars as pl
 from lake import ids
 from lake.errors import ContractError
 from lake.read.parquet import collected, scan
+from lake.storage.data_files import Staged
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES, WRITTEN_BY_JOBS
@@ -67,6 +68,13 @@ class JobPart:
         Raises:
             ContractError: the frame breaks the table's contract, or the table is not written this way.
         """
+        if (found := self.stage(name, frame)) is None:
+            return None
+        write_id, staged = found
+        return self.commit(name, write_id, staged)
+
+    def stage(self, name: str, frame: pl.DataFrame) -> tuple[int, Staged] | None:
+        """The first half of `write`: the write_id, and the rows in a file that no commit names yet."""
         if name not in WRITTEN_BY_JOBS:
             valid = ", ".join(WRITTEN_BY_JOBS)
             raise ContractError(f"`write` has no table `{name}`; valid: {valid}. Episodes are written by `record`")
@@ -75,8 +83,12 @@ class JobPart:
         table = TABLES[name]
         stamps = {"write_id": ids.fresh_id(), **self._stamps}
         stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
-        file = self._store.append(name, conform(stamped, table), job_id=stamps["job_id"])
-        return Written(name, stamps["write_id"], file, frame.height)
+        return stamps["write_id"], self._store.stage(name, conform(stamped, table), job_id=self.job_id)
+
+    def commit(self, name: str, write_id: int, staged: Staged) -> Written:
+        """The second half of `write`, here or in another process."""
+        self._store.append_staged(name, [staged])
+        return Written(name, write_id, staged.written.add.path, staged.written.rows)
 
 
 def put_aside(objects: Objects, table: str, rows: pl.DataFrame) -> str | None:

@@ -268,7 +268,7 @@ def test_an_ingest_whose_driver_is_killed_keeps_what_was_committed(
     lk, alone = filled(store.root, store.options), filled(tmp_path / "alone")
     job, marks = _first(functions, tmp_path / "out", "ingest"), tmp_path / "marks"
     before = assert_whole(lk.snapshot())
-    process = driver(store, ray_cluster, "wait", marks, job)
+    process = driver(store, ray_cluster, "late", marks, job)
     deadline = time.monotonic() + 300
     while lk.sql("SELECT count(*) FROM episodes").item() == before:
         assert process.poll() is None, process.communicate()

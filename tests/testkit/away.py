@@ -1,14 +1,15 @@
-"""An executor whose parts travel, as to another process, and run here: what a transport can break shows in a moment."""
+"""An executor whose parts travel, as to another machine, and run here: what a transport can break shows in a moment."""
 
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import chdir
 from typing import Any
 
 from lake.execution.executor import OfNode
 
 
 class Away:
-    """Items, tasks and results are pickled, as many parts ahead of their results as two workers would have.
+    """Items, tasks and results are pickled; parts run in another folder, and as far ahead as those of two workers.
 
     Args:
         between: called with the number of each result before it is given, while the job's process waits.
@@ -29,7 +30,8 @@ class Away:
         while True:
             while len(waiting) < 2 * self.workers and (item := next(todo, None)) is not None:
                 there, sent = pickle.loads(pickle.dumps((task, item)))
-                waiting.append(pickle.dumps(there(sent)))
+                with chdir("/"):
+                    waiting.append(pickle.dumps(there(sent)))
             if not waiting:
                 return
             self._between(len(self.answers))

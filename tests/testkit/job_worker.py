@@ -5,7 +5,8 @@
 STORAGE are storage options as JSON. Each JOB is `NAME ARGUMENTS` as JSON, of `JOBS`; a line of JSON with its report is
 printed for each. The process that has the second part meets its FATE: `none`; `before` its task or `after` it (its
 answer is lost) it is killed; `node`: so is the node that it belongs to; `wait`: every part leaves a mark in FOLDER, and
-from the second on waits for a file `go` there, so that the driver can be killed meanwhile.
+the second waits for a file `go` there, so that the driver can be killed meanwhile; `late`: so does the fourth, when
+the first of them in order is done.
 """
 
 import hashlib
@@ -52,7 +53,7 @@ def run_doomed(item: tuple[Any, str, str, Any]) -> Any:
     """Run a part, and meet its fate."""
     task, fate, folder, part = item
     number = _number(folder)
-    if number == 2 and fate == "wait":
+    if (number, fate) in ((2, "wait"), (4, "late")):
         while not Path(folder, "go").exists():
             time.sleep(0.02)
     if number == 2 and fate in ("before", "after", "node"):

@@ -76,7 +76,7 @@ POOL = [
 ]
 FILES = st.lists(st.lists(st.sampled_from(POOL), max_size=8), min_size=1, max_size=3)
 QUICK = settings(
-    max_examples=max(10, settings().max_examples // 4),
+    max_examples=max(6, settings().max_examples // 8),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -129,6 +129,7 @@ def small_parts(patch: pytest.MonkeyPatch, size: int) -> None:
     batch=st.integers(2, 9),
     here=st.booleans(),
     whole=st.booleans(),
+    run=st.sampled_from([None, "run"]),
 )
 def test_rows_rejects_scores_and_counts_are_those_of_one_process(
     before: list[bytes],
@@ -137,9 +138,10 @@ def test_rows_rejects_scores_and_counts_are_those_of_one_process(
     batch: int,
     here: bool,
     whole: bool,
+    run: str | None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """`whole`: the records are sessions that go on, whose readings may be anywhere."""
+    """`whole`: the records are sessions that go on; in one run (`run`) keys meet across files."""
     folder = tmp_path_factory.mktemp("any")
     source = write_files(folder / "source", files)
     earlier = write_lines(folder / "source" / "earlier" / "f1.jsonl", [b'{"task_id": 1}\n', *before])
@@ -150,9 +152,10 @@ def test_rows_rejects_scores_and_counts_are_those_of_one_process(
             patch.setitem(FORMATS, "jsonl", fmt)
         small_parts(patch, size)
         for lk in (one, other):
-            ingest(lk, earlier, run_id="f1")
+            ingest(lk, earlier, run_id=run or "f1")
         executor: Executor = LocalExecutor(1) if here else Away()
-        assert_like(one, ingest(one, source, executor=executor, batch_size=batch), other, ingest(other, source))
+        report = ingest(one, source, executor=executor, batch_size=batch, run_id=run)
+        assert_like(one, report, other, ingest(other, source, run_id=run))
 
 
 # ---------------------------------------------------------------- 2. lines from any place on
@@ -294,20 +297,35 @@ def test_what_is_forgotten_meanwhile_does_not_come_back(tmp_path: Path) -> None:
     assert lk.sql("SELECT DISTINCT reason FROM rejects").rows() == [("forgotten",)]
 
 
+def test_a_conflict_that_is_none_after_all_leaves_no_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two contents of a key a worker takes the first; the part before it had brought the second."""
+    one, other = (
+        EpisodeRecord(run_id="run", task_id="t", steps=[StepRecord(state="s", action=action)]) for action in "ab"
+    )
+    source = write_files(tmp_path / "source", [[line(other)], [line(one), line(other)]])
+    small_parts(monkeypatch, (source / "f0.jsonl").stat().st_size)  # a file each
+    lk, alone = empty_lake(tmp_path / "lake"), empty_lake(tmp_path / "alone")
+    report = ingest(lk, source, executor=Away())
+    assert (report.new, report.present, report.rejected) == (1, 1, 3)
+    assert_like(lk, report, alone, ingest(alone, source))
+    assert lk.sql("SELECT raw FROM rejects WHERE reason = 'conflict'").height == 1
+
+
 @pytest.mark.parametrize("hours", [-1.0, 2.0])
 def test_files_that_waited_for_long_are_written_again(tmp_path: Path, hours: float) -> None:
     """Vacuum may have taken them: hours after, or where the clock went back and nobody knows."""
     lk = open_with_clock(tmp_path / "lake")
-    path = write_lines(tmp_path / "f.jsonl", [judged(0.5), episode()])
+    path = write_lines(tmp_path / "f.jsonl", [judged(0.5), episode(), b"junk\n"])
 
     def between(_: int) -> None:
         set_clock(lk.uri, hours)
-        for name in ("episodes", "steps", "scores"):
+        for name in ("episodes", "steps", "scores", "rejects"):
             for file in Path(lk.uri, name).glob("*.parquet"):
                 file.unlink()
 
     report = ingest(lk, path, executor=Away(between))
-    assert (report.new, report.scores) == (2, 1)
+    assert (report.new, report.scores, report.rejected) == (2, 1, 1)
+    assert lk.sql("SELECT reason FROM rejects").rows() == [("malformed",)]
     assert assert_whole(lk.snapshot()) == 2
     assert lk.sql("SELECT value FROM latest_scores").rows() == [(0.5,)]
 
@@ -361,6 +379,13 @@ def test_what_comes_back_grows_with_episodes_and_not_with_their_texts(tmp_path: 
     assert sizes[1] < 40 * 300
 
 
+def test_a_worker_may_be_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lines(tmp_path / "in" / "f.jsonl", [episode()])
+    monkeypatch.chdir(tmp_path)
+    report = ingest(empty_lake(tmp_path / "lake"), "in", executor=Away())
+    assert (report.source, report.new) == ("in", 1)
+
+
 def test_a_file_that_a_worker_does_not_have_is_named_with_its_machine(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "f.jsonl", [episode()])
     lk = empty_lake(tmp_path / "lake")
@@ -394,7 +419,7 @@ def source(tmp_path: Path) -> Path:
     return write_files(tmp_path / "source", [*files, POOL])
 
 
-def alone(tmp_path: Path, source: Path) -> tuple[Lake, Report]:
+def in_one_process(tmp_path: Path, source: Path) -> tuple[Lake, Report]:
     """What one process makes of them."""
     lk = empty_lake(tmp_path / "alone")
     return lk, ingest(lk, source)
@@ -416,7 +441,7 @@ def driver(lk: Lake, source: Path, fate: str, marks: Path) -> "subprocess.Popen[
 
 def test_a_worker_that_is_killed_after_its_work_loses_nothing(tmp_path: Path, source: Path) -> None:
     """Its answer is lost: the part runs again, and what the dead one wrote is in files that nobody names."""
-    lk, (other, expected) = empty_lake(tmp_path / "lake"), alone(tmp_path, source)
+    lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     process = driver(lk, source, "after", tmp_path / "marks")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err[-2000:]
@@ -426,9 +451,9 @@ def test_a_worker_that_is_killed_after_its_work_loses_nothing(tmp_path: Path, so
 
 def test_a_driver_that_is_killed_is_run_again(tmp_path: Path, source: Path) -> None:
     """What it had committed stands, whole; its workers end, and commit nothing."""
-    lk, (other, expected) = empty_lake(tmp_path / "lake"), alone(tmp_path, source)
+    lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     marks = tmp_path / "marks"
-    process = driver(lk, source, "wait", marks)
+    process = driver(lk, source, "late", marks)
     deadline = time.monotonic() + 120
     while not lk.sql("SELECT 1 FROM episodes").height:
         assert process.poll() is None, process.communicate()
@@ -445,7 +470,7 @@ def test_a_driver_that_is_killed_is_run_again(tmp_path: Path, source: Path) -> N
 
 
 def test_a_command_that_runs_twice_at_once_takes_everything_once(tmp_path: Path, source: Path) -> None:
-    lk, (other, expected) = empty_lake(tmp_path / "lake"), alone(tmp_path, source)
+    lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     words = ["ingest", str(source), "--lake", lk.uri, "--workers", "2", "--batch-size", "2"]
     both = [Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=120) for process in both]
