@@ -119,7 +119,7 @@ def table_sql(
             conditions = [where] if where else []
             if dead:
                 conditions.append(f"write_id NOT IN ({', '.join(map(str, dead))})")
-            source = f"read_parquet([{', '.join(map(quoted, paths))}])" if is_whole else parquet(table, paths, columns)
+            source = _as_they_are(paths) if is_whole else parquet(table, paths, columns)
             condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
             parts.append(f"SELECT {_listed(table, None if is_whole else columns)} FROM {source}{condition}")
         body = " UNION ALL ".join(parts)
@@ -175,6 +175,11 @@ def parquet(table: Table, paths: Iterable[str], columns: Collection[str] | None 
         if columns is None or c.name in columns
     )
     return f"read_parquet([{', '.join(map(quoted, paths))}], schema = MAP {{{schema}}})"
+
+
+def _as_they_are(paths: Iterable[str]) -> str:
+    """A call of read_parquet that takes columns and types from the files, and none from the names of folders."""
+    return f"read_parquet([{', '.join(map(quoted, paths))}], hive_partitioning = false)"
 
 
 def quoted_name(name: str) -> str:

@@ -298,7 +298,7 @@ def test_no_id_is_no_id(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a b", "\u00e9\U0001f600", "it's", 'say "hi"', "a%b", "#1", "q?", "s*", "{a,b}", "a;b", "$x"]
+    "name", ["a b", "\u00e9\U0001f600", "it's", 'say "hi"', "a%b", "#1", "q?", "s*", "{a,b}", "a;b", "$x", "run_id=5"]
 )
 def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> None:
     for attempt in range(2):
@@ -307,6 +307,7 @@ def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> N
             counts = job.record([episode()])
         assert (counts.new, counts.present) == (1 - attempt, attempt)
         assert lk.sql("SELECT count(*) AS n FROM steps").item() == lk.scan("steps").collect().height == 2
+        assert lk.sql("SELECT DISTINCT run_id FROM steps").item() == "run", "a folder's name gives no column"
 
 
 def test_a_damaged_file_is_a_one_line_error(tmp_path: Path) -> None:
