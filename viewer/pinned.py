@@ -7,7 +7,8 @@ by (lake, versions, query, arguments): another version is another answer, and no
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -24,6 +25,7 @@ from lake.read.query import Session
 from lake.read.snapshot import Snapshot
 from lake.search.find import holding
 from lake.search.index import Report
+from lake.storage.data_files import Replacements
 from lake.storage.objects import Objects
 from lake.tables import TABLES
 from viewer.environment import ENVIRONMENT, named_lakes
@@ -34,6 +36,7 @@ from viewer.queries.since import changes as between
 from viewer.remembered import Remembered
 
 _VERSIONS = "pinned_versions"
+_MARK = "pinned_mark"
 _AT = "pinned_at"
 _WHEN = "pinned_when"
 AS_OF = "as_of"
@@ -42,9 +45,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_named: dict[str, tuple[tuple[str, int], ...]] = {}
+_named: dict[str, tuple[bytes, tuple[tuple[str, int], ...]]] = {}
 _MOST_NAMED = 1000
 _MOST_IDLE = 4
+_SECONDS = 1.0
+"""How long it is taken for granted that a lake is the one it was, and that nothing was forgotten."""
 _MOST_SEARCHES = 8
 _MOST_ANSWERS = 32 << 20
 """Bytes of answers that are remembered of a lake."""
@@ -140,9 +145,54 @@ def addresses() -> tuple[str, ...]:
     return (named,) if isinstance(named, str) else named
 
 
+_eras: dict[Lakes, tuple[float, bytes]] = {}
+
+
+def era() -> bytes:
+    """What tells states of the same versions apart: a lake that was made anew in its place, rows forgotten since.
+
+    Nothing of another era is shown, and nothing of it stays in memory.
+    """
+    shown, now = lakes(), time.monotonic()
+    looked_at, found = _eras.get(shown, (-_SECONDS, b""))
+    if now - looked_at >= _SECONDS:
+        new = _look()
+        _eras[shown] = now, new
+        if found and found != new:
+            _forget()
+        found = new
+    return found
+
+
+def _look() -> bytes:
+    told = hashlib.blake2b(digest_size=16)
+    for each in objects():
+        # A commit of its own has files with names of its own.
+        for table, version in (("episodes", 0), ("episodes", 1), ("jobs", 0), ("jobs", 1)):
+            told.update(_commit(each, table, version))
+        told.update("\0".join(Replacements(each).records()).encode())
+    return told.digest()
+
+
+def _commit(of: Objects, table: str, version: int) -> bytes:
+    return of.get(f"{table}/_delta_log/{version:020d}.json") or b""
+
+
+def _mark(pinned: Mapping[str, int]) -> bytes:
+    """The commits that versions end with."""
+    tables = [(table, pinned[table]) for table in ("episodes", "jobs") if table in pinned]
+    return b"\0".join(_commit(each, *ends) for each in objects() for ends in tables)
+
+
+def _forget() -> None:
+    """Let go of all that was read."""
+    for cache in (_answer, _reader, _between, _opened, _kept):
+        cache.clear()
+
+
 def home(episode_id: int) -> Lake:
     """The lake that shows an episode, for what is written about it. Raises UsageError: none shows it now."""
-    return _opened(lakes()).home(episode_id)
+    return _open().home(episode_id)
 
 
 def versions() -> tuple[tuple[str, int], ...]:
@@ -163,7 +213,7 @@ def show(older: str | None) -> None:
     Raises:
         UsageError: there is no such state; the session is then pinned to the newest.
     """
-    found = _opened(lakes())
+    found = _open()
     st.query_params.pop(AS_OF, None)
     try:
         then = None if not older else found.at(int(older) if older.isdecimal() else older)
@@ -177,6 +227,7 @@ def show(older: str | None) -> None:
 
 def _pin(snapshot: Snapshot, older: str | None) -> None:
     st.session_state[_VERSIONS] = tuple(sorted(snapshot.versions.items()))
+    st.session_state[_MARK] = _mark(snapshot.versions)
     st.session_state[_AT] = datetime.now(UTC)
     st.session_state[_WHEN] = older
 
@@ -188,16 +239,16 @@ def when() -> str | None:
 
 def snapshots() -> list[str]:
     """Names of the lake's snapshots, the newest first."""
-    return [pin.name for pin in reversed(_opened(lakes()).snapshots())]
+    return [pin.name for pin in reversed(_open().snapshots())]
 
 
 def news() -> int:
     """Episodes that readers see in the newest state beyond those here; 0 too where there are fewer, or none newer."""
-    newest = _opened(lakes()).snapshot()
+    newest = _open().snapshot()
     if tuple(sorted(newest.versions.items())) == versions():
         return 0
     query = "SELECT count(*) FROM episodes"
-    return max(0, int(newest.sql(query).item()) - int(_reader(lakes(), versions()).sql(query).item()))
+    return max(0, int(newest.sql(query).item()) - int(_read_from(versions()).sql(query).item()))
 
 
 def pinned_at() -> datetime:
@@ -208,9 +259,9 @@ def pinned_at() -> datetime:
 
 def name() -> str:
     """What stands for the versions of this session in an address outside of it."""
-    found = ids.to_text(ids.key_hash("versions", *(part for pair in versions() for part in pair)))
+    found = ids.to_text(ids.key_hash("versions", era().hex(), *(part for pair in versions() for part in pair)))
     _named.pop(found, None)  # the one that was named last is forgotten last
-    _named[found] = versions()
+    _named[found] = era(), versions()
     while len(_named) > _MOST_NAMED:
         del _named[next(iter(_named))]
     return found
@@ -218,23 +269,24 @@ def name() -> str:
 
 def named(text: str) -> Reader:
     """What reads the versions of a name; the newest ones if this process does not know it."""
-    newest = tuple(sorted(_opened(lakes()).snapshot().versions.items()))
-    return _reader(lakes(), _named.get(text, newest))
+    return known(text) or _read_from(tuple(sorted(_open().snapshot().versions.items())))
 
 
 def known(text: str) -> Reader | None:
-    """What reads the versions of a name; None if this process does not know it."""
-    found = _named.get(text)
-    return None if found is None else _reader(lakes(), found)
+    """What reads the versions of a name; None if this process does not know it, or if they are not what they were."""
+    of, found = _named.get(text, (b"", ()))
+    return _read_from(found) if of == era() else None
 
 
 def is_outdated() -> bool:
     """Whether the lake has newer versions than this session is pinned to."""
-    return tuple(sorted(_opened(lakes()).snapshot().versions.items())) != versions()
+    return tuple(sorted(_open().snapshot().versions.items())) != versions()
 
 
 def refresh() -> None:
     """Let the next read pin this session to the newest versions, of a lake that was made anew in its place too."""
+    if _MARK in st.session_state and st.session_state[_MARK] != _mark(dict(st.session_state[_VERSIONS])):
+        _forget()  # it was put back, or made anew, under the pages that are open
     _opened.clear()
     st.session_state.pop(_VERSIONS, None)
     st.query_params.pop(AS_OF, None)
@@ -251,13 +303,15 @@ def changes(since: str) -> Changes:
     Raises:
         UsageError: there is no such state.
     """
-    then = _opened(lakes()).at(int(since) if since.isdecimal() else since)
-    return _between(lakes(), tuple(sorted(then.versions.items())), versions())
+    then = _open().at(int(since) if since.isdecimal() else since)
+    return _between(lakes(), era(), tuple(sorted(then.versions.items())), versions())
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=4)
-def _between(lakes: Lakes, before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]) -> Changes:
-    opened = _opened(lakes)
+def _between(
+    lakes: Lakes, era: bytes, before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]
+) -> Changes:
+    opened = _opened(lakes, era)
     return between(opened.at(dict(before)), opened.at(dict(after)))
 
 
@@ -267,18 +321,19 @@ def search(text: str, report: Report) -> None:
     Raises:
         UsageError: the text has no letter and no digit.
     """
-    _reader(lakes(), versions()).holding(text, report)
+    _read_from(versions()).holding(text, report)
 
 
 def read(query: Callable[Concatenate[Reads, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """The answer of a query of `viewer.queries` on the pinned lake."""
     name = f"{query.__module__}.{query.__qualname__}"
-    return cast("T", _answer(lakes(), versions(), name, args, tuple(sorted(kwargs.items())), query))
+    return cast("T", _answer(lakes(), era(), versions(), name, args, tuple(sorted(kwargs.items())), query))
 
 
 @st.cache_data(show_spinner="Reading the lake", max_entries=500)
 def _answer(
     lakes: Lakes,
+    era: bytes,
     pinned: tuple[tuple[str, int], ...],
     name: str,
     args: tuple[Any, ...],
@@ -286,21 +341,29 @@ def _answer(
     _query: Callable[..., Any],
 ) -> Any:
     """The leading underscore keeps the function itself out of the key; its name stands in for it."""
-    return _query(_reader(lakes, pinned), *args, **dict(kwargs))
+    return _query(_reader(lakes, era, pinned), *args, **dict(kwargs))
+
+
+def _read_from(versions: tuple[tuple[str, int], ...]) -> Reader:
+    return _reader(lakes(), era(), versions)
+
+
+def _open() -> Lake:
+    return _opened(lakes(), era())
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
-def _reader(lakes: Lakes, pinned: tuple[tuple[str, int], ...]) -> Reader:
-    return Reader(_opened(lakes).at(dict(pinned)), *_kept(lakes))
+def _reader(lakes: Lakes, era: bytes, pinned: tuple[tuple[str, int], ...]) -> Reader:
+    return Reader(_opened(lakes, era).at(dict(pinned)), *_kept(lakes, era))
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
-def _kept(lakes: Lakes) -> tuple[Kept, Remembered[pl.DataFrame]]:
+def _kept(lakes: Lakes, era: bytes) -> tuple[Kept, Remembered[pl.DataFrame]]:
     """What all sessions hold of a lake, whichever state of it they show: narrow columns, and answers."""
-    return Kept(_opened(lakes).snapshot().objects), Remembered(_MOST_ANSWERS)
+    return Kept(_opened(lakes, era).snapshot().objects), Remembered(_MOST_ANSWERS)
 
 
 @st.cache_resource(show_spinner=False, max_entries=2)
-def _opened(lakes: Lakes) -> Lake:
+def _opened(lakes: Lakes, era: bytes) -> Lake:
     """A lake, opened once: that takes longer than many a page. What it is asked for is the newest each time."""
     return lake.open(lakes)

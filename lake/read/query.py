@@ -279,7 +279,8 @@ class Session:
         if (failure := self._unread()) is not None:
             return failure
         text = self._objects.redacted(query_results.one_line(error))
-        erased = "If a forget or a vacuum ran meanwhile, read again; else " if "No such file" in text else ""
+        is_gone = "No such file" in text or "No files found" in text
+        erased = "If a forget or a vacuum ran meanwhile, read again; else " if is_gone else ""
         return LakeAccessError(f"{self._objects.root}: {text}. {erased}`trajlake doctor` tells what is damaged")
 
 

@@ -365,6 +365,10 @@ class Replacements:
         if replaced:
             self._objects.put(f"{_REPLACED}/{ids.to_text(ids.fresh_id())}.json", msgspec.json.encode(replaced))
 
+    def records(self) -> list[str]:
+        """Addresses of what was published, sorted: where there are more, earlier versions are read otherwise."""
+        return sorted(found.path for found in self._objects.list(_REPLACED))
+
     def known(self) -> dict[str, Replacement]:
         """Replacements by the old file's path; each record is read once."""
         for found in self._objects.list(_REPLACED):

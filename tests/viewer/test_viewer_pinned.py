@@ -51,6 +51,10 @@ def tasks(reader: Reads, prefix: str = "") -> list[str]:
     return reader.sql(query, {"prefix": prefix})["task_id"].to_list()
 
 
+def steps_of_all(reader: Reads) -> int:
+    return int(reader.sql("SELECT count(*) FROM steps").item())
+
+
 def test_a_question_is_answered_once_per_version(lk: Lake) -> None:
     asked.clear()
     assert [pinned.read(tasks), pinned.read(tasks), pinned.read(tasks, "b"), pinned.read(tasks, prefix="b")] == [
@@ -134,6 +138,36 @@ def test_a_lake_is_opened_once_for_all_pages_until_it_is_read_anew(lk: Lake, mon
     add(build_lake(Path(lk.uri), [rollout("made", 0, 1.0)]), "anew")
     pinned.refresh()
     assert pinned.read(tasks) == ["anew", "made"]
+
+
+def test_a_lake_that_was_made_anew_with_the_same_versions_is_another(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinned, "_SECONDS", 0.0)
+    assert pinned.read(tasks) == ["a"]
+    name, before = pinned.name(), pinned.versions()
+    shutil.rmtree(lk.uri)
+    assert lake.open(build_lake(Path(lk.uri), [rollout("b", 0, 1.0)]).uri).snapshot().versions == dict(before)
+    assert pinned.known(name) is None
+    assert pinned.read(tasks) == ["b"], "in a session that stays open"
+    assert pinned.named(name).sql("SELECT task_id FROM episodes").item() == "b"
+
+
+def test_what_was_forgotten_is_gone_from_older_states_and_from_memory(
+    lk: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned, "_SECONDS", 0.0)
+    add(lk, "b")
+    lk.name_snapshot("before")
+    pinned.show("before")
+    assert pinned.read(tasks) == ["a", "b"]
+    reader = weakref.ref(pinned.named(pinned.name()))
+    lk.forget(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'a'")["episode_id"], reason="asked")
+    for _ in range(2):  # in the same session, then in a new one
+        assert (pinned.read(tasks), pinned.when()) == (["b"], "before")
+        assert pinned.read(steps_of_all) == lk.at("before").sql("SELECT count(*) FROM steps").item()
+        pinned.refresh()
+        pinned.show("before")
+    gc.collect()
+    assert reader() is None
 
 
 def test_two_lakes_in_one_process_do_not_mix(lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +283,7 @@ def test_answers_outlive_commits_of_what_they_do_not_read_and_no_others(
     monkeypatch.setattr(
         pinned.Reader, "_asked", lambda self, query, params: asked.append(query) or whole(self, query, params)
     )
-    kept, answered = pinned._kept(lk.uri)
+    kept, answered = pinned._kept(lk.uri, pinned.era())
 
     def again() -> set[int]:
         """Which questions are asked of the lake once more; all answers are the newest."""

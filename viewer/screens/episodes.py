@@ -61,7 +61,7 @@ def show() -> None:
         labelling.offered(wanted, order)
     window = ui.pager(
         totals["episodes"],
-        f"episodes in {number(totals['groups'])} groups, mean outcome {number(totals['mean_return'])} "
+        f"episodes in {number(totals['groups'])} {'group' if totals['groups'] == 1 else 'groups'}, mean outcome {number(totals['mean_return'])} "
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)

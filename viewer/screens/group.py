@@ -37,14 +37,20 @@ def show() -> None:
         with st.container(width=260):
             score = read(outcomes.of_run, facts["run_id"], choices.outcome(facts["run_id"]))
         with st.container():
-            chosen = choices.credit(read(covering, group_id=group_id), "group")
+            found = read(covering, group_id=group_id)
+            chosen = choices.credit(found, "group")
     facts = read(groups.group, group_id, score) or facts
     _facts(facts, chosen)
     choices.explain(chosen, group_id=group_id)
     _siblings(facts, chosen, score)
     _beside(group_id, chosen, score)
     if chosen is None:
-        st.info("No credit job has covered this group: there are no anchor states to show.", icon=":material/info:")
+        said = (
+            "Choose a credit above to see the anchor states that siblings share."
+            if found
+            else "No credit job has covered this group: there are no anchor states to show."
+        )
+        st.info(said, icon=":material/info:")
     else:
         _anchors(group_id, chosen, score)
 
@@ -123,9 +129,11 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
         "no other step has (their A_S is 0)."
     )
     if shares["doubted"]:
+        weight = shares["doubted_weight"]  # None where every A_S is 0
+        of_sum = "" if weight is None else f": {percent(weight)} of the sum of |A_S|"
         st.warning(
             f"{number(shares['doubted'])} of {number(shares['shared'])} shared steps are from error texts or empty "
-            f"states, which anything may lead to: {percent(shares['doubted_weight'])} of the sum of |A_S|.",
+            f"states, which anything may lead to{of_sum}.",
             icon=":material/report:",
         )
     if not total:

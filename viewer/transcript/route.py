@@ -36,12 +36,14 @@ class _ForgottenError(Exception):
 
 def answered(request: Request) -> Response:
     """The answer to a question about a transcript."""
+    from viewer import pinned
     from viewer.transcript.answers import answer
 
     given = request.query_params
 
     def made() -> Response:
-        found = _told(given.get("of", ""), given.get("episode", ""), given.get("credit"), given.get("as_of"))
+        asked = (given.get(name, "") for name in ("of", "episode"))
+        found = _told(pinned.era(), *asked, given.get("credit"), given.get("as_of"))
         return Response(msgspec.json.encode(answer(found, given)), 200, _HEADERS, "application/json")
 
     return _guarded(made, is_own=is_fetched_by_own_page(request.headers))
@@ -66,7 +68,7 @@ def _guarded(made: Callable[[], Response], *, is_own: bool) -> Response:
 
 
 @lru_cache(maxsize=KEPT)
-def _told(of: str, episode: str, credit: str | None, older: str | None) -> "Told":
+def _told(_era: bytes, of: str, episode: str, credit: str | None, older: str | None) -> "Told":
     # Streamlit's caches, which these declare, need the server that this is a route of.
     from viewer import navigation, pinned
     from viewer.transcript.told import told
