@@ -285,10 +285,10 @@ def is_outdated() -> bool:
 
 def refresh() -> None:
     """Let the next read pin this session to the newest versions, of a lake that was made anew in its place too."""
-    if _MARK in st.session_state and st.session_state[_MARK] != _mark(dict(st.session_state[_VERSIONS])):
+    mark, were = (st.session_state.pop(name, None) for name in (_MARK, _VERSIONS))
+    if mark is not None and were is not None and mark != _mark(dict(were)):
         _forget()  # it was put back, or made anew, under the pages that are open
     _opened.clear()
-    st.session_state.pop(_VERSIONS, None)
     st.query_params.pop(AS_OF, None)
 
 

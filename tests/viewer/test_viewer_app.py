@@ -204,7 +204,7 @@ def test_every_filter_comes_from_the_address(lk: Lake) -> None:
     assert column(at, "episodes", "task_id") == ["mixed", "mixed"]
     assert column(at, "episodes", "outcome") == ["1", "1"]
     assert at.multiselect(key="status").value == ["completed", "failed"]
-    assert "1 to 2 of 2 episodes in 1 groups, mean outcome 1" in words(at)
+    assert "1 to 2 of 2 episodes in 1 group, mean outcome 1" in words(at)
 
 
 def test_a_text_is_searched_in_all_that_a_person_reads(lk: Lake) -> None:

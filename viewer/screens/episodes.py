@@ -59,9 +59,10 @@ def show() -> None:
     with aside:
         taking.offered(wanted, order, totals["episodes"])
         labelling.offered(wanted, order)
+    groups = f"{number(totals['groups'])} group{'' if totals['groups'] == 1 else 's'}"
     window = ui.pager(
         totals["episodes"],
-        f"episodes in {number(totals['groups'])} {'group' if totals['groups'] == 1 else 'groups'}, mean outcome {number(totals['mean_return'])} "
+        f"episodes in {groups}, mean outcome {number(totals['mean_return'])} "
         f"({number(totals['scored'])} scored), mean steps {number(totals['mean_steps'], 1)}",
     )
     frame = read(episodes.page, wanted, order, window)
