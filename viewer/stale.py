@@ -17,7 +17,7 @@ from viewer.plain import chip, visible
 from viewer.queries import Row, episodes, lineage, training
 from viewer.queries.episodes import EpisodeFilter
 
-MOST = 20_000
+MOST = 200_000
 """Episodes of a lake of which every page says what changed."""
 LISTED = 100
 """Groups that are listed at most."""

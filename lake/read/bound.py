@@ -8,7 +8,8 @@ of a wide table takes DuckDB longer than to answer a small question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -153,7 +154,7 @@ class BoundViews:
         held = self._memory.table(table.name, plan.columns[table.name])
         if table.name in OF_FEW_GROUPS and (held or table.name != "episodes"):
             groups = query_pruning.groups_of(table, plan.scans[table.name], self._origins)
-            few = self._few.named(table.name, groups, lambda: self._of_groups(table, groups, held))
+            few = self._few.named(table.name, groups, lambda: self._of_groups(table, groups, is_held=bool(held)))
             if few is not None:
                 columns = self._memory.columns(table.name) if held else frozenset(table.names)
                 return (None, few, (), None), query_views.kept_sql(table, [few], columns)
@@ -163,16 +164,19 @@ class BoundViews:
         body = query_views.kept_sql(table, held, self._memory.columns(table.name), hide=bool(hide))
         return (None, "", hide, None), body
 
-    def _of_groups(self, table: Table, groups: frozenset[int], held: Sequence[str]) -> str:
+    @contextmanager
+    def _of_groups(self, table: Table, groups: frozenset[int], *, is_held: bool) -> Iterator[str]:
         """SQL of the visible rows of some groups, perhaps beside others."""
-        if held:
+        if is_held:
             hide = self._hiding(table, self._files(table.name))
             columns = ", ".join(map(query_views.quoted_name, sorted(self._memory.columns(table.name))))
-            return query_views.held_sql(held, columns, hide=bool(hide))
+            with self._memory.registered(self._memory.found(table.name, "group_id", groups)) as names:
+                yield query_views.held_sql(names, columns, hide=bool(hide))
+            return
         scan = (query_pruning.Condition("group_id", frozenset(groups)),)
         files, _ = query_pruning.needed(table, self._files(table.name), [scan], self._origins, self._writes)
         self._paths(files)
-        return query_views.table_sql(table, files, hide=self._hiding(table, files), whole=self._whole(table, files))
+        yield query_views.table_sql(table, files, hide=self._hiding(table, files), whole=self._whole(table, files))
 
     def _read(self, table: Table, plan: query_pruning.Plan, *, may_hold: bool) -> tuple[Bound, str]:
         """What stands for a table and its SQL, over files."""
@@ -254,18 +258,20 @@ class BoundViews:
     def _find(self, condition: query_pruning.Condition) -> list[query_pruning.Origin]:
         import polars as pl
 
+        values = condition.values or frozenset()
+        if self._memory.table("episodes", {*ORIGIN, condition.column}):
+            parts = self._memory.found("episodes", condition.column, values)
+            rows = {tuple(row[name] for name in ORIGIN) for part in parts for row in part.select(ORIGIN).to_pylist()}
+            return [query_pruning.Origin(*row) for row in rows]
         files = self._files("episodes")
-        values = ", ".join(str(value) for value in sorted(condition.values or (), key=str))
-        if held := self._memory.table("episodes", {*ORIGIN, condition.column}):
-            source = f"({' UNION ALL '.join(f'SELECT * FROM {name}' for name in held)})"
-        elif sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
+        if sum(file.rows for file in files) <= _MOST_KEPT_KEYS:
             keys_E = episode_keys(tuple(file.path for file in files), self._objects)
-            found = keys_E.filter(pl.col(condition.column).is_in(list(condition.values or ())))
-            return [query_pruning.Origin(*row) for row in found.select(ORIGIN).unique().iter_rows()]
-        else:
-            files = [file for file in files if not query_pruning.excluded(file, (condition,))]
-            if not files:
-                return []
-            source = query_views.parquet(TABLES["episodes"], self._paths(files))
-        query = f"SELECT DISTINCT {', '.join(ORIGIN)} FROM {source} WHERE {condition.column} IN ({values})"
+            found = keys_E.filter(pl.col(condition.column).is_in(list(values))).select(ORIGIN).unique()
+            return [query_pruning.Origin(*row) for row in found.iter_rows()]
+        files = [file for file in files if not query_pruning.excluded(file, (condition,))]
+        if not files:
+            return []
+        source = query_views.parquet(TABLES["episodes"], self._paths(files))
+        among = ", ".join(str(value) for value in sorted(values, key=str))
+        query = f"SELECT DISTINCT {', '.join(ORIGIN)} FROM {source} WHERE {condition.column} IN ({among})"
         return [query_pruning.Origin(*row) for row in self._connection().execute(query).fetchall()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import duckdb
 
@@ -30,17 +31,18 @@ class FewGroups:
         self._made: OrderedDict[tuple[str, frozenset[int]], str | None] = OrderedDict()
         self._number = 0
 
-    def named(self, table: str, groups: frozenset[int], body: Callable[[], str]) -> str | None:
+    def named(self, table: str, groups: frozenset[int], body: Callable[[], AbstractContextManager[str]]) -> str | None:
         """What the table with the rows of these groups is called; None if groups or rows are too many.
 
         Args:
-            body: SQL of all rows of `table` of these groups, perhaps beside others.
+            body: SQL of all rows of `table` of these groups, perhaps beside others, that can be run while it lasts.
         """
         if not 0 < len(groups) <= _MOST_GROUPS:
             return None
         key = (table, groups)
         if key not in self._made:
-            self._made[key] = self._make(groups, body())
+            with body() as rows:
+                self._made[key] = self._make(groups, rows)
             while len(self._made) > _MOST_TABLES:
                 self._drop(self._made.popitem(last=False)[1])
         self._made.move_to_end(key)
@@ -59,7 +61,7 @@ class FewGroups:
         among = ", ".join(map(str, sorted(groups)))
         run = self._connection().execute
         run(f"CREATE TABLE {name} AS SELECT * FROM ({body}) WHERE group_id IN ({among}) LIMIT {_MOST_ROWS + 1}")
-        if run(f"SELECT count(*) FROM {name}").fetchone() == (_MOST_ROWS + 1,):
+        if run(f"SELECT count(*) FROM {name}").fetchall() == [(_MOST_ROWS + 1,)]:
             self._drop(name)
             return None
         return name

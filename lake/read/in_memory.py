@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
@@ -67,6 +68,34 @@ class InMemory:
         if name not in self._names:
             self._register(name, self._kept.rows(name, self._files(name)))
         return self._names[name]
+
+    def found(self, name: str, column: str, values: Collection[Any]) -> list[pa.Table]:
+        """Rows of a table of which all that is held is read, in parts, whose column has one of some values.
+
+        Arrow finds them in a fraction of the time in which DuckDB goes through its rows.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        assert self._kept is not None
+        found = []
+        for part in self._kept.rows(name, self._files(name)):
+            words = part[column].combine_chunks()
+            words = words.dictionary_decode() if pa.types.is_dictionary(words.type) else words
+            found.append(part.filter(pc.is_in(words, pa.array(list(values), words.type))))
+        return found
+
+    @contextmanager
+    def registered(self, parts: Sequence[pa.Table]) -> Iterator[list[str]]:
+        """What some rows are called in the connection, for as long as this lasts."""
+        names = [f"found_{number}" for number in range(len(parts))]
+        for called, part in zip(names, parts, strict=True):
+            self._connection().register(called, part)
+        try:
+            yield names
+        finally:
+            for called in names:
+                self._connection().unregister(called)
 
     def view(self, name: str) -> list[str]:
         """What the parts of a view with a row for each episode are called; none if it is not held."""
