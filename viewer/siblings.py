@@ -13,7 +13,7 @@ from viewer.links import Page
 from viewer.navigation import href
 from viewer.pinned import read
 from viewer.plain import number, one_line
-from viewer.queries import Row, Window, groups, side_by_side
+from viewer.queries import Row, groups, side_by_side
 
 _MOST_LISTED = 1000
 
@@ -73,7 +73,8 @@ def choose(group_id: int, score: str | None, chosen: list[int], *, leads: bool =
     Args:
         leads: the address follows, as on the page that shows them.
     """
-    frame = read(groups.siblings, group_id, None, Window(_MOST_LISTED), score)
+    listed = read(groups.strip, group_id, score).sort("rollout_index", "attempt", "episode_id", nulls_last=True)
+    frame = listed.head(_MOST_LISTED)
     rows = {row["episode_id"]: row for row in frame.iter_rows(named=True)}
     labels = {one: f"{name(row)}: {number(row['outcome'])} ({one_line(row['status'])})" for one, row in rows.items()}
     key = f"beside-{'-'.join(map(str, chosen))}"

@@ -8,14 +8,15 @@ of the step advantages an anchor makes.
 from collections.abc import Sequence
 
 import polars as pl
+from polars.dataframe.group_by import GroupBy
 
 from lake.judgements.credit import Credit
 from lake.judgements.scores import ENV_RETURN
-from viewer.queries import EXCERPT, Reads, Row, Sort, Window, count, is_empty, order_by, outcomes, themselves
+from viewer.queries import EXCERPT, Reads, Row, Sort, Window, is_empty, order_by, outcomes, themselves
 from viewer.queries.side_by_side import taken
 
-ORDERS = themselves(
-    *("size", "episodes", "actions", "spread", "lowest", "highest", "mean_step", "ways_in", "states", "share", "doubt")
+ORDERS = (
+    *("size", "episodes", "actions", "spread", "lowest", "highest", "mean_step", "ways_in", "states", "share", "doubt"),
 )
 """Columns that may order anchor states."""
 
@@ -26,20 +27,18 @@ def shares(lake: Reads, group_id: int, credit: Credit) -> Row:
     doubted are shared steps from an error text or an empty state; doubted_weight is their share of the sum of |A_S|,
     NULL if that is 0.
     """
-    query = f"""
-        SELECT count(*) AS steps, count(*) FILTER (is_shared) AS shared, count(*) FILTER (anchor_size = 1) AS alone,
-               count(*) FILTER (is_shared AND doubted) AS doubted,
-               coalesce(sum(abs(a_step)) FILTER (is_shared AND doubted), 0) / nullif(sum(abs(a_step)), 0)
-               AS doubted_weight
-        FROM (
-            SELECT a.*, a.anchor_episodes > 1 AND a.anchor_key IS NOT NULL AS is_shared,
-                   coalesce(s.state_is_error, false) OR coalesce({is_empty("s.state")}, false) AS doubted
-            FROM {credit.rows} AS a
-            JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
-            WHERE a.group_id = $group
-        )
-        """
-    return lake.sql(query, {"group": group_id}).row(0, named=True)
+    steps = _visited(lake, group_id, credit)
+    is_shared = (pl.col("anchor_episodes") > 1) & pl.col("anchor_key").is_not_null()
+    is_doubted = is_shared & pl.any_horizontal(pl.col("state_is_error", "state_is_empty").fill_null(value=False))
+    weight = pl.col("a_step").abs()
+    found = steps.select(
+        steps=pl.len(),
+        shared=is_shared.sum(),
+        alone=(pl.col("anchor_size") == 1).sum(),
+        doubted=is_doubted.sum(),
+        doubted_weight=pl.when(weight.sum() > 0).then(weight.filter(is_doubted).sum() / weight.sum()),
+    )
+    return found.row(0, named=True)
 
 
 def page(lake: Reads, group_id: int, credit: Credit, window: Window, sort: Sort | None = None) -> pl.DataFrame:
@@ -49,37 +48,59 @@ def page(lake: Reads, group_id: int, credit: Credit, window: Window, sort: Sort 
     distinct texts; lowest, highest and spread are of the return-to-go; share is of the group's sum of |A_S|. doubt says
     why the state may stand for several: an error, or empty.
     """
-    query = f"""
-        WITH visits AS (
-            SELECT a.*, s.state, s.state_hash, s.state_is_error, s.led_here, {taken("s")} AS taken
-            FROM {credit.rows} AS a
-            JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
-            WHERE a.group_id = $group
-        )
-        SELECT anchor_key, count(*) AS size, count(DISTINCT episode_id) AS episodes,
-               count(DISTINCT taken) AS actions, min(return_to_go) AS lowest, max(return_to_go) AS highest,
-               max(return_to_go) - min(return_to_go) AS spread, avg(step_index) AS mean_step,
-               left(arg_min(state, step_index), {EXCERPT}) AS state, count(DISTINCT led_here) AS ways_in,
-               count(DISTINCT state_hash) AS states,
-               sum(abs(a_step)) / (SELECT nullif(sum(abs(a_step)), 0) FROM visits) AS share,
-               CASE WHEN bool_or(state_is_error) THEN 'error text'
-                    WHEN bool_and({is_empty("state")}) THEN 'empty' END AS doubt
-        FROM visits WHERE anchor_key IS NOT NULL
-        GROUP BY anchor_key HAVING count(DISTINCT episode_id) > 1
-        ORDER BY {order_by(sort, ORDERS, "episodes DESC, size DESC, anchor_key")} LIMIT $limit OFFSET $offset
-        """
-    return lake.sql(query, {"group": group_id} | window.params())
+    steps = _visited(lake, group_id, credit)
+    whole = steps["a_step"].abs().sum() or None
+    returns, weight, empty = pl.col("return_to_go"), pl.col("a_step"), pl.col("state_is_empty")
+    found = _shared(steps).agg(
+        size=pl.len().cast(pl.Int64),
+        episodes=pl.col("episode_id").n_unique().cast(pl.Int64),
+        actions=pl.col("taken").n_unique().cast(pl.Int64),
+        lowest=returns.min(),
+        highest=returns.max(),
+        spread=returns.max() - returns.min(),
+        mean_step=pl.col("step_index").mean(),
+        state=pl.col("state").sort_by("step_index", "episode_id").drop_nulls().first(),
+        ways_in=pl.col("led_here").drop_nulls().n_unique().cast(pl.Int64),
+        states=pl.col("state_hash").drop_nulls().n_unique().cast(pl.Int64),
+        share=pl.when(weight.count() > 0).then(weight.abs().sum() / whole),
+        doubt=pl.when(pl.col("state_is_error").any())
+        .then(pl.lit("error text"))
+        .when(empty.all() & (empty.count() > 0))
+        .then(pl.lit("empty")),
+    )
+    by, falls = ["episodes", "size", "anchor_key"], [True, True, False]
+    if sort is not None and sort.column in ORDERS:
+        by, falls = [sort.column, *by], [sort.descending, *falls]
+    return found.sort(by, descending=falls, nulls_last=True).slice(window.offset, window.limit)
 
 
 def total(lake: Reads, group_id: int, credit: Credit) -> int:
     """Number of rows of `page`."""
+    return _shared(_visited(lake, group_id, credit)).len().height
+
+
+def _visited(lake: Reads, group_id: int, credit: Credit) -> pl.DataFrame:
+    """The steps of a group that a credit knows, one row each: what a page about the group asks three times.
+
+    episode_id, step_index; of the credit anchor_key, anchor_size, anchor_episodes, return_to_go, a_step; of the state
+    its beginning, state_hash, state_is_error, state_is_empty; taken and led_here, equal where the same was done there,
+    and before it.
+    """
     query = f"""
-        SELECT count(*) FROM (
-            SELECT anchor_key FROM {credit.rows} WHERE group_id = $group AND anchor_key IS NOT NULL
-            GROUP BY anchor_key HAVING count(DISTINCT episode_id) > 1
-        )
+        SELECT a.episode_id, a.step_index, a.anchor_key, a.anchor_size, a.anchor_episodes, a.return_to_go, a.a_step,
+               left(s.state, {EXCERPT}) AS state, s.state_hash, s.state_is_error,
+               {is_empty("s.state")} AS state_is_empty, hash({taken("s")}) AS taken, s.led_here
+        FROM {credit.rows} AS a
+        JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
+        WHERE a.group_id = $group
         """
-    return count(lake, query, {"group": group_id})
+    return lake.sql(query, {"group": group_id})
+
+
+def _shared(steps: pl.DataFrame) -> GroupBy:
+    """The steps of each anchor that two or more episodes passed."""
+    several = pl.col("episode_id").n_unique().over("anchor_key") > 1
+    return steps.filter(pl.col("anchor_key").is_not_null()).filter(several).group_by("anchor_key")
 
 
 def visits(
@@ -218,6 +239,6 @@ def _steps(lake: Reads, group_id: int) -> str:
     members, _ = outcomes.of_group(lake, group_id, ENV_RETURN)
     found = lake.sql(f"SELECT episode_id FROM {members} WHERE group_id = ?", [group_id])["episode_id"]
     return f"""(
-        SELECT *, lag({taken("steps")}) OVER (PARTITION BY episode_id ORDER BY step_index) AS led_here
+        SELECT *, lag(hash({taken("steps")})) OVER (PARTITION BY episode_id ORDER BY step_index) AS led_here
         FROM steps WHERE episode_id IN ({", ".join(map(str, found)) or "NULL"})
     )"""

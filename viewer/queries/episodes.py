@@ -24,17 +24,16 @@ EpisodeColumn = Literal["initial_messages", "final_observation", "tools", "groun
 def episode(lake: Reads, episode_id: int) -> Row | None:
     """An episode's facts without its documents; None if there is no such episode."""
     # Tokens and cost of an episode that only its calls tell: their sum, if every call does.
-    sums = ", ".join(
-        f"coalesce({name}, (SELECT if(count({name}) = count(*), sum({name}), NULL) FROM mine)) AS {name}"
-        for name in ("prompt_tokens", "completion_tokens", "cost")
-    )
+    told = ("prompt_tokens", "completion_tokens", "cost")
+    sums = ", ".join(f"if(count({name}) = count(*), sum({name}), NULL) AS {name}" for name in told)
     query = f"""
-        WITH mine AS (SELECT prompt_tokens, completion_tokens, cost FROM steps WHERE episode_id = $episode)
-        SELECT episode_id, group_id, run_id, task_id, rollout_index, attempt, collection_round, environment, split,
-               agent_id, policy, policy_version, status, terminated, stop_reason, env_return, num_steps, {sums}, seed,
-               expected_group_size, started_at, ended_at, epoch(ended_at - started_at) AS seconds, source_format,
-               source_uri, source_id, left(error, $text) AS error
-        FROM episodes WHERE episode_id = $episode
+        SELECT e.episode_id, e.group_id, e.run_id, e.task_id, e.rollout_index, e.attempt, e.collection_round,
+               e.environment, e.split, e.agent_id, e.policy, e.policy_version, e.status, e.terminated, e.stop_reason,
+               e.env_return, e.num_steps, {", ".join(f"coalesce(e.{name}, s.{name}) AS {name}" for name in told)},
+               e.seed, e.expected_group_size, e.started_at, e.ended_at, epoch(e.ended_at - e.started_at) AS seconds,
+               e.source_format, e.source_uri, e.source_id, left(e.error, $text) AS error
+        FROM episodes AS e CROSS JOIN (SELECT {sums} FROM steps WHERE episode_id = $episode) AS s
+        WHERE e.episode_id = $episode
         """
     return only_row(lake.sql(query, {"episode": episode_id, "text": TEXT}))
 

@@ -137,10 +137,13 @@ def siblings(
 
 
 def strip(lake: Reads, group_id: int, score: str | None = None) -> pl.DataFrame:
-    """Outcomes of all siblings, the lowest first, the unscored last: episode_id, rollout_index, attempt, outcome."""
+    """Outcomes of all siblings, the lowest first, the unscored last.
+
+    episode_id, rollout_index, attempt, status, outcome.
+    """
     judged, params = outcomes.of_group(lake, group_id, score)
     query = f"""
-        SELECT episode_id, rollout_index, attempt, outcome FROM {judged} WHERE group_id = $group
+        SELECT episode_id, rollout_index, attempt, status, outcome FROM {judged} WHERE group_id = $group
         ORDER BY outcome NULLS LAST, rollout_index, attempt, episode_id
         """
     return lake.sql(query, params | {"group": group_id})
