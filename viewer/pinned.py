@@ -5,6 +5,7 @@ by (lake, versions, query, arguments): another version is another answer, and no
 """
 
 import hashlib
+import math
 import os
 import threading
 import time
@@ -48,8 +49,9 @@ T = TypeVar("T")
 _named: dict[str, tuple[bytes, tuple[tuple[str, int], ...]]] = {}
 _MOST_NAMED = 1000
 _MOST_IDLE = 4
-_SECONDS = 1.0
-"""How long it is taken for granted that a lake is the one it was, and that nothing was forgotten."""
+_SECONDS, _SECONDS_OF_A_BUCKET = 1.0, 15.0
+"""How long it is taken for granted that a lake is the one it was and nothing was forgotten: a look takes five small
+files, or requests."""
 _MOST_SEARCHES = 8
 _MOST_ANSWERS = 32 << 20
 """Bytes of answers that are remembered of a lake."""
@@ -154,8 +156,9 @@ def era() -> bytes:
     Nothing of another era is shown, and nothing of it stays in memory.
     """
     shown, now = lakes(), time.monotonic()
-    looked_at, found = _eras.get(shown, (-_SECONDS, b""))
-    if now - looked_at >= _SECONDS:
+    looked_at, found = _eras.get(shown, (-math.inf, b""))
+    age = now - looked_at
+    if age >= _SECONDS and (age >= _SECONDS_OF_A_BUCKET or all(each.folder for each in objects())):
         new = _look()
         _eras[shown] = now, new
         if found and found != new:

@@ -15,7 +15,7 @@ import duckdb
 TABLES = ("episodes", "advantages", "credit_groups")
 """Tables of which rows are copied: narrow ones that say their group."""
 _MOST_GROUPS = 16
-_MOST_ROWS = 50_000
+_MOST_ROWS = 20_000
 _MOST_TABLES = 12
 
 
