@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from lake.storage.encoding import FileStatistics
 
-
 _DIGEST_BYTES = 16
 CLEAN = "clean"
 """How the name of a compacted file begins."""
