@@ -229,7 +229,7 @@ def _of_update(lake: Reads, job_id: int, update: int, credit: Credit | None) -> 
     consumed, params = _consumed(job_id, chosen, "AND b.optimizer_step = $update")
     query = f"""
         SELECT * REPLACE (dead > 0 AS dead), TRY_CAST(task_id AS BIGINT) AS task_number,
-               total_size / nullif(defined, 0) AS mean_size, credited - defined AS undefined
+               total_size / nullif(defined, 0) AS mean_size, nullif(credited, 0) - defined AS undefined
         FROM ({consumed})
         """
     return lake.sql(query, params | {"update": update})
