@@ -1,7 +1,8 @@
 """The lake that a browser session looks at: pinned to table versions until the reader asks for others.
 
 All pages of a session read the same versions, so numbers on two pages agree while jobs are writing. Answers are cached
-by (lake, versions, query, arguments): another version is another answer, and nothing ever expires wrongly.
+by (lake, era, versions, query, arguments): another version is another answer, and so are the same versions of a lake
+that was made anew, or from which something was forgotten (`era`).
 """
 
 import hashlib

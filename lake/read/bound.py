@@ -152,6 +152,7 @@ class BoundViews:
         if table.name not in plan.columns:
             return None
         held = self._memory.table(table.name, plan.columns[table.name])
+        # Of `episodes` no documents are copied: only what is held.
         if table.name in OF_FEW_GROUPS and (held or table.name != "episodes"):
             groups = query_pruning.groups_of(table, plan.scans[table.name], self._origins)
             few = self._few.named(table.name, groups, lambda: self._of_groups(table, groups, is_held=bool(held)))

@@ -38,6 +38,8 @@ FEW_FILES = 16
 FEW_BYTES = 64 << 20
 _MANY = 100
 """Ids in a condition above which looking them up is not worth it."""
+_FEW = 16
+"""Episodes in a condition above which they may be of many groups."""
 CONDITIONS = re.compile(r"\b(where|having|qualify|join|on|filter)\b", re.IGNORECASE)
 _LONGEST_TEXT = 500
 _INTEGER = r"-?\d+"
@@ -151,7 +153,7 @@ def groups_of(
         by = {condition.column: condition for condition in scan if condition.values}
         if "group_id" in by:
             found.update(value for value in by["group_id"].values or () if isinstance(value, int))
-        elif table.name == "episodes" and "episode_id" in by and len(by["episode_id"].values or ()) <= FEW_FILES:
+        elif table.name == "episodes" and "episode_id" in by and len(by["episode_id"].values or ()) <= _FEW:
             found.update(origin.group_id for origin in origins(by["episode_id"]))
         else:
             return frozenset()

@@ -5,6 +5,7 @@ file: columns younger than a file read as NULL, and nothing needs every file's f
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -97,31 +98,31 @@ def table_sql(
     """A table's visible rows as SQL.
 
     Args:
-        columns: those that are read, as in `kept_sql`; None is all. To name all that a wide table has takes DuckDB
-            longer than most queries take.
-        whole: paths of files that have all columns (`lake.read.footers`).
         hide: places whose files have hidden episodes (`hidden`).
         where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
         by_clock: of `jobs` of several lakes, whose versions cannot be compared: microseconds stand for them.
+        columns: those that are read, as in `kept_sql`; None is all. To name all that a wide table has takes DuckDB
+            longer than most queries take.
+        whole: paths of files that have all columns (`lake.read.footers`).
     """
     if not files:
         nothing = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quoted_name(c.name)}" for c in table.columns)
         return f"SELECT {nothing} WHERE false"
     if columns is not None:
         columns = {*columns, *table.key, "write_id", *(("episode_id",) if hide else ()), *_WORD.findall(where)}
-    kinds = sorted({(file.place, tuple(sorted(file.dead)), file.path in whole) for file in files})
+    alike: dict[tuple[int, tuple[int, ...], bool], list[str]] = defaultdict(list)
+    for file in files:
+        alike[file.place, tuple(sorted(file.dead)), file.path in whole].append(file.path)
+    of_places: dict[int, list[str]] = defaultdict(list)
+    for (place, dead, is_whole), paths in sorted(alike.items()):
+        conditions = [where] if where else []
+        if dead:
+            conditions.append(f"write_id NOT IN ({', '.join(map(str, dead))})")
+        source = _as_they_are(paths) if is_whole else parquet(table, paths, columns)
+        condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        of_places[place].append(f"SELECT {_listed(table, None if is_whole else columns)} FROM {source}{condition}")
     places = []
-    for place in sorted({file.place for file in files}):
-        parts = []
-        for kind in (kind for kind in kinds if kind[0] == place):
-            _, dead, is_whole = kind
-            paths = [f.path for f in files if (f.place, tuple(sorted(f.dead)), f.path in whole) == kind]
-            conditions = [where] if where else []
-            if dead:
-                conditions.append(f"write_id NOT IN ({', '.join(map(str, dead))})")
-            source = _as_they_are(paths) if is_whole else parquet(table, paths, columns)
-            condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-            parts.append(f"SELECT {_listed(table, None if is_whole else columns)} FROM {source}{condition}")
+    for place, parts in of_places.items():
         body = " UNION ALL ".join(parts)
         if place in hide:
             body = f"SELECT * FROM ({body}) ANTI JOIN {hidden(place)} USING (episode_id)"

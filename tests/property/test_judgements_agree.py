@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lake import Snapshot, ids
 from lake.errors import DataRefusedError
 from lake.judgements.credit import covering, find_credit, outdated
-from lake.judgements.scores import ENV_RETURN, current_versions
+from lake.judgements.scores import ENV_RETURN, current_rows, current_versions
 from lake.read import show
 from pipelines.credit import GiGPO
 from pipelines.credit.compare import compare
@@ -168,8 +168,9 @@ class JudgementMachine(RuleBasedStateMachine):
             }
             for frame in seen.values():
                 assert {e: s for e, s in frame.select("episode_id", "score").iter_rows() if s is not None} == said
-        view = snapshot.sql("SELECT episode_id, value FROM current_scores WHERE step_index IS NULL")
-        assert dict(view.iter_rows()) == self.scores(self.version)
+        for rows in ("current_scores", current_rows(snapshot)):
+            view = snapshot.sql(f"SELECT episode_id, value FROM {rows} WHERE step_index IS NULL")
+            assert dict(view.iter_rows()) == self.scores(self.version)
 
     def scores(self, version: str | None) -> dict[int, float]:
         """What a version of the judge said of visible episodes."""

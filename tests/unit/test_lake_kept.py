@@ -167,6 +167,8 @@ def test_few_groups_answer_as_files_do(lk: Lake, monkeypatch: pytest.MonkeyPatch
         groups = snapshot.sql("SELECT DISTINCT group_id FROM episodes ORDER BY 1")["group_id"].to_list()
         choices = [f"group_id IN ({', '.join(map(str, some))})" for some in (groups[:1], groups[1:], groups[:1], [7])]
         questions = [text.format(groups=among) for among in choices for text in OF_GROUPS]
+        some = ", ".join(map(str, snapshot.sql("SELECT episode_id FROM episodes ORDER BY 1 LIMIT 3")["episode_id"]))
+        questions.append(f"SELECT task_id, env_return FROM episodes WHERE episode_id IN ({some})")
         with snapshot.session() as plain:
             expected = [plain.query(question).sort(pl.all()) for question in questions]
         for most_rows, most_tables in ((few_groups._MOST_ROWS, 2), (4, 12)):

@@ -16,7 +16,8 @@ from viewer.queries import EXCERPT, Reads, Row, Sort, Window, is_empty, order_by
 from viewer.queries.side_by_side import taken
 
 ORDERS = (
-    *("size", "episodes", "actions", "spread", "lowest", "highest", "mean_step", "ways_in", "states", "share", "doubt"),
+    *("size", "episodes", "actions", "spread", "lowest", "highest"),
+    *("mean_step", "ways_in", "states", "share", "doubt"),
 )
 """Columns that may order anchor states."""
 
