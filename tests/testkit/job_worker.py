@@ -5,8 +5,8 @@
 STORAGE are storage options as JSON. Each JOB is `NAME ARGUMENTS` as JSON, of `JOBS`; a line of JSON with its report is
 printed for each. The process that has the second part meets its FATE: `none`; `before` its task or `after` it (its
 answer is lost) it is killed; `node`: so is the node that it belongs to; `wait`: every part leaves a mark in FOLDER, and
-the second waits for a file `go` there, so that the driver can be killed meanwhile; `late`: so does the fourth, when
-the first of them in order is done.
+the second waits for a file `go` there, so that the driver can be killed meanwhile; `late`: so does the fourth in the
+order of the job, whoever has it, and what comes before it gets done.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class DoomedExecutor:
         """That were in the object stores of a cluster when a result came."""
 
     def map(self, task: Any, items: Iterable[Any], *, without: Collection[str] = ()) -> Iterator[Any]:
-        doomed = ((task, self._fate, self._folder, item) for item in items)
+        doomed = ((task, self._fate, self._folder, place, item) for place, item in enumerate(items, 1))
         for result in self._inner.map(run_doomed, doomed, without=without):
             self.most_bytes = max(self.most_bytes, _object_store_bytes())
             yield result
@@ -49,11 +49,11 @@ class DoomedExecutor:
         return self._inner.on_nodes(task, item)
 
 
-def run_doomed(item: tuple[Any, str, str, Any]) -> Any:
+def run_doomed(item: tuple[Any, str, str, int, Any]) -> Any:
     """Run a part, and meet its fate."""
-    task, fate, folder, part = item
+    task, fate, folder, place, part = item
     number = _number(folder)
-    if (number, fate) in ((2, "wait"), (4, "late")):
+    if (number, fate) == (2, "wait") or (place, fate) == (4, "late"):
         while not Path(folder, "go").exists():
             time.sleep(0.02)
     if number == 2 and fate in ("before", "after", "node"):
