@@ -30,6 +30,10 @@ class LakeAccessError(TrajlakeError, PermissionError):
     """The lake cannot be read or written: permissions, a full disk, a damaged file."""
 
 
+class SearchIndexError(TrajlakeError, OSError):
+    """The search index, which lies beside no lake, cannot be kept: no room, or no permission. The lake is sound."""
+
+
 class ContractError(TrajlakeError, ValueError):
     """A frame breaks its table's contract, or a job's input breaks the job's."""
 

@@ -13,7 +13,7 @@ from lake.errors import TrajlakeError
 from lake.read.text_table import counted
 from viewer import pinned, views
 from viewer.figures import PICK, Chart, Drawn
-from viewer.links import Page, given, given_id, given_int
+from viewer.links import Page, given, given_id, given_int, nonsense
 from viewer.navigation import Value, anchor, href, to_newest, visit
 from viewer.plain import chip, slug, visible
 from viewer.queries import PAGE_ROWS, Row, Window
@@ -45,6 +45,7 @@ def header(title: str) -> None:
         st.header(title, anchor=False, width="stretch")
         views.bar()
         _age()
+    _say_nonsense()
 
 
 def bar(content: str) -> None:
@@ -54,6 +55,13 @@ def bar(content: str) -> None:
         st.html(f'<div class="trajlake-bar">{content}</div>', width="stretch")
         views.bar()
         _age()
+    _say_nonsense()
+
+
+def _say_nonsense() -> None:
+    """Name the parameters of the address that no page makes anything of."""
+    for name, value, valid in nonsense():
+        missing(f"{chip(f'{name}={value}')} of the address was left out: `{name}` takes {valid}.")
 
 
 def _age() -> None:

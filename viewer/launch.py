@@ -51,7 +51,8 @@ def view(lake_uri: Lakes, port: int | None, no_browser: bool, read_only: bool) -
     shown = tuple(member.uri for member in opened.members)
     chosen = free_port(port)
     address = f"http://{HOST}:{chosen}"
-    threading.Thread(target=_announce, args=(address, " and ".join(shown), not no_browser), daemon=True).start()
+    said = f"{' and '.join(shown)} {'is' if len(shown) == 1 else 'are'} shown at {address} (Ctrl-C ends it)"
+    threading.Thread(target=_announce, args=(address, said, not no_browser), daemon=True).start()
     os.environ[READ_ONLY] = "1" if read_only else "0"
     serve(shown[0] if len(shown) == 1 else shown, chosen)
 
@@ -133,8 +134,8 @@ def import_pages() -> None:
     import_module("viewer.figures").task_histogram(pl.DataFrame({"success": [0.0], "tasks": [1]})).to_dict()
 
 
-def _announce(address: str, shown: str, open_browser: bool) -> None:
-    """Print the address, and open it, once the server answers."""
+def _announce(address: str, said: str, open_browser: bool) -> None:
+    """Say it, and open the address, once the server answers."""
     give_up = time.monotonic() + _PATIENCE
     while time.monotonic() < give_up:
         try:
@@ -142,7 +143,7 @@ def _announce(address: str, shown: str, open_browser: bool) -> None:
                 break
         except (URLError, OSError):
             time.sleep(0.1)
-    click.echo(f"{shown} is shown at {address} (Ctrl-C ends it)")
+    click.echo(said)
     sys.stdout.flush()
     if open_browser:
         webbrowser.open(address)

@@ -7,7 +7,7 @@ foreign text, as they were recorded: on a page they go through `viewer.plain`.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -15,7 +15,9 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from lake.tables import STATUSES
 from viewer.queries import Row
+from viewer.queries.groups import Signal
 
 NAME = 120
 """Characters of a name in the heading of a page."""
@@ -98,13 +100,43 @@ class Page(StrEnum):
 PARAMETERS = frozenset(
     """
     a_credit a_rounds a_run a_version about anchor as_of average axis b_credit b_rounds b_run b_version beside by
-    chart credit definition episode error facets failed flag follow gone group job kind list max min open opened over
-    page q reason reasoning reject round round_from round_to run score scorer signal since sort sql state status
-    step steps_from steps_to success tag task text tool tools unlabelled unscored update version version_from
-    version_to
+    chart credit definition episode error facets failed flag follow gone group grouping job kind list max min open
+    opened over page q reason reasoning reject round round_from round_to run score scorer signal since sort sql
+    state status step steps_from steps_to success tag task text tool tools unlabelled unscored update version
+    version_from version_to
     """.split()  # noqa: SIM905
 )
 """Parameters of all pages; the guide says which page has which."""
+
+
+JOB_STATES = ("succeeded", "failed", "started")
+_WHOLE = frozenset(
+    (
+        *("gone", "page", "round", "step", "update", "version"),
+        *("round_from", "round_to", "steps_from", "steps_to", "version_from", "version_to"),
+    )
+)
+_FINITE = frozenset(("min", "max", "success"))
+_ONE_OF: Mapping[str, Collection[str]] = {
+    "status": STATUSES,
+    "state": JOB_STATES,
+    "signal": tuple(Signal),
+    "unscored": ("true", "false"),
+}
+
+
+def nonsense() -> list[tuple[str, str, str]]:
+    """Parameters of the present address whose value says nothing: name, value, and what it would have to be."""
+    found = []
+    for name in st.query_params:
+        for value in filter(None, st.query_params.get_all(name)):
+            if name in _WHOLE and whole(value) is None:
+                found.append((name, value, "a whole number"))
+            elif name in _FINITE and finite(value) is None:
+                found.append((name, value, "a number"))
+            elif name in _ONE_OF and value not in _ONE_OF[name]:
+                found.append((name, value, "one of " + ", ".join(_ONE_OF[name])))
+    return found
 
 
 def given(name: str) -> str | None:

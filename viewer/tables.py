@@ -21,7 +21,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake.cli.options import readable
 from viewer.links import given
 from viewer.navigation import changed
-from viewer.plain import aligned, one_line, signed
+from viewer.plain import aligned, chip, one_line, signed
 from viewer.queries import Row, Sort
 
 CELL = 400
@@ -141,6 +141,11 @@ def table(
         parameter: of the address, which holds the order.
         page: of the address, which holds the page; another order begins at the first.
     """
+    if sortable and (asked := ordered_by(parameter)) is not None and asked.column not in sortable:
+        st.warning(
+            f"{chip(f'{parameter}={asked}')} of the address was left out: nothing is ordered by {chip(asked.column)}.",
+            icon=":material/search_off:",
+        )
     shown = readable(frame)
     columns = {name: _as_wide_as_needed(column, frame[name]) for name, column in columns.items()}
     marked = chosen if chosen is not None else given(OPENED)

@@ -71,7 +71,7 @@ def read_kept(snapshot: Snapshot, wanted: str) -> Kept:
     return Kept(job_id, name, episodes, collected(steps.join(episodes.lazy(), on="episode_id", how="semi")))
 
 
-_NEWEST = """
+GROUPINGS = """
 WITH named AS (SELECT DISTINCT grouping, split_part(grouping, '/', 1) AS name, job_id FROM groupings),
 
 newest AS (
@@ -81,12 +81,13 @@ newest AS (
 
 SELECT name, grouping, job_id FROM named JOIN newest USING (name, job_id) ORDER BY grouping
 """
-"""Groupings under their newest definition: the draws of an older one of the same name are gone."""
+"""name, grouping (the name, or a draw of it: `half/0`) and job_id of the groupings under their newest definition: the
+draws of an older one of the same name are gone."""
 
 
 def grouping_job(snapshot: Snapshot, name: str) -> int | None:
     """The newest succeeded job that wrote a grouping's name, or any draw of it; None if none did."""
-    found = snapshot.sql(_NEWEST).filter(pl.col("name") == name.partition("/")[0])
+    found = snapshot.sql(GROUPINGS).filter(pl.col("name") == name.partition("/")[0])
     return None if found.is_empty() else int(found["job_id"][0])
 
 
@@ -99,7 +100,7 @@ def read_grouping(snapshot: Snapshot, name: str) -> pl.DataFrame:
     Raises:
         UsageError: no such grouping.
     """
-    known = snapshot.sql(_NEWEST)
+    known = snapshot.sql(GROUPINGS)
     job = known.filter(pl.col("grouping") == name)["job_id"].to_list()
     if not job:
         there = f"there are {', '.join(known['grouping'])}" if known.height else "there is none yet"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from lake.errors import LakeAccessError
+from lake.errors import SearchIndexError
 from lake.read.joined_snapshot import JoinedSnapshot
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
@@ -36,6 +36,7 @@ def holding(snapshot: Snapshot, text: str, report: Report = lambda _done, _of: N
     Raises:
         UsageError: the text has no letter and no digit.
         LakeAccessError: a file of the lake is gone or damaged.
+        SearchIndexError: there is no room for the index, or no permission to write it.
     """
     if isinstance(snapshot, JoinedSnapshot):
         found = pl.concat([holding(member, text, report) for member in snapshot.members])
@@ -48,8 +49,11 @@ def holding(snapshot: Snapshot, text: str, report: Report = lambda _done, _of: N
     try:
         found = _found(path, snapshot, wanted, report)
     except sqlite3.OperationalError as error:
-        msg = f"the search index {path} cannot be used: {error}. Make room for it, or set {place.ENVIRONMENT}"
-        raise LakeAccessError(msg) from error
+        msg = (
+            f"the search index {path} cannot be used: {error}. Make room for it, or name another folder in "
+            f"{place.ENVIRONMENT}"
+        )
+        raise SearchIndexError(msg) from error
     except sqlite3.DatabaseError:
         # Damaged, and nothing but a cache.
         place.delete(snapshot.root)

@@ -1,9 +1,9 @@
 """Where indexes are kept: in the user's cache folder, one file a lake; a viewer writes nothing into a lake."""
 
-from contextlib import suppress
 from pathlib import Path
 
 from lake import ids
+from lake.errors import LakeAccessError
 from lake.storage import user_cache
 from lake.storage.user_cache import ENVIRONMENT
 
@@ -20,11 +20,15 @@ def path(root: str) -> Path:
 
 
 def delete(root: str) -> None:
-    """Delete what this machine keeps of a lake's texts."""
+    """Delete what this machine keeps of a lake's texts. Raises LakeAccessError: it cannot be deleted."""
     for folder in user_cache.folders(_KIND):
         for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                Path(folder, _name(root) + suffix).unlink()
+            file = Path(folder, _name(root) + suffix)
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                msg = f"{file} holds texts of {root} and cannot be deleted ({error.strerror}); delete it yourself"
+                raise LakeAccessError(msg) from error
 
 
 def _name(root: str) -> str:

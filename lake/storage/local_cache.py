@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lake import ids
+from lake.errors import LakeAccessError
 from lake.storage import user_cache
 
 if TYPE_CHECKING:
@@ -184,14 +185,17 @@ class LocalCache:
 def erase() -> None:
     """Delete all that this machine keeps of data files for this user; call it once they are gone from the bucket.
 
-    It waits for fetches under way, which may have begun before that. Raises OSError: the folder may not be changed.
+    It waits for fetches under way, which may have begun before that. Raises LakeAccessError: it may not be deleted.
     """
-    try:
-        folder = user_cache.usual(KIND)
-    except FileNotFoundError:
-        return
-    if not folder.is_dir():
-        return
+    for folder in user_cache.folders(KIND):
+        try:
+            _erase(folder)
+        except OSError as error:
+            msg = f"{folder} may still hold forgotten rows and cannot be changed ({error.strerror}); delete it yourself"
+            raise LakeAccessError(msg) from error
+
+
+def _erase(folder: Path) -> None:
     # Whoever fetches holds one of these until the part is written.
     for fetch in folder.glob("fetch-*.lock"):
         with _locked(fetch):

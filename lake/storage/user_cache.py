@@ -50,10 +50,12 @@ def folder(kind: str) -> Path:
 
 
 def folders(kind: str) -> list[Path]:
-    """Where things of a kind may be: the usual folder, and this process's own, which may both be missing."""
+    """Where there may be things of a kind: the usual folder, if it is the user's, and this process's own."""
     found = [Path(_own(kind).name)] if _own.cache_info().currsize else []
     with suppress(OSError):
-        found.append(usual(kind))
+        path = usual(kind)
+        if path.stat().st_uid == os.geteuid():  # in another's folder is nothing of ours: `shared` refuses it
+            found.append(path)
     return found
 
 

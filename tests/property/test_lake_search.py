@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake import Lake
-from lake.errors import LakeAccessError
+from lake.errors import LakeAccessError, SearchIndexError
 from lake.records import EpisodeRecord, StepRecord
 from lake.search import pieces, place, words
 from lake.search.find import holding
@@ -228,8 +228,10 @@ def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeyp
 def test_an_index_that_cannot_be_used_is_told(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     path = place.path(lk.uri)
     path.mkdir()
-    with pytest.raises(LakeAccessError, match="TRAJLAKE_CACHE"):
+    with pytest.raises(SearchIndexError, match="TRAJLAKE_CACHE"):
         tasks(lk, "door")
+    with pytest.raises(LakeAccessError, match=f"{path} holds texts of .*delete it yourself"):
+        place.delete(lk.uri)
 
 
 def test_a_cache_that_cannot_be_written_leaves_a_folder_of_the_process_alone(

@@ -1,5 +1,6 @@
 """Parts of a bucket's files on a local disk: within their bound, whole or fetched again, fetched by one of several."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lake.errors import LakeAccessError
 from lake.storage import local_cache, user_cache
 from lake.storage.local_cache import LocalCache, through_disk
 from testkit.disks import disk
@@ -177,6 +179,27 @@ def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert through_disk(content, 1 << 20, FILES) is content, "what another user wrote is not read"
     assert folder.stat().st_mode & 0o777 == 0o777
+
+
+def test_nothing_is_erased_in_a_folder_of_another_user_and_what_cannot_be_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
+    through_disk(content, 1 << 20, FILES)(FILES[0], 0, 100)
+    folder = user_cache.usual(local_cache.KIND)
+
+    def refused(self: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        with pytest.raises(LakeAccessError, match=f"{folder} may still hold forgotten rows.*delete it yourself"):
+            local_cache.erase()
+    owner = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: owner + 1)
+        local_cache.erase()
+    assert held(folder)
 
 
 def test_erasing_waits_for_a_fetch_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 
 import lake
 from lake import Lake, ids
+from lake.search import place
 from lake.write.annotations import Annotation, annotate
 from testkit.lakes import RUN, add_credit, add_training, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import (
@@ -281,13 +282,40 @@ def test_unscored_episodes_are_dashes_and_can_be_listed(lk: Lake) -> None:
     assert set(column(at, "episodes", "outcome")) == {UNKNOWN}
 
 
-def test_wrong_values_in_the_address_are_said_or_ignored(lk: Lake) -> None:
-    at = open_page("episodes", run="nobody", group="zzz", min="much", job="zzz", update=1, page="x")
+def test_wrong_values_in_the_address_are_said(lk: Lake) -> None:
+    at = open_page(
+        "episodes",
+        **{"run": "nobody", "group": "zzz", "min": "much", "round": -1, "status": ["completed", "odd"]},
+        **{"job": "zzz", "update": 1, "page": "x", "sort": "-nothing"},
+    )
     said = " ".join(warning.value for warning in at.warning)
     assert "There is no run `nobody`" in said
     assert "`zzz` is not an id" in said
     assert "`zzz` is not the id of a job" in said
-    assert len(links(at, "episodes")) == 24
+    assert "`min=much` of the address was left out: `min` takes a number." in said
+    assert "`round=-1` of the address was left out: `round` takes a whole number" in said
+    assert "`page=x`" in said
+    assert "`status=odd` of the address was left out: `status` takes one of completed, truncated" in said
+    assert "`sort=-nothing` of the address was left out: nothing is ordered by `nothing`." in said
+    assert len(links(at, "episodes")) == 22, "the completed ones"
+
+
+def test_an_update_needs_a_job_to_name_a_batch(lk: Lake) -> None:
+    at = open_page("episodes", update=7)
+    assert [warning.value for warning in at.warning] == [
+        "`update=7` of the address was left out: the list takes `job` and `update` together."
+    ]
+    assert not open_page("episodes", job=job_id(lk, "train"), update=0, round=0, sort="-num_steps").warning
+
+
+def test_a_search_without_room_for_its_index_leaves_the_lake_out_of_it(
+    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(place.ENVIRONMENT, str(tmp_path))
+    place.path(lk.uri).mkdir()
+    at = open_page("episodes", text="key")
+    assert not at.error
+    assert re.search("the search index .* cannot be used: .*another folder in TRAJLAKE_CACHE", at.warning[0].value)
 
 
 def test_the_batch_of_an_update_is_a_list(lk: Lake) -> None:

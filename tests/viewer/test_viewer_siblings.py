@@ -8,6 +8,7 @@ import pytest
 
 from lake import Lake, ids
 from lake.judgements.credit import find_credit
+from lake.judgements.selections import read_grouping
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings import Grouping, Subsample, run_grouping
@@ -155,3 +156,21 @@ def test_a_group_of_a_grouping_has_a_page_of_its_members(tmp_path: Path, monkeyp
     place = episodes.place(Reader(lk.snapshot()), EpisodeFilter(group=row["group_id"]), None, members[0])
     assert place is not None, "previous and next walk through it"
     assert place.total == len(members)
+
+
+def test_the_groups_of_a_grouping_are_a_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = build_lake(tmp_path)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    assert "Grouping" not in words(open_page("groups"))
+    for draws in (1, 2):  # the draws of the older definition are gone
+        run_grouping(lk, Grouping(name="pairs", steps=(Subsample(size=2, draws=draws),)))
+    assert groups.groupings(lk.snapshot()) == ["pairs/0", "pairs/1"]
+    members = read_grouping(lk.snapshot(), "pairs/1")
+    at = open_page("groups", grouping="pairs/1")
+    assert set(column(at, "groups", "group_id")) == set(map(ids.to_text, members["group_id"]))
+    sizes = dict(members.group_by("group_id").len().iter_rows())
+    for row in groups.page(lk.snapshot(), GroupFilter(grouping="pairs/1"), Window()).iter_rows(named=True):
+        assert row["size"] == sizes[row["group_id"]]
+    at = open_page("groups", grouping="nobody")
+    assert len(column(at, "groups", "group_id")) == 6
+    assert "There is no grouping `nobody`" in at.warning[0].value

@@ -10,6 +10,7 @@ from enum import StrEnum
 import polars as pl
 
 from lake.judgements.credit import Credit
+from lake.judgements.selections import GROUPINGS
 from viewer.queries import (
     Params,
     Reads,
@@ -58,6 +59,8 @@ class GroupFilter:
     collection_round: int | None = None
     score: str | None = None
     """The outcome that tells them apart."""
+    grouping: str | None = None
+    """Those of a grouping (`trajlake group`); None: as collected."""
 
 
 # What the current credit found in each group, by its newest job.
@@ -92,6 +95,16 @@ def page(lake: Reads, wanted: GroupFilter, window: Window, sort: Sort | None = N
         ORDER BY {order} LIMIT $limit OFFSET $offset
         """
     return lake.sql(listed, params | window.params())
+
+
+def groupings(lake: Reads) -> list[str]:
+    """Names of the groupings, each draw by its own, in order."""
+    return [name for name, _ in _groupings(lake)]
+
+
+def _groupings(lake: Reads) -> list[tuple[str, int]]:
+    """Each grouping with the job that its name means."""
+    return lake.sql(GROUPINGS).select("grouping", "job_id").rows()
 
 
 def total(lake: Reads, wanted: GroupFilter) -> int:
@@ -161,6 +174,10 @@ def _filtered(lake: Reads, wanted: GroupFilter) -> tuple[str, Params]:
     where = " AND ".join(clauses[name][0] for name in params) or "true"
     judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
     params |= of_outcome
+    if wanted.grouping is not None:
+        judged = outcomes.regrouped(judged, "grouping = $grouping AND job_id = $grouping_job")
+        job = next((job for name, job in _groupings(lake) if name == wanted.grouping), None)
+        params |= {"grouping": wanted.grouping, "grouping_job": job}
     query = f"{_GROUPS.format(episodes=judged)} WHERE {where} GROUP BY group_id"
     if wanted.signal is not None:
         query = f"SELECT * FROM ({query}) WHERE signal = $signal"

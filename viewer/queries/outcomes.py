@@ -39,10 +39,14 @@ def of_group(lake: Reads, group_id: int, score: str | None) -> tuple[str, Params
     relation, params = judged(lake, score)
     if lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE group_id = ?)", [group_id]).item():
         return relation, params
-    members = f"SELECT DISTINCT episode_id, group_id FROM groupings WHERE group_id = {group_id:d}"
+    return regrouped(relation, f"group_id = {group_id:d}"), params
+
+
+def regrouped(relation: str, which: str) -> str:
+    """The rows of a relation that are in groups of `groupings` for which a condition holds, with these groups."""
+    members = f"SELECT DISTINCT episode_id, group_id FROM groupings WHERE {which}"
     return (
-        f"(SELECT e.* REPLACE (g.group_id AS group_id) FROM {relation} AS e JOIN ({members}) AS g USING (episode_id))",
-        params,
+        f"(SELECT e.* REPLACE (g.group_id AS group_id) FROM {relation} AS e JOIN ({members}) AS g USING (episode_id))"
     )
 
 

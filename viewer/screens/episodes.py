@@ -10,7 +10,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from lake import ids
-from lake.errors import TrajlakeError, UsageError
+from lake.errors import SearchIndexError, TrajlakeError, UsageError
 from lake.tables import STATUSES
 from viewer import choices, labelling, tables, taking
 from viewer import components as ui
@@ -107,8 +107,8 @@ def _search(text: str) -> None:
 
     try:
         search_for(text, report)
-    except UsageError as error:
-        ui.missing(visible(str(error)))
+    except (UsageError, SearchIndexError) as error:
+        ui.missing(chip(error, 400))
         st.stop()
     finally:
         shown.empty()
@@ -173,10 +173,10 @@ def _others() -> EpisodeFilter:
     left, right = st.columns(2, vertical_alignment="bottom")
     low = _number(left.number_input, "Outcome from", "min")
     high = _number(right.number_input, "Outcome to", "max")
-    round_ = _number(left.number_input, "Round", "round", step=1)
-    version = _number(right.number_input, "Policy version", "version", step=1)
-    _number(left.number_input, "Steps from", "steps_from", step=1)
-    _number(right.number_input, "Steps to", "steps_to", step=1)
+    round_ = _number(left.number_input, "Round", "round", step=1, min_value=0)
+    version = _number(right.number_input, "Policy version", "version", step=1, min_value=0)
+    _number(left.number_input, "Steps from", "steps_from", step=1, min_value=0)
+    _number(right.number_input, "Steps to", "steps_to", step=1, min_value=0)
     ends: dict[str, Any] = {end: given_int(end) for end in choices.ENDS}
     group = _group(left.text_input)
     unscored = right.toggle("Unscored only", key="unscored", **ui.FILTER)
@@ -252,8 +252,10 @@ def _facets(wanted: EpisodeFilter) -> None:
         st.html(f'<div class="trajlake-chips"><span>{_CALLED.get(facet, facet)}</span>{"".join(links)}{more}</div>')
 
 
-def _number(widget: Callable[..., float | None], label: str, key: str, step: float = 0.1) -> float | None:
-    return widget(label, value=None, step=step, key=key, placeholder="any", **ui.FILTER)
+def _number(
+    widget: Callable[..., float | None], label: str, key: str, step: float = 0.1, min_value: int | None = None
+) -> float | None:
+    return widget(label, min_value, value=None, step=step, key=key, placeholder="any", **ui.FILTER)
 
 
 def _group(widget: Callable[..., str | None]) -> int | None:
@@ -271,6 +273,8 @@ def _update() -> tuple[int, int] | None:
         ui.missing(f"{chip(given('job'))} is not the id of a job.")
         return None
     if update is None:
+        if (alone := given_int("update")) is not None:
+            ui.missing(f"`update={alone}` of the address was left out: the list takes `job` and `update` together.")
         return None
     job = ids.to_text(update[0])
     ui.link(Page.TRAINING, f"Batch of update {update[1]}", "model_training", job=job, update=update[1])

@@ -1,12 +1,14 @@
 """Groups: the server-paged list, with what tells a live group from a dead one."""
 
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
+from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from viewer import choices, tables
 from viewer import components as ui
-from viewer.links import Page
+from viewer.links import Page, given
 from viewer.navigation import href
 from viewer.pinned import read
+from viewer.plain import chip
 from viewer.queries import groups
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -52,7 +54,9 @@ def show() -> None:
 
 def _filter() -> GroupFilter:
     with st.container(border=True):
-        columns = st.columns([2, 2, 2, 1.2, 2.5], vertical_alignment="bottom")
+        names = read(groups.groupings)
+        widths = [2, 2, 2, 1.2, 2.5, *([1.6] if names else [])]
+        columns = st.columns(widths, vertical_alignment="bottom")
         with columns[0]:
             run = choices.run()
         with columns[1]:
@@ -60,10 +64,24 @@ def _filter() -> GroupFilter:
         with columns[2]:
             score = choices.outcome(run)
         with columns[3]:
-            round_ = st.number_input("Round", value=None, step=1, key="round", placeholder="any", **ui.FILTER)
+            round_ = st.number_input("Round", 0, value=None, step=1, key="round", placeholder="any", **ui.FILTER)
         with columns[4]:
             signal = st.segmented_control("Signal", list(map(str, Signal)), key="signal", **ui.FILTER)
-    return GroupFilter(run, task, Signal(signal) if signal else None, None if round_ is None else int(round_), score)
+        grouping = _grouping(names, columns[5]) if names else None
+    return GroupFilter(
+        run, task, Signal(signal) if signal else None, None if round_ is None else int(round_), score, grouping
+    )
+
+
+def _grouping(names: list[str], place: DeltaGenerator) -> str | None:
+    asked = given("grouping")
+    if asked is not None and asked not in names:
+        ui.missing(f"There is no grouping {chip(asked)} in this lake; showing groups as they were collected.")
+    meaning = "Groups as `trajlake group` formed them, by the name they were given."
+    chosen = place.selectbox(
+        "Grouping", names, index=None, key="grouping", placeholder="as collected", help=meaning, **ui.FILTER
+    )
+    return None if chosen is None else str(chosen)
 
 
 show()

@@ -4,13 +4,12 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from viewer import components as ui
 from viewer import links, tables
-from viewer.links import Page
+from viewer.links import JOB_STATES, Page
 from viewer.navigation import href
 from viewer.pinned import read
 from viewer.plain import word
 from viewer.queries import lineage
 
-_STATUSES = ("succeeded", "failed", "started")
 _COLUMNS = {
     "kind": tables.text("Kind"),
     "name": tables.text("What", "Estimator, scorer, reward, loss, source: what the job ran."),
@@ -34,7 +33,7 @@ def show() -> None:
         return
     with st.container(horizontal=True):
         kind = st.segmented_control("Kind", read(lineage.job_kinds), format_func=word, key="kind", **ui.FILTER)
-        status = st.segmented_control("Status", _STATUSES, format_func=ui.state, key="state", **ui.FILTER)
+        status = st.segmented_control("Status", JOB_STATES, format_func=ui.state, key="state", **ui.FILTER)
     total = read(lineage.jobs_total, kind, status)
     if not total:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
