@@ -7,6 +7,7 @@ state that is not known; it equals nothing, not even itself.
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
 
 Key = Hashable | None
@@ -70,6 +71,40 @@ def first_divergence(lines: Sequence[Line], choices: Sequence[Sequence[Hashable]
         Its position, or None if the walks are alike to their ends.
     """
     return next((position for position, line in enumerate(lines) if not is_alike(line, choices)), None)
+
+
+class Parting(StrEnum):
+    """What sets walks apart where they part."""
+
+    START = "they start from different states"
+    ACTION = "they act differently in one state"
+    ANSWER = "the same action is answered differently"
+    END = "after the same action some are over"
+    UNKNOWN = "what the same action led to is not known"
+
+
+def parting(
+    lines: Sequence[Line], choices: Sequence[Sequence[Hashable]], keys: Sequence[Sequence[Key]], position: int
+) -> Parting:
+    """Why walks part in their first line that is not alike (`first_divergence`).
+
+    Args:
+        lines: of `align`.
+        choices: by walk and step, what was done there.
+        keys: the walks.
+        position: of the line.
+    """
+    if lines[position].is_shared and None not in lines[position].steps:
+        return Parting.ACTION
+    if position == 0:
+        return Parting.START
+    # All were in one state before, and did the same there.
+    following = [step + 1 for step in lines[position - 1].steps if step is not None]
+    if any(step == len(done) for step, done in zip(following, choices, strict=True)):
+        return Parting.END
+    if any(walk[step] is None for step, walk in zip(following, keys, strict=True)):
+        return Parting.UNKNOWN
+    return Parting.ANSWER
 
 
 def is_alike(line: Line, choices: Sequence[Sequence[Hashable]]) -> bool:

@@ -24,18 +24,27 @@ _LINES = 6
 _ROWS = 12
 
 
-def opens(run: str, axis: runs.Axis, score: str | None, **more: str) -> Callable[[Row], str]:
-    """The address of the episodes of a point by its `x`, and of its `tool` if it has one."""
+def opens(run: str, axis: runs.Axis, score: str | None, frame: pl.DataFrame) -> Callable[[Row], str]:
+    """The address of the episodes of a point by its `x`, and of its `tool` if it has one.
+
+    Args:
+        frame: the points; with a column `last`, a point stands for a span that ends there.
+    """
+    lasts = dict(frame.select("x", "last").iter_rows()) if "last" in frame.columns else {}
+    name = CALLED[axis]
 
     def address(point: Row) -> str:
+        first = int(point["x"])
+        last = lasts.get(first, first)
+        ends = {name: first} if last == first else {f"{name}_from": first, f"{name}_to": last}
         failed = {"failed": point["tool"]} if "tool" in point else {}
-        return href(Page.EPISODES, run=run, score=score, **{CALLED[axis]: int(point["x"])}, **failed, **more)
+        return href(Page.EPISODES, run=run, score=score, **ends, **failed)
 
     return address
 
 
 def scores(run: str, axis: runs.Axis, but: str | None = None) -> list[tuple[str, pl.DataFrame]]:
-    """What each scorer says of the run's episodes, along the axis: its name, and rows x, value, episodes.
+    """What each scorer says of the run's episodes, along the axis: its name, and rows x, last, value, episodes.
 
     Args:
         but: the scorer that is shown as the outcome already.
@@ -94,7 +103,7 @@ def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, ke
     names = {label: tool for tool, label in shown.items()}
     lines = frame.filter(pl.col("tool").is_in(failing.implode()))
     lines = lines.select("x", "share", "calls", pl.col("tool").replace_strict(shown, return_dtype=pl.String))
-    address = opens(run, axis, score)
+    address = opens(run, axis, score, frame)
     ui.chart_of_episodes(
         chart,
         figures.tools(lines, called.capitalize()),

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viewer import alignment
-from viewer.alignment import LEAST_FOLDED, Key, Line, Stretch, align, first_divergence, folded, longest_common
+from viewer.alignment import (
+    LEAST_FOLDED,
+    Key,
+    Line,
+    Parting,
+    Stretch,
+    align,
+    first_divergence,
+    folded,
+    longest_common,
+    parting,
+)
 
 KEYS = st.one_of(st.none(), st.integers(0, 3))
 WALK = st.lists(KEYS, max_size=12)
@@ -90,6 +101,20 @@ def test_before_the_first_divergence_all_did_the_same_and_there_they_did_not(
         same += 1
     expected = None if all(len(walk) == same for walk in walks) else same
     assert found == expected
+    if found is not None:
+        assert parting(lines, choices, walks, found) == why(walks, same)
+
+
+def why(walks: list[list[Key]], same: int) -> Parting:
+    """What sets walks apart whose first `same` states and choices are alike."""
+    if same and any(len(walk) == same for walk in walks):
+        return Parting.END
+    states = {walk[same] if same < len(walk) else None for walk in walks}
+    if None not in states and len(states) == 1:
+        return Parting.ACTION
+    if same == 0:
+        return Parting.START
+    return Parting.UNKNOWN if None in states else Parting.ANSWER
 
 
 @given(WALKS)

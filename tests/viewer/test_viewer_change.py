@@ -19,6 +19,7 @@ from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
 from viewer.environment import ENVIRONMENT
+from viewer.over_rounds import opens
 from viewer.pinned import Reader
 from viewer.queries import Sort, Window, compare, episodes, lineage
 from viewer.queries.compare import Side
@@ -271,6 +272,30 @@ def test_runs_of_the_same_tasks_and_the_settings_in_which_they_differ(tmp_path: 
     assert compare.sharing_tasks(snapshot, newest) == [("short", RUN), ("few", "short"), ("few", RUN)]
     assert lineage.settings_between(snapshot, "few", "short") == ["max_steps"]
     assert lineage.settings_between(snapshot, "few", "elsewhere") == []
+
+
+def test_settings_are_told_apart_by_their_kind_and_to_their_end(tmp_path: Path) -> None:
+    """`1` and "1" differ, and so do documents after 100,000 characters."""
+    lk = build_lake(tmp_path)
+    long = [str(number) for number in range(30_000)]
+    for run, parameters in (("a", {"seed": 1, "ids": long}), ("b", {"seed": "1", "ids": [*long, "more"]})):
+        with lk.job(kind="collect", run_id=run, parameters=parameters):
+            pass
+    snapshot = Reader(lk.snapshot())
+    assert lineage.settings_between(snapshot, "a", "b") == ["ids", "seed"]
+    one, other = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'collect' AND run_id IN ('a', 'b') ORDER BY run_id")[
+        "job_id"
+    ]
+    found = lineage.jobs_beside(snapshot, one, other).filter(setting="seed")
+    assert found.select("a", "b", "differs").row(0) == ("1", '"1"', True)
+
+
+def test_a_point_opens_all_rounds_that_it_stands_for() -> None:
+    points = pl.DataFrame({"x": [0, 3], "last": [2, 3]})
+    address = opens("r", "collection_round", None, points)
+    assert address({"x": 0}) == "/episodes?run=r&round_from=0&round_to=2"
+    assert address({"x": 3, "tool": "pay"}) == "/episodes?run=r&round=3&failed=pay"
+    assert opens("r", "policy_version", None, points.drop("last"))({"x": 0}) == "/episodes?run=r&version=0"
 
 
 def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ class World:
             "label": "rating", "loop": loops.Loop(self.job("loop 0"), train, "looped", "started", None, {}, {}),
             "number": 0, "runs": [RUN, "other"],
             "lineage.jobs_of_runs.one": "looped", "lineage.jobs_of_runs.other": "looped",
+            "lineage.jobs_beside.one": self.job("credit 0"), "lineage.jobs_beside.other": self.job("credit 1"),
             "lineage.settings_between.one": "looped", "lineage.settings_between.other": "looped",
             "name": RUN, "order": None, "places": [(episode, 0), (episode, 1)], "query": _SQL, "reason": None,
             "reject_id": 1, "run": RUN, "score": "judge", "series_id": 1, "side": Side(run=RUN), "sort": None,

@@ -141,12 +141,13 @@ def literal(value: Any) -> str:
 
 
 def in_spans(frame: pl.DataFrame, most: int = 400) -> pl.DataFrame:
-    """Rows along `x` (integers), each `x` replaced by the first of its span: `most` equal spans at most."""
+    """Rows along `x` (integers), which becomes the first of its span, with `last`: `most` equal spans at most."""
     if frame.is_empty():
-        return frame
+        return frame.with_columns(last=pl.col("x"))
     first, last = frame.select(pl.col("x").min().alias("first"), pl.col("x").max().alias("last")).row(0)
     width = -(-(last - first + 1) // most)
-    return frame.with_columns(x=first + (pl.col("x") - first) // width * width)
+    start = first + (pl.col("x") - first) // width * width
+    return frame.with_columns(x=start, last=start + width - 1)
 
 
 def like(pattern: str) -> str:

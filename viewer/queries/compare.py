@@ -276,7 +276,7 @@ def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.Data
 
 
 def scores_over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
-    """Means of a run's scores along an axis: scorer, x (of a long axis the first of its span), value, episodes."""
+    """Means of a run's scores along an axis: scorer, x and last (equal, or the ends of a span), value, episodes."""
     query = f"""
         SELECT s.scorer, e.{axis} AS x, avg(s.value) AS value, count(*) AS episodes
         FROM episodes AS e JOIN {current_rows(lake)} AS s USING (episode_id)
@@ -285,7 +285,7 @@ def scores_over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
         """
     found = in_spans(lake.sql(query, {"run": run}))
     mean = (pl.col("value") * pl.col("episodes")).sum() / pl.col("episodes").sum()
-    return found.group_by("scorer", "x").agg(mean, pl.col("episodes").sum()).sort("scorer", "x")
+    return found.group_by("scorer", "x", "last").agg(mean, pl.col("episodes").sum()).sort("scorer", "x")
 
 
 def by_length(lake: Reads, one: Side, other: Side, score: str | None = None) -> pl.DataFrame:

@@ -69,8 +69,25 @@ def settings(document: str | None) -> dict[str, str]:
         if isinstance(value, Mapping) and value:
             todo += [(f"{path}.{name}" if path else str(name), inner) for name, inner in value.items()]
         elif path:
-            flat[path] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            is_word = isinstance(value, str) and not _is_json(value)
+            flat[path] = str(value) if is_word else json.dumps(value, ensure_ascii=False)
     return flat
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text would look like a number, a list, ... without quotes."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def jobs_beside(lake: Reads, one: int, other: int) -> pl.DataFrame:
+    """The parameters of two jobs, as `beside` has them."""
+    query = "SELECT job_id, parameters FROM job_runs WHERE job_id IN (?, ?)"
+    found = dict(lake.sql(query, [one, other]).iter_rows())
+    return beside(found.get(one), found.get(other))
 
 
 def beside(one: str | None, other: str | None) -> pl.DataFrame:
@@ -87,9 +104,9 @@ def beside(one: str | None, other: str | None) -> pl.DataFrame:
 
 
 def jobs_of_runs(lake: Reads, one: str, other: str) -> pl.DataFrame:
-    """The newest job of each kind that both runs have: kind, a, b (ids), a_parameters, b_parameters (cut); by kind."""
-    newest = f"""
-        SELECT kind, job_id, left(parameters, {DOCUMENT}) AS parameters FROM job_runs WHERE run_id = ${{0}}
+    """The newest job of each kind that both runs have: kind, a, b (ids), a_parameters, b_parameters; by kind."""
+    newest = """
+        SELECT kind, job_id, parameters FROM job_runs WHERE run_id = ${0}
         QUALIFY row_number() OVER (PARTITION BY kind ORDER BY started_at DESC, job_id) = 1
         """
     query = f"""

@@ -31,13 +31,13 @@ def calls(where: str = "true") -> str:
 
 
 def over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
-    """Tools of a run along an axis: x, tool, calls, failed (how many of them), share; by x, then tool.
+    """Tools of a run along an axis: x, last, tool, calls, failed (how many of them), share; by x, then tool.
 
-    Of a run with more than `SAMPLE` episodes the calls of so many; of a long axis, x is the first of its span.
+    Of a run with more than `SAMPLE` episodes the calls of so many; of a long axis, x and last are the ends of a span.
     """
     mine = f"SELECT episode_id, {axis} AS x FROM episodes WHERE run_id = $run AND {axis} IS NOT NULL"
     found = in_spans(_shares(lake, mine, {"run": run}, "x, tool", "s.run_id = $run AND n.run_id = $run"))
-    sums = found.group_by("x", "tool").agg(pl.col("calls", "failed").sum()).sort("x", "tool")
+    sums = found.group_by("x", "last", "tool").agg(pl.col("calls", "failed").sum()).sort("x", "tool")
     return sums.with_columns(share=pl.col("failed") / pl.col("calls"))
 
 

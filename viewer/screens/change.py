@@ -311,7 +311,6 @@ def _over(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
     """A run over its rounds, or else its versions: curves, tools, and a row for each that opens its episodes."""
     called, key = over_rounds.CALLED[axis], f"rounds_{name[0].lower()}"
     frame = read(compare.over, run, axis, score)
-    opens = over_rounds.opens(run, axis, score)
     st.subheader(f"Run of {name} over {called}s: {chip(run)}", anchor=False)
     curves = [
         (label, frame.select("x", "episodes", pl.col(column).cast(pl.Float64).alias("value")), is_share)
@@ -319,11 +318,12 @@ def _over(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
         if column in frame.columns and frame[column].count()
     ]
     curves += [(f"Score {one_line(scorer)}", part, False) for scorer, part in over_rounds.scores(run, axis)]
-    charts = [
-        figures.curve(values.head(figures.MOST_ROWS), "value", title=label, x_title=called.capitalize(), share=is_share)
-        for label, values, is_share in curves[:_MOST_CURVES]
-    ]
-    over_rounds.grid([(chart, f"{key}-{position}", opens) for position, chart in enumerate(charts)])
+    charts = []
+    for position, (label, part, is_share) in enumerate(curves[:_MOST_CURVES]):
+        points = part.head(figures.MOST_ROWS)
+        chart = figures.curve(points, "value", title=label, x_title=called.capitalize(), share=is_share)
+        charts.append((chart, f"{key}-{position}", over_rounds.opens(run, axis, score, points)))
+    over_rounds.grid(charts)
     over_rounds.show_tools(run, axis, score, int(frame["episodes"].sum()), f"{key}_tools")
     columns = {
         "x": tables.value(called.capitalize()),
@@ -341,7 +341,7 @@ def _over(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
         frame.slice(window.offset, window.limit),
         tables.known(frame, columns),
         label=f"{called.capitalize()}s of {name}",
-        href=opens,
+        href=over_rounds.opens(run, axis, score, frame),
     )
 
 

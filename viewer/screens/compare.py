@@ -10,7 +10,7 @@ from lake.judgements.credit import Covering, Credit, covering
 from viewer import choices, links, siblings
 from viewer import components as ui
 from viewer import side_by_side as drawn
-from viewer.alignment import Line, Stretch, align, first_divergence, folded
+from viewer.alignment import Line, Parting, Stretch, align, first_divergence, folded, parting
 from viewer.links import Page, given, given_ids
 from viewer.navigation import changed, href
 from viewer.pinned import read
@@ -98,10 +98,12 @@ def _aligned(facts: list[Row], found: tuple[int, ...], credit: Credit | None, sc
     walks = [by_episode[(episode,)] for episode in found if (episode,) in by_episode]
     columns = [row for row in facts if (row["episode_id"],) in by_episode]
     choices_ = [walk["choice"].to_list() for walk in walks]
-    lines = align([walk["key"].to_list() for walk in walks])
+    keys = [walk["key"].to_list() for walk in walks]
+    lines = align(keys)
     divergence = first_divergence(lines, choices_)
     stretches = _unfolded(folded(lines, choices_))
-    _summary(lines, stretches, divergence)
+    why = None if divergence is None else parting(lines, choices_, keys, divergence)
+    _summary(lines, stretches, divergence, why)
     shown = _page(stretches)
     cells = _cells(walks, lines, shown)
     st.html(
@@ -128,8 +130,8 @@ def _unfolded(stretches: list[Stretch]) -> list[Stretch]:
     return found
 
 
-def _summary(lines: list[Line], stretches: list[Stretch], divergence: int | None) -> None:
-    """How much they share, and where they part."""
+def _summary(lines: list[Line], stretches: list[Stretch], divergence: int | None, why: Parting | None) -> None:
+    """How much they share, where they part, and why."""
     shared = sum(line.is_shared for line in lines)
     steps = sum(len(line.steps) - line.steps.count(None) for line in lines)
     together = sum(len(line.steps) - line.steps.count(None) for line in lines if line.is_shared)
@@ -141,7 +143,7 @@ def _summary(lines: list[Line], stretches: list[Stretch], divergence: int | None
             page = index // _LINES + 1
             first = next(step for step in lines[divergence].steps if step is not None)
             where = changed(page=None if page == 1 else page)
-            st.markdown(f":gray[first divergence] **[step {first}]({where})**", width="content")
+            st.markdown(f":gray[first divergence] **[step {first}]({where})**: {why}", width="content")
         ui.fact("states shared", f"**{number(shared)}**")
         ui.fact("steps in them", f"**{number(together)} of {number(steps)}**")
         if any(stretch.first != stretch.last for stretch in stretches):

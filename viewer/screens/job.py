@@ -112,8 +112,8 @@ def _beside(job: Row) -> None:
     if asked is not None and asked not in rows:
         ui.missing(f"{chip(asked)} is no other job of this kind.")
     if chosen is not None:
-        other = rows[chosen]
-        settings.table(lineage.beside(job["parameters"], other["parameters"]), "This job", label(chosen))
+        found = read(lineage.jobs_beside, job["job_id"], rows[chosen]["job_id"])
+        settings.table(found, "This job", label(chosen))
 
 
 def _counted(document: str | None) -> None:

@@ -226,38 +226,26 @@ def _over(
 ) -> list[tuple[figures.Chart, str, Callable[[Row], str] | None]]:
     """Outcomes, length, what every scorer says, and what went wrong; with their keys and what their points open."""
     frame = read(runs.curve, run, axis, success_at, score)
-    opens = _opens(run, axis, frame, score)
     across: dict[str, Any] = {"x_title": _AXES[axis]}
     charts = [
-        figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
-        figures.curve(frame, "mean_return", title="Mean outcome", **across),
+        (figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across), frame),
+        (figures.curve(frame, "mean_return", title="Mean outcome", **across), frame),
     ]
     if frame["mean_tokens"].count():
-        charts.append(figures.curve(frame, "mean_tokens", title="Mean completion tokens", **across))
-    charts.append(figures.curve(frame, "mean_steps", title="Mean steps", **across))
+        charts.append((figures.curve(frame, "mean_tokens", title="Mean completion tokens", **across), frame))
+    charts.append((figures.curve(frame, "mean_steps", title="Mean steps", **across), frame))
     charts += [
-        figures.curve(part, "value", title=f"Score {one_line(scorer, 30)}", **across)
+        (figures.curve(part, "value", title=f"Score {one_line(scorer, 30)}", **across), part)
         for scorer, part in over_rounds.scores(run, axis, read(outcomes.of_run, run, score))[:_MOST_SCORERS]
     ]
     charts += [
-        figures.curve(frame, "dead_share", title="Dead groups", share=True, **across),
-        figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across),
+        (figures.curve(frame, "dead_share", title="Dead groups", share=True, **across), frame),
+        (figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across), frame),
     ]
-    return [(chart, f"curve-{position}", opens) for position, chart in enumerate(charts)]
-
-
-def _opens(run: str, axis: runs.Axis, frame: pl.DataFrame, score: str | None) -> Callable[[Row], str]:
-    """The addresses of the episodes of a curve's points."""
-    lasts = dict(frame.select("x", "last").iter_rows())
-    name = over_rounds.CALLED[axis]
-
-    def address(point: Row) -> str:
-        first = int(point["x"])
-        last = lasts.get(first, first)
-        ends = {name: first} if last == first else {f"{name}_from": first, f"{name}_to": last}
-        return href(Page.EPISODES, run=run, score=score, **ends)
-
-    return address
+    return [
+        (chart, f"curve-{position}", over_rounds.opens(run, axis, score, points))
+        for position, (chart, points) in enumerate(charts)
+    ]
 
 
 def _tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
