@@ -38,16 +38,16 @@ def _rows(lake: Reads, page: pl.DataFrame, table: str, columns: dict[str, str]) 
     """The texts that were found: of steps, or of whole episodes."""
     is_step = table == "steps"
     wanted = page.filter(pl.col("found_step").is_not_null() if is_step else pl.col("found_step").is_null())
-    params: Params = {f"id{number}": value for number, value in enumerate(wanted["episode_id"])}
-    if not params:
+    if wanted.is_empty():
         return []
-    listed = ", ".join(f"${name}" for name in params)
-    condition = f"episode_id IN ({listed})"
+    # Named one by one, no other row is read; of an OR of places all texts around them would be.
+    condition = f"episode_id IN ({', '.join(map(str, wanted['episode_id']))})"
+    params: Params = {}
     if is_step:
-        params |= {f"step{number}": value for number, value in enumerate(wanted["found_step"])}
-        places = " OR ".join(f"(episode_id = $id{n} AND step_index = $step{n})" for n in range(wanted.height))
-        condition += f" AND ({places})"
-    return lake.sql(f"SELECT episode_id, {', '.join(columns)} FROM {table} WHERE {condition}", params).to_dicts()
+        condition += " AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
+        params = {"episodes": wanted["episode_id"].to_list(), "steps": wanted["found_step"].to_list()}
+    query = f"SELECT episode_id, {', '.join(columns)} FROM {table} WHERE {condition}"
+    return lake.sql(query, params or None).to_dicts()
 
 
 def _excerpt(row: Row, pattern: re.Pattern[str]) -> tuple[int, str | None, str | None]:
