@@ -44,8 +44,9 @@ from lake.records import ScoreRecord
 from lake.storage.store import Store
 from lake.write.jobs import package_version
 
-STEPS_A_PART = (1024, 8192)
-"""Least and most. A part decodes whole row groups of the lake's files, so many small ones take long."""
+STEPS_A_PART = (1024, 32768)
+"""Least and most. A part decodes whole row groups, in a lake that is not compacted those of most files: many small parts
+take long."""
 BYTES_A_PART = 8 << 20
 """Of files, which hold a tenth of what their rows take in memory, or less."""
 NO_CREDIT = "none"
@@ -249,7 +250,7 @@ class _Run:
         for what, query in missing.items():
             losses.add(what, self.snapshot.sql(query, {"ids": shard["episode_id"].to_list()}).item())
         dropped = self._dropped(shard)
-        for part in parts(shard, steps=self._steps_a_part):
+        for part in parts(shard, steps=self._steps_a_part, most=shard.height):
             credit, came_with = self._credit(part), self._came_with(part)
             found = read_episodes(self.snapshot, part, tokens="tokens" in target.holds, spans="spans" in target.holds)
             for _, siblings in groupby(found, key=lambda episode: episode.group_id):
