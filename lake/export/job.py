@@ -45,8 +45,8 @@ from lake.storage.store import Store
 from lake.write.jobs import package_version
 
 STEPS_A_PART = (1024, 32768)
-"""Least and most. A part decodes whole row groups, in a lake that is not compacted those of most files: many small parts
-take long."""
+"""Least and most. A part decodes whole row groups, in a lake that is not compacted those of most files: many small
+parts take long."""
 BYTES_A_PART = 8 << 20
 """Of files, which hold a tenth of what their rows take in memory, or less."""
 NO_CREDIT = "none"

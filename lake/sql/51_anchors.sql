@@ -16,8 +16,7 @@ WITH visits AS (
         a.return_to_go,
         s.state_hash,
         s.state_is_error,
-        -- Without the ids of calls, which are random.
-        (s.action, regexp_replace(s.tool_calls, '"id": ?"[^"\\]*",? ?', '', 'g')) AS choice
+        (s.action, without_call_ids(s.tool_calls)) AS choice
     FROM current_advantages AS a
     JOIN steps AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
     WHERE a.anchor_key IS NOT NULL

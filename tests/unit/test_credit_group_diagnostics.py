@@ -1,10 +1,13 @@
 """Rows of `credit_groups` by hand: what is NULL, what is 0, and tool calls without the ids of their calls."""
 
+import json
 from typing import Any
 
+import duckdb
 import polars as pl
 import pytest
 
+from lake.read.query_views import macros
 from lake.tables import TABLES
 from pipelines.credit import GiGPO
 from pipelines.credit.health.groups import FILLED_IN_BY_THE_JOB, SCHEMA, group_diagnostics, without_call_ids
@@ -132,6 +135,7 @@ def test_call_ids_are_taken_out_and_nothing_else() -> None:
             '{"id": 1}',
             'not json "id"',
             '["id"]',
+            '[{"call_id":"c","name":"f","arguments":{"id":"x","order":[{"id":1}]}}]',
             None,
         ]
     )
@@ -142,8 +146,22 @@ def test_call_ids_are_taken_out_and_nothing_else() -> None:
         '{"id": 1}',
         'not json "id"',
         '["id"]',
+        '[{"name":"f","arguments":{"id":"x","order":[{"id":1}]}}]',
         None,
     ]
+    with duckdb.connect() as connection:
+        for script in macros():
+            connection.execute(script)
+        query = "SELECT without_call_ids(calls) FROM (SELECT unnest(?::VARCHAR[]) AS calls)"
+        said = [row[0] for row in connection.execute(query, [calls.to_list()]).fetchall()]
+    assert [text and _read(text) for text in said] == [text and _read(text) for text in without_call_ids(calls)]
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def test_a_group_of_several_runs_has_no_run() -> None:

@@ -15,7 +15,7 @@ from testkit.lakes import RUN, add_credit, build_lake, full_lake, rollout, sibli
 from testkit.streamlit_pages import open_page, words
 from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
-from viewer.queries import side_by_side
+from viewer.queries import Window, side_by_side, transcripts
 from viewer.side_by_side import done, marked
 
 
@@ -65,17 +65,41 @@ def test_walks_have_the_keys_of_the_credit_or_of_the_exact_text(lk: Lake) -> Non
     assert side_by_side.walks(snap, chosen, None)["advantage"].null_count() == 12
 
 
-def test_choices_are_equal_where_the_same_was_done_whatever_the_ids_of_calls(tmp_path: Path) -> None:
+def called(call_id: str, arguments: Any) -> list[Any]:
+    return [{"id": call_id, "function": {"name": "find", "arguments": arguments}}]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        (called("a1", "x"), called("b2", "x"), called("a1", "y")),
+        (called("a1", {"id": "A"}), called("b2", {"id": "A"}), called("a1", {"id": "B"})),
+        (called("a1", '{"id": "A"}'), called("b2", '{"id": "A"}'), called("a1", '{"id": "B"}')),
+        ([{"call_id": "a", "name": "f"}], [{"call_id": "b", "name": "f"}], [{"call_id": "a", "name": "g"}]),
+    ],
+    ids=["words", "an id as argument", "an id in a document", "flat"],
+)
+def test_choices_are_equal_where_the_same_was_done_whatever_the_ids_of_calls(
+    tmp_path: Path, calls: tuple[list[Any], ...]
+) -> None:
     episodes = siblings("t", [1.0, 1.0, 1.0])
-    for number, (call_id, argument) in enumerate([("a1", "x"), ("b2", "x"), ("a1", "y")]):
-        for step in episodes[number].steps:
-            step.action = "go"
-            step.tool_calls = [{"id": call_id, "function": {"name": "find", "arguments": argument}}]
+    for episode, made in zip(episodes, calls, strict=True):
+        for step in episode.steps:
+            step.action, step.tool_calls = "go", made
     lk = build_lake(tmp_path, episodes)
     chosen = lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
     rows = side_by_side.walks(lk.snapshot(), chosen, None).filter(step_index=0)
     one, same, other = (rows.filter(episode_id=episode)["choice"].item() for episode in chosen)
     assert one == same != other
+
+
+def test_repeats_are_folded_whatever_the_ids_of_their_calls(tmp_path: Path) -> None:
+    episode = rollout("t", 0, 1.0, num_steps=8)
+    for number, step in enumerate(episode.steps):
+        step.action, step.tool_calls = "", called(f"call_{number}", {"id": "A"})
+    lk = build_lake(tmp_path, [episode])
+    chosen = lk.sql("SELECT episode_id FROM episodes").item()
+    assert transcripts.outline(lk.snapshot(), chosen, Window())["doing"].n_unique() == 1
 
 
 def test_facts_of_episodes(lk: Lake) -> None:

@@ -140,6 +140,11 @@ def literal(value: Any) -> str:
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
 
 
+def taken(steps: str) -> str:
+    """SQL of what a step did: its text and its tool calls, without the ids of calls, which are random."""
+    return f"({steps}.action, without_call_ids({steps}.tool_calls))"
+
+
 def in_spans(frame: pl.DataFrame, most: int = 400) -> pl.DataFrame:
     """Rows along `x` (integers), which becomes the first of its span, with `last`: `most` equal spans at most."""
     if frame.is_empty():

@@ -12,8 +12,7 @@ from polars.dataframe.group_by import GroupBy
 
 from lake.judgements.credit import Credit
 from lake.judgements.scores import ENV_RETURN
-from viewer.queries import EXCERPT, Reads, Row, Sort, Window, is_empty, order_by, outcomes, themselves
-from viewer.queries.side_by_side import taken
+from viewer.queries import EXCERPT, Reads, Row, Sort, Window, is_empty, order_by, outcomes, taken, themselves
 
 ORDERS = (
     *("size", "episodes", "actions", "spread", "lowest", "highest"),

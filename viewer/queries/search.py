@@ -44,7 +44,9 @@ def _rows(lake: Reads, page: pl.DataFrame, table: str, columns: dict[str, str]) 
     condition = f"episode_id IN ({', '.join(map(str, wanted['episode_id']))})"
     params: Params = {}
     if is_step:
-        condition += " AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
+        condition += (
+            " AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
+        )
         params = {"episodes": wanted["episode_id"].to_list(), "steps": wanted["found_step"].to_list()}
     query = f"SELECT episode_id, {', '.join(columns)} FROM {table} WHERE {condition}"
     return lake.sql(query, params or None).to_dicts()

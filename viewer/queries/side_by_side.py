@@ -5,17 +5,12 @@ from collections.abc import Sequence
 import polars as pl
 
 from lake.judgements.credit import Credit
-from viewer.queries import EXCERPT, Reads, is_empty, outcomes, replies
+from viewer.queries import EXCERPT, Reads, is_empty, outcomes, replies, taken
 
 MOST = 8
 """Episodes side by side."""
 CALLS = 2000
 """Characters of tool calls that are read: enough to take apart the usual ones."""
-
-
-def taken(steps: str) -> str:
-    """SQL of what a step did: text and tool calls, without the ids of calls, which are random."""
-    return f"""({steps}.action, regexp_replace({steps}.tool_calls, '"id": ?"[^"\\\\]*",? ?', '', 'g'))"""
 
 
 def contrast(lake: Reads, group_id: int, score: str | None, beside: int | None = None, most: int = 4) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lake.judgements.scores import scores_of
-from viewer.queries import Params, Reads, Window, is_empty, replies
+from viewer.queries import Params, Reads, Window, is_empty, replies, taken
 from viewer.queries.episodes import JSON, TEXT, whole
 
 HEAD = 240
@@ -40,7 +40,7 @@ def outline(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
                coalesce(if(json_type(called) = 'ARRAY', json_array_length(called), NULL), 0)::INTEGER AS calls,
-               hash(action, tool_calls)::VARCHAR AS doing,
+               hash({taken("m")})::VARCHAR AS doing,
                epoch(started_at - min(started_at) OVER ()) AS began
         FROM mine AS m LEFT JOIN {replies("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index

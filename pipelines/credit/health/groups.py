@@ -26,6 +26,7 @@ from pipelines.credit.inputs.batch import Bools, Floats, Segments, floats
 _STEP = ["episode_id", "step_index"]
 _ODD = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB], np.uint64)
 """Odd numbers with about as many ones as zeros: a product with one keeps every bit of what it is made of."""
+_CALL_IDS = ("id", "call_id")
 _FIGURES = {"taken": ("one_action_anchors", "last_actions_mean"), "state_is_error": ("error_anchors", "error_steps")}
 
 
@@ -115,9 +116,9 @@ def choice(present: list[str]) -> pl.Expr:
 def without_call_ids(tool_calls_S: pl.Series) -> pl.Series:
     """Tool calls without their ids, which a server draws at random: with them every call differs from every other.
 
-    What is no JSON list of calls stays as it is.
+    What is no JSON list of calls stays as it is. The macro `without_call_ids` has the same rule for SQL.
     """
-    with_ids = tool_calls_S.filter(tool_calls_S.str.contains('"id"', literal=True)).unique()
+    with_ids = tool_calls_S.filter(tool_calls_S.str.contains('id"', literal=True)).unique()
     if with_ids.is_empty():
         return tool_calls_S
     return tool_calls_S.replace(with_ids, pl.Series([_without_ids(text) for text in with_ids], dtype=pl.String))
@@ -130,7 +131,7 @@ def _without_ids(text: str) -> str:
         return text
     if not isinstance(calls, list):
         return text
-    kept = [{k: v for k, v in call.items() if k != "id"} if isinstance(call, dict) else call for call in calls]
+    kept = [{k: v for k, v in call.items() if k not in _CALL_IDS} if isinstance(call, dict) else call for call in calls]
     return msgspec.json.encode(kept).decode()
 
 
