@@ -22,7 +22,8 @@ LEVEL_Z = 1.959963984540054
 """Quantile of the normal distribution of a two-sided 95 % interval."""
 MAX_PARTS = 200
 """Parts that the jackknife leaves out at most, one after the other: with more tasks, several make a part."""
-_TAIL = 0.025
+TAIL = 0.025
+"""Probability outside on each side of a 95 % interval."""
 _NORMAL_DF = 1e4
 """Degrees of freedom from which on Student's quantile is the normal one, to 1e-3 of its value."""
 _EQUAL = 1e-12
@@ -38,19 +39,19 @@ class Spread(NamedTuple):
     df: float
     """Degrees of freedom of the error, at least 1."""
 
-    def interval(self, tail: float = _TAIL) -> tuple[float, float] | None:
+    def interval(self, tail: float = TAIL) -> tuple[float, float] | None:
         """Student's interval with probability `tail` outside on each side; None if nothing differs."""
         if self.error == 0:
             return None
         half = self.half(tail)
         return self.value - half, self.value + half
 
-    def half(self, tail: float = _TAIL) -> float:
+    def half(self, tail: float = TAIL) -> float:
         """Half of the interval's width."""
         return t_quantile(self.df, tail) * self.error
 
 
-def t_quantile(df: float, tail: float = _TAIL) -> float:
+def t_quantile(df: float, tail: float = TAIL) -> float:
     """Quantile 1 - tail of Student's distribution, for any real df from 1 on.
 
     With t = sqrt(df) tan(angle) the density is proportional to cos(angle)^(df - 1), which is summed here.

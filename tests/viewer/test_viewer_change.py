@@ -262,6 +262,24 @@ def test_where_the_outcome_fell_most(tmp_path: Path, score: str | None) -> None:
     assert compare.steepest(Reader(lk.snapshot()), ("rising",), score).is_empty()
 
 
+def test_of_many_falls_the_one_beyond_chance_counts(tmp_path: Path) -> None:
+    """Three of eight tasks fail in round 10, which may be chance; in round 12 all of them fall by less."""
+    rounds = [
+        [1.0 - (round_ == 10 and task < 3) - (0.2 + task / 1000) * (round_ >= 12) for task in range(8)]
+        for round_ in range(20)
+    ]
+    lk = build_lake(
+        tmp_path,
+        [
+            rollout(f"t{task}", 0, value, collection_round=round_)
+            for round_, values in enumerate(rounds)
+            for task, value in enumerate(values)
+        ],
+    )
+    found = compare.steepest(Reader(lk.snapshot()), (RUN,))
+    assert found.select("before", "after").rows() == [(11, 12)]
+
+
 def test_runs_of_the_same_tasks_and_the_settings_in_which_they_differ(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, [rollout(task, 0, 1.0) for task in "abc"])
     for run, tasks_, limit in (("short", "abc", 6), ("few", "ab", 10), ("elsewhere", "axy", 10)):

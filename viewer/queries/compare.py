@@ -13,12 +13,14 @@ import polars as pl
 
 from lake.judgements.credit import Credit
 from lake.judgements.scores import current_rows
-from lake.statistics.intervals import Floats, spread_of_mean, t_quantile
+from lake.statistics.intervals import TAIL, Floats, spread_of_mean, t_quantile
 from viewer.queries import Params, Reads, Row, Sort, Window, in_spans, outcomes
 from viewer.queries.runs import Axis
 
 BINS = 12
 """Points of reward against length at most."""
+_FALLS = 5
+"""Falls of a run that are looked into, the largest first."""
 
 _WALKED = """
     SELECT episode_id, judged_actions AS judged, active_invalid AS invalid, judged_states AS seen,
@@ -205,28 +207,34 @@ def versions(lake: Reads, run: str) -> tuple[int, int] | None:
 def steepest(lake: Reads, runs: Sequence[str], score: str | None = None) -> pl.DataFrame:
     """Where the mean outcome of each run fell most from a round to the next: run_id, before, after, fall (> 0).
 
-    Rounds without a scored episode are passed over. A run is left out that never fell, or whose largest fall is within
-    its interval: that of `figures`, so that it is the one which a comparison of the two rounds shows.
+    Rounds without a scored episode are passed over. Of the largest `_FALLS` falls of a run the first counts that is
+    beyond chance: its interval, that of `figures`, is below 0 also at a level of 5 % by the number of falls that there
+    could have been (Bonferroni), for the largest of many differences is large by itself. A run without one is left out.
     """
     judged, params = outcomes.judged(lake, score)
     query = f"""
-        SELECT run_id, before, collection_round AS after, fall FROM (
+        SELECT run_id, before, collection_round AS after, fall, pairs FROM (
             SELECT run_id, collection_round, lag(collection_round) OVER w AS before,
-                   lag(avg(outcome)) OVER w - avg(outcome) AS fall
+                   lag(avg(outcome)) OVER w - avg(outcome) AS fall, count(*) OVER (PARTITION BY run_id) - 1 AS pairs
             FROM {judged} WHERE run_id IN (SELECT unnest($runs::VARCHAR[])) AND collection_round IS NOT NULL
             GROUP BY run_id, collection_round HAVING count(outcome) > 0
             WINDOW w AS (PARTITION BY run_id ORDER BY collection_round)
         )
         WHERE fall > 0
-        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY fall DESC, after) = 1 ORDER BY run_id
+        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY fall DESC, after) <= {_FALLS}
+        ORDER BY run_id, fall DESC, after
         """
     found = lake.sql(query, params | {"runs": list(runs)})
-    fell = [_has_fallen(lake, row, score) for row in found.iter_rows(named=True)]
-    return found.filter(pl.Series(fell, dtype=pl.Boolean))
+    seen: set[str] = set()
+    fell = []
+    for row in found.iter_rows(named=True):
+        fell.append(row["run_id"] not in seen and _has_fallen(lake, row, score))
+        seen |= {row["run_id"]} if fell[-1] else set()
+    return found.filter(pl.Series(fell, dtype=pl.Boolean)).drop("pairs")
 
 
 def _has_fallen(lake: Reads, fall: Row, score: str | None) -> bool:
-    """Whether the interval of a fall of a run's outcome (run_id, before, after) is below 0.
+    """Whether the interval of a fall of a run's outcome (run_id, before, after; one of `pairs`) is below 0.
 
     Where all tasks of both rounds fell by the same there is no interval, and no doubt.
     """
@@ -239,7 +247,7 @@ def _has_fallen(lake: Reads, fall: Row, score: str | None) -> bool:
     asked = {"run": fall["run_id"], "before": fall["before"], "after": fall["after"]}
     means = lake.sql(query, params | asked)
     one, other = (dict(means.select("task_id", name).drop_nulls().iter_rows()) for name in ("before", "after"))
-    row = _compared("outcome", one, other)
+    row = _compared("outcome", one, other, tail=TAIL / fall["pairs"])
     high = row.get("high")
     return high < 0 if high is not None else bool(row["is_paired"]) and row["difference"] < 0
 
@@ -336,8 +344,8 @@ def _by_scorer(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
     return found
 
 
-def _compared(name: str, one: dict[str, float], other: dict[str, float]) -> Row:
-    """A row of `figures`, of values by task."""
+def _compared(name: str, one: dict[str, float], other: dict[str, float], *, tail: float = TAIL) -> Row:
+    """A row of `figures`, of values by task; `tail` is the probability outside on each side of the interval."""
     common = sorted(one.keys() & other.keys())
     counts = {"tasks": len(common), "only_a": len(one) - len(common), "only_b": len(other) - len(common)}
     is_paired = len(common) >= 2
@@ -350,9 +358,9 @@ def _compared(name: str, one: dict[str, float], other: dict[str, float]) -> Row:
         return row
     if is_paired:
         found = spread_of_mean(b_P - a_P)
-        low, high = (found and found.interval()) or (None, None)
+        low, high = (found and found.interval(tail)) or (None, None)
     else:
-        low, high = _welch(b - a, _sample(a_P), _sample(b_P))
+        low, high = _welch(b - a, _sample(a_P), _sample(b_P), tail=tail)
     return row | {"difference": b - a, "low": low, "high": high}
 
 
@@ -362,14 +370,14 @@ def _sample(value_P: Floats) -> tuple[float | None, int]:
 
 
 def _welch(
-    difference: float | None, one: tuple[float | None, int], other: tuple[float | None, int]
+    difference: float | None, one: tuple[float | None, int], other: tuple[float | None, int], *, tail: float = TAIL
 ) -> tuple[float | None, float | None]:
-    """The 95 % interval of a difference of two means (Welch 1947, Biometrika 34), of deviations and sizes."""
+    """The interval of a difference of two means (Welch 1947, Biometrika 34), of deviations and sizes."""
     if difference is None or one[0] is None or other[0] is None:
         return None, None
     a, b = one[0] ** 2 / one[1], other[0] ** 2 / other[1]
     if a + b == 0:
         return None, None
     df = (a + b) ** 2 / (a**2 / (one[1] - 1) + b**2 / (other[1] - 1))
-    half = t_quantile(max(1.0, df)) * math.sqrt(a + b)
+    half = t_quantile(max(1.0, df), tail) * math.sqrt(a + b)
     return difference - half, difference + half
