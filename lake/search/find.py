@@ -15,6 +15,7 @@ from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.search import place
 from lake.search.index import Index, Report
+from lake.search.said import said
 from lake.search.words import Term, terms
 
 _WAIT_S = 0.2
@@ -22,10 +23,10 @@ _building: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
 
 def holding(snapshot: Snapshot, text: str, report: Report = lambda _done, _of: None) -> pl.DataFrame:
-    """The episodes in which a step, or messages of their own, hold a text, whatever the case.
+    """The episodes in which a step, messages of their own, or what was said of them hold a text, whatever the case.
 
     Words and parts of words are looked for in any order, a text in quotes as it stands: in states, actions, reasoning,
-    tool calls and messages.
+    tool calls, messages, reasons of scores and annotations (`lake.search.said`).
 
     Args:
         report: told again and again how far the work is; what it raises ends it, and what was indexed by then stays.
@@ -38,13 +39,26 @@ def holding(snapshot: Snapshot, text: str, report: Report = lambda _done, _of: N
         LakeAccessError: a file of the lake is gone or damaged.
         SearchIndexError: there is no room for the index, or no permission to write it.
     """
+    wanted = terms(text)
+    found = _in_rollouts(snapshot, wanted, report)
+    beside = (
+        said(snapshot, wanted).group_by("episode_id").agg(pl.col("step_index").min(), steps=pl.len().cast(pl.Int64))
+    )
+    if beside.is_empty():
+        return found
+    # A step that holds it is the better place to begin to read.
+    both = pl.concat([found, beside.select(found.columns)]).group_by("episode_id", maintain_order=True)
+    return both.agg(pl.col("step_index").drop_nulls().first(), pl.col("steps").sum()).sort("episode_id")
+
+
+def _in_rollouts(snapshot: Snapshot, wanted: Sequence[Term], report: Report) -> pl.DataFrame:
+    """What the index finds."""
     if isinstance(snapshot, JoinedSnapshot):
-        found = pl.concat([holding(member, text, report) for member in snapshot.members])
+        found = pl.concat([_in_rollouts(member, wanted, report) for member in snapshot.members])
         shown = snapshot.scan("episodes").select("episode_id")
         return found.unique("episode_id", keep="first", maintain_order=True).join(
             collected(shown), on="episode_id", how="semi", maintain_order="left"
         )
-    wanted = terms(text)
     path = place.path(snapshot.root)
     try:
         found = _found(path, snapshot, wanted, report)

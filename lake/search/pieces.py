@@ -20,7 +20,7 @@ BYTES = 32 << 20
 PLAIN = {"steps": ("state", "action", "reasoning"), "episodes": ("error",)}
 """Columns of texts, by table."""
 DOCUMENTS = {"steps": ("context", "tool_calls"), "episodes": ("initial_messages", "final_observation")}
-"""Columns of JSON documents."""
+"""Columns of JSON documents. Not the ground truth: what an agent should have done would be found as if it had."""
 
 
 @dataclass(frozen=True, slots=True)

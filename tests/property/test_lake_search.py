@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
@@ -21,6 +22,7 @@ from lake.records import EpisodeRecord, StepRecord
 from lake.search import pieces, place, words
 from lake.search.find import holding
 from lake.search.index import Index
+from lake.write.annotations import Annotation, annotate
 from lake.write.ingest import ingest
 from testkit.lakes import build_lake
 from testkit.shared import shared_data
@@ -289,3 +291,34 @@ def test_calls_of_the_real_tau_bench_file_are_found(tmp_path: Path) -> None:
     query = "SELECT DISTINCT episode_id FROM steps WHERE contains(tool_calls, 'get_reservation_details')"
     assert set(holding(lk.snapshot(), "GET_reservation_details")["episode_id"]) == set(lk.sql(query)["episode_id"])
     assert holding(lk.snapshot(), "get_reservation_details").height == 165
+
+
+def test_what_was_said_is_found_as_long_as_it_counts(lk: Lake) -> None:
+    rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY task_id")
+    first, second = rows["episode_id"]
+
+    def judge(version: str, reason: str, step: int | None) -> None:
+        named = {"scorer": pl.lit("judge"), "scorer_version": pl.lit(version), "reason": pl.lit(reason)}
+        step_index = pl.lit(step, pl.Int32)
+        with lk.job(kind="score") as job:
+            job.write("scores", rows.head(1).with_columns(value=pl.lit(0.0), step_index=step_index, **named))
+
+    judge("1", "It GUESSED\n the lock's   code, twice", None)
+    assert tasks(lk, '"guessed the lock"') == tasks(lk, "code guess") == ["one"]
+    assert tasks(lk, "door guess") == [], "of two texts"
+    judge("2", "It asked for the code", 0)
+    assert tasks(lk, "guessed") == [], "a version that no longer counts"
+    assert holding(lk.snapshot(), "asked").rows() == [(first, 0, 1)]
+    note = Annotation(episode_id=second, label="note", text="Asked nobody")
+    annotate(lk, [note], "me")
+    assert holding(lk.snapshot(), "asked").select("episode_id").to_series().sort().to_list() == sorted((first, second))
+    annotate(lk, [msgspec.structs.replace(note, text=None)], "me")
+    assert tasks(lk, "nobody") == []
+    assert tasks(lk, "red") == ["one"]
+
+
+def test_what_should_have_been_done_is_not_found_as_if_it_had(lk: Lake) -> None:
+    truth = episode("three", "a blue door")
+    truth.ground_truth = {"answer": "the hatch"}
+    add(lk, truth)
+    assert tasks(lk, "hatch") == []

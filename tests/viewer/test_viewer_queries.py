@@ -312,6 +312,19 @@ def test_a_search_finds_messages_too(snap: Reader) -> None:
     assert set(search.excerpts(snap, '"through a MAZE"', page)["found_in"]) == {"first messages"}
 
 
+def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, siblings("t", [1.0, 0.0]))
+    rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index LIMIT 1")
+    named = {"scorer": pl.lit("judge"), "scorer_version": pl.lit("1"), "reason": pl.lit("It guessed the code.")}
+    with lk.job(kind="score") as job:
+        job.write("scores", rows.with_columns(value=pl.lit(0.0), step_index=pl.lit(None, pl.Int32), **named))
+    reader = Reader(lk.snapshot())
+    page = episodes.page(reader, EpisodeFilter(text="guessed code"), None, ALL)
+    assert page.select("episode_id", "found_step", "found_steps").rows() == [(rows["episode_id"][0], None, 1)]
+    (found,) = search.excerpts(reader, "guessed code", page).rows()
+    assert found[1:] == ("said by judge", "It guessed the code.")
+
+
 def test_a_search_for_nothing_is_told(snap: Reader) -> None:
     with pytest.raises(UsageError, match="needs a letter or a digit"):
         episodes.page(snap, EpisodeFilter(text="***"), None, ALL)

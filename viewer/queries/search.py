@@ -5,6 +5,7 @@ import re
 import polars as pl
 
 from lake.search import words
+from lake.search.said import said
 from viewer.queries import EXCERPT, Params, Reads, Row
 
 _STEP = {
@@ -15,7 +16,11 @@ _STEP = {
     "context": "message",
 }
 """Columns of a step in the order in which people want to hear of them, and what they are called."""
-_EPISODE = {"error": "error", "initial_messages": "first messages", "final_observation": "last messages"}
+_EPISODE = {
+    "error": "error",
+    "initial_messages": "first messages",
+    "final_observation": "last messages",
+}
 _BEFORE = 60
 """Characters of an excerpt before the hit."""
 _DOCUMENTS = frozenset({"tool_calls", "context", "initial_messages", "final_observation"})
@@ -31,7 +36,15 @@ def excerpts(lake: Reads, text: str, page: pl.DataFrame) -> pl.DataFrame:
     """episode_id, found_in (what holds the text), excerpt, of the rows of a page that was searched for."""
     pattern = hits(text)
     rows = [*_rows(lake, page, "steps", _STEP), *_rows(lake, page, "episodes", _EPISODE)]
-    return pl.DataFrame([_excerpt(row, pattern) for row in rows], schema=_SCHEMA, orient="row")
+    found = {row["episode_id"]: _excerpt(row, pattern) for row in rows}
+    beside = said(lake, words.terms(text), page["episode_id"].to_list())
+    without_step = set(page.filter(pl.col("found_step").is_null())["episode_id"])
+    for row in beside.iter_rows(named=True):
+        episode = row["episode_id"]
+        if episode in without_step or found[episode] is None:
+            found[episode] = f"said by {row['by']}", _around(row["text"], pattern)
+    shown = [(episode, *(told or (None, None))) for episode, told in found.items()]
+    return pl.DataFrame(shown, schema=_SCHEMA, orient="row")
 
 
 def _rows(lake: Reads, page: pl.DataFrame, table: str, columns: dict[str, str]) -> list[Row]:
@@ -52,13 +65,21 @@ def _rows(lake: Reads, page: pl.DataFrame, table: str, columns: dict[str, str]) 
     return lake.sql(query, params or None).to_dicts()
 
 
-def _excerpt(row: Row, pattern: re.Pattern[str]) -> tuple[int, str | None, str | None]:
+def _excerpt(row: Row, pattern: re.Pattern[str]) -> tuple[str, str | None] | None:
     for name, called in (_STEP | _EPISODE).items():
         text = words.document(row.get(name)) if name in _DOCUMENTS else row.get(name)
-        flat = " ".join((text or "").split())
-        if (found := pattern.search(flat)) is not None:
-            begin = max(found.start() - _BEFORE, 0)
-            before = "\N{HORIZONTAL ELLIPSIS}" if begin else ""
-            after = "\N{HORIZONTAL ELLIPSIS}" if len(flat) > begin + EXCERPT else ""
-            return row["episode_id"], called, before + flat[begin : begin + EXCERPT] + after
-    return row["episode_id"], None, None
+        if (told := _around(text, pattern)) is not None:
+            return called, told
+    return None
+
+
+def _around(text: str | None, pattern: re.Pattern[str]) -> str | None:
+    """The text around its first hit; None without one."""
+    flat = " ".join((text or "").split())
+    found = pattern.search(flat)
+    if found is None:
+        return None
+    begin = max(found.start() - _BEFORE, 0)
+    before = "\N{HORIZONTAL ELLIPSIS}" if begin else ""
+    after = "\N{HORIZONTAL ELLIPSIS}" if len(flat) > begin + EXCERPT else ""
+    return before + flat[begin : begin + EXCERPT] + after

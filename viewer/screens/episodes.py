@@ -146,8 +146,8 @@ def _filter() -> tuple[EpisodeFilter, DeltaGenerator]:
             key="text",
             placeholder='words, or "a text as it stands"',
             icon=":material/search:",
-            help="In actions, tool calls, reasoning, states and messages, whatever the case: words and parts of "
-            'words that one step holds, in any order; "in quotes" as it stands.',
+            help="In actions, tool calls, reasoning, states, messages, reasons of scorers and annotations, whatever "
+            'the case: words and parts of words that one step holds, in any order; "in quotes" as it stands.',
             width="stretch",
             **ui.FILTER,
         )
