@@ -176,7 +176,8 @@ def _summary(frames: compare.Frames, sides: tuple[Side, Side], current: Credit |
         else f"They have {'one task' if frame['tasks'].max() else 'no task'} in common: each side's tasks count once, "
         "and intervals are wide, as tasks differ."
     )
-    st.caption(f"{'; '.join(counts)}. {how}")
+    wide = "95 % intervals are Student's: with few tasks they may reach beyond what a figure can be."
+    st.caption(f"{'; '.join(counts)}. {how} {wide}")
     tables.table(shown, columns, label="Figures")
     stale.line(*(side.credit or current for side in sides))
 
