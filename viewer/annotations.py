@@ -25,6 +25,7 @@ from viewer.plain import chip, number, one_line
 from viewer.queries import annotations
 
 _FAULT = "annotation-fault"
+_FOLD = "annotations"
 _YES_OR_NO = [0.0, 1.0]
 _NOWHERE = "the whole episode"
 
@@ -39,17 +40,23 @@ class Queued:
     """The next episode that is left; None: this is the last one."""
 
 
-def show(episode_id: int, step: int | None) -> None:
+def show(episode_id: int, step: int | None) -> bool:
     """What people said of an episode, folded unless the reader works through a queue.
 
     Args:
         episode_id: of the episode.
-        step: that the address names; what is said is of it, unless the reader chooses the whole episode.
+        step: that was opened last; what is said is of it, unless the reader chooses the whole episode.
+
+    Returns:
+        Whether there is a form on the page, which follows the step that is opened.
     """
     frame = pinned.read(annotations.of_episode, episode_id)
     queued = None if is_read_only() else _queued(episode_id)
-    name = f"Annotations ({frame.height})"
-    with st.expander(name, icon=":material/edit_note:", expanded=queued is not None):
+    name, key = f"Annotations ({frame.height})", _FOLD if queued is None else f"{_FOLD}-of-queue"
+    fold = st.expander(name, icon=":material/edit_note:", expanded=queued is not None, key=key, on_change="rerun")
+    if not fold.open:
+        return False
+    with fold:
         if frame.height:
             columns = {
                 "step_index": tables.value("Step", "A dash: the whole episode."),
@@ -64,6 +71,7 @@ def show(episode_id: int, step: int | None) -> None:
             _answers(episode_id, step, queued)
         if not is_read_only():
             _form(episode_id, step, queued)
+    return not is_read_only()
 
 
 def _queued(episode_id: int) -> Queued | None:
@@ -113,9 +121,10 @@ def _answers(episode_id: int, step: int | None, queued: Queued) -> None:
 
 def _form(episode_id: int, step: int | None, queued: Queued | None) -> None:
     places = [_NOWHERE] if step is None else [f"step {step}", _NOWHERE]
-    with st.form(f"annotate-{episode_id}-{step}", clear_on_submit=True, border=False):
+    with st.form(f"annotate-{episode_id}", clear_on_submit=True, border=False):
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            st.selectbox("Of", places, key=_key("of"), width=180)
+            # Another step is another choice: the one that was just opened.
+            st.selectbox("Of", places, key=_of(step), width=180)
             if queued is None:
                 known = list(dict.fromkeys([RATING, *pinned.read(annotations.labels)]))
                 st.selectbox("Label", known, accept_new_options=True, key=_key("label"), width=200)
@@ -147,7 +156,7 @@ def _form(episode_id: int, step: int | None, queued: Queued | None) -> None:
 
 def _submit(episode_id: int, step: int | None, queued: Queued | None, takes_back: bool = False) -> None:
     """Write what the form holds."""
-    of, value, text = (st.session_state[_key(name)] for name in ("of", "value", "text"))
+    of, value, text = (st.session_state[key] for key in (_of(step), _key("value"), _key("text")))
     if queued is None:
         label, by = (st.session_state[_key(name)] for name in ("label", "author"))
         remember(by)
@@ -174,6 +183,8 @@ def _write(said: Annotation, by: str, queued: Queued | None) -> None:
         st.session_state[_FAULT] = str(error)
         return
     pinned.refresh()
+    # The fold's label counts what was said: with another label it is another one.
+    st.session_state[_FOLD] = True
     if queued is not None and queued.following is not None:
         st.query_params.pop("step", None)
         st.query_params["episode"] = ids.to_text(queued.following)
@@ -181,3 +192,7 @@ def _write(said: Annotation, by: str, queued: Queued | None) -> None:
 
 def _key(name: str) -> str:
     return f"annotation-{name}"
+
+
+def _of(step: int | None) -> str:
+    return _key("of" if step is None else f"of-{step}")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lake import Lake
+from lake import Lake, ids
 from lake.locked import isolation
 from testkit.browser_pages import address, go, rows_of, settled
 from testkit.lakes import RUN, build_lake, rollout
@@ -36,6 +36,31 @@ def test_a_queue_is_walked_by_keys_and_survives_a_reload(page: Any, lk: Lake) ->
     page.keyboard.press("n")
     page.wait_for_function(f"!location.search.includes('{address(page)['episode']}')")
     page.get_by_text("3 of 4 left to label").wait_for()
+
+
+def test_what_is_said_is_said_of_the_step_that_was_opened(page: Any, lk: Lake) -> None:
+    """Whether the form is there before the step is opened or after it."""
+    episode = lk.sql("SELECT min(episode_id) FROM episodes WHERE task_id = 'mixed'").item()
+    go(page, f"/episode?episode={ids.to_text(episode)}", "Episode")
+    fold = page.get_by_text("Annotations (0)")
+    page.locator("[data-step='1'] .head").click()
+    fold.click()
+    of = page.get_by_role("combobox", name="Of")
+    of.and_(page.locator("[value='step 1']")).wait_for()
+    page.get_by_role("textbox", name="Words").fill("loops")
+    page.locator("[data-step='0'] .head").focus()
+    page.keyboard.press("Enter")
+    of.and_(page.locator("[value='step 0']")).wait_for()
+    page.locator("[data-step='1'] .body").wait_for()
+    assert page.evaluate("document.activeElement.closest('[data-step]').dataset.step") == "0"
+    assert page.get_by_role("textbox", name="Words").input_value() == "loops"
+    page.get_by_role("textbox", name="Author").fill("ann")
+    page.get_by_role("button", name="Add").click()
+    page.get_by_text("Annotations (1)").wait_for()
+    assert page.get_by_role("button", name="Add").is_visible()
+    query = "SELECT step_index, text, author FROM latest_annotations WHERE episode_id = ?"
+    assert lk.sql(query, [episode]).rows() == [(0, "loops", "ann")]
+    assert address(page) == {"episode": ids.to_text(episode), "step": "0"}
 
 
 @pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's tests alone
 
 from lake import Lake, ids
 from lake.write.annotations import Annotation, annotate
@@ -30,9 +31,16 @@ def first(lk: Lake) -> int:
     return int(lk.sql("SELECT min(episode_id) FROM episodes").item())
 
 
+def open_form(episode: str, **address: int) -> AppTest:
+    """The page of an episode with its annotations unfolded."""
+    at = open_page("episode", episode=episode, **address)
+    at.session_state["annotations"] = True
+    return assert_sound(at.run())
+
+
 def test_what_is_said_in_the_form_is_written_and_shown(lk: Lake) -> None:
     episode = ids.to_text(first(lk))
-    at = open_page("episode", episode=episode, step=1)
+    at = open_form(episode, step=1)
     at.number_input(key="annotation-value").set_value(0.5)
     at.text_input(key="annotation-text").set_value("<b>loops</b>")
     at.text_input(key="annotation-author").set_value("ann")
@@ -47,7 +55,7 @@ def test_what_is_said_in_the_form_is_written_and_shown(lk: Lake) -> None:
     at = open_page("annotations")
     assert links(at, "annotations") == [f"/episode?episode={episode}&step=1"]
 
-    at = open_page("episode", episode=episode, step=1)
+    at = open_form(episode, step=1)
     at.text_input(key="annotation-author").set_value("ann")
     next(button for button in at.button if button.label == "Take back").click()
     assert_sound(at.run())
@@ -55,7 +63,7 @@ def test_what_is_said_in_the_form_is_written_and_shown(lk: Lake) -> None:
 
 
 def test_what_cannot_be_said_is_told_and_not_written(lk: Lake) -> None:
-    at = open_page("episode", episode=ids.to_text(first(lk)))
+    at = open_form(ids.to_text(first(lk)))
     next(button for button in at.button if button.label == "Add").click()
     assert_sound(at.run())
     assert "say a number, words, or both" in at.error[0].value
@@ -69,9 +77,7 @@ def test_what_cannot_be_said_is_told_and_not_written(lk: Lake) -> None:
 
 def test_a_read_only_viewer_has_no_form(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(READ_ONLY, "1")
-    assert not [
-        button for button in open_page("episode", episode=ids.to_text(first(lk))).button if button.label == "Add"
-    ]
+    assert not [button for button in open_form(ids.to_text(first(lk))).button if button.label == "Add"]
 
 
 def test_a_lake_without_annotations_says_how_they_are_made(lk: Lake) -> None:

@@ -41,9 +41,9 @@ def show() -> None:
     _figures(facts, rows)
     _scores(episode_id)
     _ground_truth(episode_id)
-    annotations.show(episode_id, given_int("step"))
+    tells = annotations.show(episode_id, given_int("step"))
     window, selected = _steps_window(facts)
-    component.show(Told(read, href, facts, chosen), window, selected, hidden)
+    component.show(Told(read, href, facts, chosen), window, selected, hidden, tells=tells)
 
 
 def _gone(episode_id: int) -> str:

@@ -16,7 +16,7 @@ _TRANSCRIPT = st.components.v2.component(
 )
 
 
-def show(told: Told, window: Window, selected: int | None, hidden: Sequence[str]) -> None:
+def show(told: Told, window: Window, selected: int | None, hidden: Sequence[str], *, tells: bool) -> None:
     """Draw the transcript.
 
     Args:
@@ -24,10 +24,17 @@ def show(told: Told, window: Window, selected: int | None, hidden: Sequence[str]
         window: which steps have a line.
         selected: the step that is opened at first.
         hidden: kinds of text that are not shown.
+        tells: the page is run again with each step that the reader opens, which its address names then.
     """
-    data = drawn.lines(told, window, selected) | {"hidden": hidden, "address": changed(step=None), "asks": _asks(told)}
+    data = drawn.lines(told, window, selected)
+    data |= {"hidden": hidden, "address": changed(step=None), "asks": _asks(told), "tells": tells}
+    key = f"transcript-{data['name']}"
+
+    def open_step() -> None:
+        st.query_params["step"] = str(st.session_state[key]["step"])
+
     # A page whose versions this process has forgotten says so, and is run again: that names them.
-    _TRANSCRIPT(key=f"transcript-{data['name']}", data=data, on_lost_change=lambda: None)
+    _TRANSCRIPT(key=key, data=data, on_lost_change=lambda: None, on_step_change=open_step)
 
 
 def _asks(told: Told) -> str:

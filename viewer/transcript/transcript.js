@@ -9,23 +9,27 @@ const CHUNK = 30;
 const LINE_HEIGHT = 31;
 const BODY_HEIGHT = 160;
 const KEPT = 400;
+// Of what component.py sends, what may change while the transcript stays as it is: which step the page speaks of.
+const SPOKEN_OF = { selected: null, opened: [], tells: false };
 
 export default function mount({ parentElement, data, setTriggerValue }) {
-  const text = JSON.stringify(data);
+  const text = JSON.stringify({ ...data, ...SPOKEN_OF });
   const present = parentElement[VIEW];
-  if (present) present.lost = () => setTriggerValue("lost", true);
-  if (present?.text === text && present.root.isConnected) return;
-  const view = new Transcript(parentElement, data, text, present);
-  view.lost = () => setTriggerValue("lost", true);
+  const isHere = present?.text === text && present.root.isConnected && !present.isElsewhere(data);
+  const view = isHere ? present : new Transcript(parentElement, data, text, present);
+  Object.assign(view, { data, lost: () => setTriggerValue("lost", true), tell: (step) => setTriggerValue("step", step) });
   parentElement[VIEW] = view;
-  view.start();
+  if (!isHere) view.start();
+  view.tellStep();
 }
 
 class Transcript {
   constructor(parent, data, text, former) {
     Object.assign(this, { data, text });
     const isSame = former?.data.name === data.name;
-    this.opened = new Set(isSame ? former.opened : data.opened.map((step) => step.index));
+    this.isNew = !isSame || former.isElsewhere(data);
+    this.step = this.isNew ? data.selected : former.step;
+    this.opened = new Set([...(isSame ? former.opened : []), ...(this.isNew ? data.opened.map((one) => one.index) : [])]);
     this.unfolded = new Set(isSame ? former.unfolded : []);
     this.contents = new Map([...data.opened, ...(data.held ?? [])].map((step) => [step.index, step]));
     this.heights = new Map();
@@ -43,7 +47,15 @@ class Transcript {
     this.layout();
     document[VIEW] = this;
     keys();
-    this.isNew = !isSame;
+  }
+
+  // Whether data speak of a step that is neither the one opened last nor the one that they spoke of before.
+  isElsewhere({ selected }) {
+    return selected !== null && selected !== this.step && selected !== this.data.selected;
+  }
+
+  tellStep() {
+    if (this.data.tells && this.step !== this.data.selected) this.tell(this.step);
   }
 
   start() {
@@ -123,6 +135,8 @@ class Transcript {
       const here = new URL(location.href);
       here.searchParams.set("step", index);
       history.replaceState(history.state, "", here);
+      this.step = index;
+      this.tellStep();
     }
   }
 
