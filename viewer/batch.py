@@ -73,6 +73,7 @@ def show(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]
 
     if not dead:
         columns.pop("dead")
+    columns = tables.known(frame, columns, order)
     tables.table(frame, columns, label="Batch", href=episode, key="episode_id", sortable=training.BATCH_ORDERS)
 
 

@@ -10,7 +10,6 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from lake.errors import TrajlakeError
-from lake.read.text_table import counted
 from viewer import pinned, views
 from viewer.figures import PICK, Chart, Drawn
 from viewer.links import Page, given, given_id, given_int, nonsense
@@ -99,9 +98,9 @@ def _go_back() -> None:
 
 @st.fragment(run_every=_LOOK_SECONDS)
 def _news() -> None:
-    """Say that there are newer episodes, and leave the page as it is until the reader wants them."""
+    """Say what is newer, and leave the page as it is until the reader wants it."""
     if new := pinned.news():
-        st.button(f"{counted(new, 'new episode')}", icon=":material/refresh:", key="news", on_click=pinned.refresh)
+        st.button(new, icon=":material/refresh:", key="news", on_click=pinned.refresh)
 
 
 def empty(sentence: str, advice: str) -> None:

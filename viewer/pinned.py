@@ -23,6 +23,7 @@ from lake.cli.options import Lakes
 from lake.errors import TrajlakeError, UsageError
 from lake.read import query_views
 from lake.read.kept import Kept
+from lake.read.parquet import collected
 from lake.read.query import Session
 from lake.read.snapshot import Snapshot
 from lake.search.find import holding
@@ -33,7 +34,7 @@ from lake.tables import TABLES
 from viewer.environment import ENVIRONMENT, named_lakes
 from viewer.locked_sql import Answers
 from viewer.queries import Reads
-from viewer.queries.since import Changes
+from viewer.queries.since import Changes, newer
 from viewer.queries.since import changes as between
 from viewer.remembered import Remembered
 
@@ -121,6 +122,10 @@ class Reader:
             if not is_kept:
                 session.close()
 
+    def rows(self, table: str) -> int:
+        """Rows of a table, hidden ones among them, as its log has them (`Snapshot.size`)."""
+        return self._snapshot.size(table)[1]
+
     def holding(self, text: str, report: Report = lambda _done, _of: None) -> pl.DataFrame:
         """The episodes that hold a text (`lake.search.find.holding`); the last answers are kept, for pages to come."""
         known = self._searches.get(text)
@@ -128,6 +133,11 @@ class Reader:
             known = holding(self._snapshot, text, report)
             self._searches.put(text, known)
         return known
+
+    def members(self, group_id: int) -> list[int]:
+        """The episodes of a group as it was collected, those among them that readers do not see any more; sorted."""
+        rows = self._snapshot.scan_all("episodes").filter(pl.col("group_id") == group_id).select("episode_id")
+        return sorted(set(collected(rows)["episode_id"]))
 
     def locked(self, query: str) -> pl.DataFrame:
         """Rows of one SELECT that nobody vouches for (`viewer.locked_sql.Answers.rows`)."""
@@ -190,7 +200,7 @@ def _mark(pinned: Mapping[str, int]) -> bytes:
 
 def _forget() -> None:
     """Let go of all that was read."""
-    for cache in (_answer, _reader, _between, _opened, _kept):
+    for cache in (_answer, _newer, _reader, _between, _opened, _kept):
         cache.clear()
 
 
@@ -246,13 +256,17 @@ def snapshots() -> list[str]:
     return [pin.name for pin in reversed(_open().snapshots())]
 
 
-def news() -> int:
-    """Episodes that readers see in the newest state beyond those here; 0 too where there are fewer, or none newer."""
-    newest = _open().snapshot()
-    if tuple(sorted(newest.versions.items())) == versions():
-        return 0
-    query = "SELECT count(*) FROM episodes"
-    return max(0, int(newest.sql(query).item()) - int(_read_from(versions()).sql(query).item()))
+def news() -> str | None:
+    """What the newest state has that is not here, in words; None: nothing that a page would show otherwise."""
+    newest = tuple(sorted(_open().snapshot().versions.items()))
+    return None if newest == versions() else _newer(lakes(), era(), versions(), newest)
+
+
+@st.cache_data(show_spinner=False, max_entries=20)
+def _newer(
+    lakes: Lakes, era: bytes, before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...]
+) -> str | None:
+    return newer(_reader(lakes, era, before), _reader(lakes, era, after))
 
 
 def pinned_at() -> datetime:

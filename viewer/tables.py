@@ -107,10 +107,15 @@ def ordered_by(parameter: str = "sort") -> Sort | None:
     return Sort.named(given(parameter))
 
 
-def known(frame: pl.DataFrame, columns: Mapping[str, Column]) -> dict[str, Column]:
-    """The columns that say something: not those where nothing is known, nor marks that no row bears."""
+def known(frame: pl.DataFrame, columns: Mapping[str, Column], order: Sort | None = None) -> dict[str, Column]:
+    """The columns that say something: not those where nothing is known, nor marks that no row bears.
+
+    The one that the list is ordered by stays: its heading ends that.
+    """
 
     def says(name: str, column: Column) -> bool:
+        if order is not None and order.column == name:
+            return True
         return bool(frame[name].any() if column.kind is Kind.MARK else frame[name].count())
 
     return {name: column for name, column in columns.items() if says(name, column)}

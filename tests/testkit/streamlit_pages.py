@@ -93,7 +93,7 @@ _TELLING_COLUMNS = {
     "tasks": {"task_id", "scored"},
     "episodes": {"episode_id", "group_id", "status"},
     "groups": {"group_id", "signal"},
-    "siblings": {"episode_id", "num_steps", "mean_advantage"},
+    "siblings": {"episode_id", "num_steps", "rollout_index"},
     "anchors": {"anchor_key", "spread"},
     "visits": {"episode_id", "return_to_go"},
     "batch": {"episode_id", "action_tokens"},

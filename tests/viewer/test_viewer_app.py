@@ -562,6 +562,22 @@ def test_an_episode_that_was_taken_back_says_when_and_why(tmp_path: Path, monkey
     assert f"{ids.to_text(gone)}` was retracted at 20" in warning.value
     assert "`leaked <b>answer</b>`" in warning.value
     assert "--as-of" in warning.value
+    beside = lk.sql("SELECT episode_id FROM episodes ORDER BY ALL LIMIT 2")["episode_id"].to_list()
+    at = open_page("compare", episode=list(map(ids.to_text, [gone, *beside])))
+    assert [one.value for one in at.warning] == [warning.value]
+
+
+def test_a_group_that_was_taken_back_says_when_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    group = int(lk.sql("SELECT min(group_id) FROM episodes").item())
+    members = lk.sql("SELECT episode_id FROM episodes WHERE group_id = ?", [group])["episode_id"].to_list()
+    lk.retract(members[:1])
+    assert not open_page("group", group=group).warning
+    lk.retract(members[1:], reason="leaked <b>answer</b>")
+    (warning,) = open_page("group", group=group).warning
+    assert f"{ids.to_text(group)}` was taken back: 3 episodes retracted at 20" in warning.value
+    assert "`leaked <b>answer</b>`; 1 episode retracted at 20" in warning.value
+    assert "holds no group" in open_page("group", group="0" * 13).warning[0].value
 
 
 # ---------------------------------------------------------------- lineage

@@ -17,7 +17,8 @@ import streamlit as st  # noqa: TID253 - the viewer's own tests
 import lake
 from lake import Lake
 from lake.errors import QueryError, UsageError
-from testkit.lakes import RUN, build_lake, rollout
+from lake.write.annotations import Annotation, annotate
+from testkit.lakes import RUN, add_credit, build_lake, rollout
 from viewer import pinned
 from viewer.environment import ENVIRONMENT
 from viewer.links import Page
@@ -114,12 +115,41 @@ def test_an_older_state_is_shown_until_the_newest_is_asked_for(lk: Lake) -> None
 
 def test_newer_episodes_are_counted_and_not_shown_before_they_are_asked_for(lk: Lake) -> None:
     assert pinned.read(tasks) == ["a"]
-    assert pinned.news() == 0
+    assert pinned.news() is None
     add(lk, "b")
     add(lk, "c")
-    assert (pinned.news(), pinned.read(tasks)) == (2, ["a"])
+    assert (pinned.news(), pinned.read(tasks)) == ("2 new episodes", ["a"])
     pinned.refresh()
-    assert (pinned.news(), pinned.read(tasks)) == (0, ["a", "b", "c"])
+    assert (pinned.news(), pinned.read(tasks)) == (None, ["a", "b", "c"])
+
+
+def test_whatever_a_page_would_show_otherwise_is_news(lk: Lake) -> None:
+    """More episodes that were taken back than added hide none; without new ones, all else that differs is named."""
+
+    def read_anew() -> None:
+        pinned.refresh()
+        assert pinned.news() is None
+
+    add(lk, "b")
+    add(lk, "c")
+    read_anew()
+    a, b, c = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
+    add(lk, "d")
+    lk.retract([a, b])
+    assert pinned.news() == "1 new episode"
+    read_anew()
+    lk.retract([c])
+    assert pinned.news() == "1 episode taken back"
+    read_anew()
+    annotate(lk, [Annotation(episode_id=lk.sql("SELECT episode_id FROM episodes").item(), label="ok", text="x")], "ann")
+    assert pinned.news() == "newer annotations"
+    add_credit(lk)
+    assert pinned.news() == "newer credit, newer annotations"
+    read_anew()
+    lk.compact("annotations")
+    with lk.job(kind="check"):
+        pass
+    assert pinned.news() is None, "no page shows anything else"
 
 
 def test_a_lake_is_opened_once_for_all_pages_until_it_is_read_anew(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +162,7 @@ def test_a_lake_is_opened_once_for_all_pages_until_it_is_read_anew(lk: Lake, mon
 
     monkeypatch.setattr(lake, "open", counting)
     for _ in range(3):  # what every page asks for
-        assert (pinned.read(tasks), pinned.news(), pinned.snapshots(), pinned.is_outdated()) == (["a"], 0, [], False)
+        assert (pinned.read(tasks), pinned.news(), pinned.snapshots(), pinned.is_outdated()) == (["a"], None, [], False)
     assert opened == [lk.uri]
     shutil.rmtree(lk.uri)
     add(build_lake(Path(lk.uri), [rollout("made", 0, 1.0)]), "anew")

@@ -13,7 +13,7 @@ from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings import Grouping, Subsample, run_grouping
 from testkit.lakes import add_credit, build_lake, rollout, siblings
-from testkit.streamlit_pages import column, open_page, words
+from testkit.streamlit_pages import column, columns, open_page, show, words
 from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
 from viewer.queries import Sort, Window, anchors, episodes, groups
@@ -122,10 +122,17 @@ def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
-def test_groups_without_credit_have_dashes(tmp_path: Path) -> None:
-    found = groups.page(build_lake(tmp_path).snapshot(), GroupFilter(), Window())
-    for name in ("shared_share", "error_share", "ways_in"):
-        assert found[name].null_count() == found.height == 6
+def test_lists_have_no_columns_of_which_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the one that they are ordered by."""
+    lk = show(build_lake(tmp_path), monkeypatch)
+    found = groups.page(lk.snapshot(), GroupFilter(), Window())
+    of_credit = ("shared_share", "error_share", "ways_in")
+    assert all(found[name].null_count() == found.height == 6 for name in of_credit)
+    assert not set(of_credit) & set(columns(open_page("groups"), "groups"))
+    assert "ways_in" in columns(open_page("groups", sort="-ways_in"), "groups")
+    assert "mean_advantage" not in columns(open_page("group", group=found["group_id"][0]), "siblings")
+    assert columns(open_page("jobs"), "jobs")[-1] == "job_id"
+    assert "error" not in columns(open_page("jobs"), "jobs")
 
 
 def test_only_the_newest_job_of_the_current_credit_counts(tmp_path: Path) -> None:

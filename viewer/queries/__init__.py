@@ -37,6 +37,10 @@ class Reads(snapshot.Reads, Protocol):
         """The episodes that hold a text; see `lake.search.find.holding`."""
         ...
 
+    def members(self, group_id: int) -> list[int]:
+        """The episodes of a group as it was collected, those among them that readers do not see any more; sorted."""
+        ...
+
     def locked(self, query: str) -> pl.DataFrame:
         """Rows of one SELECT that nobody vouches for; see `viewer.locked_sql.Answers.rows`."""
         ...

@@ -1,7 +1,7 @@
 """Lineage: jobs with their parameters and counts, and the input that was rejected."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -139,12 +139,23 @@ def like_it(lake: Reads, job_id: int, beside: int | None = None, limit: int = 20
     )
 
 
-def taken_back(lake: Reads, episode_id: int) -> Row | None:
-    """Why readers no longer see an episode: kind, at, reason, superseded_by, job_id; None if they never did, or do."""
-    query = (
-        'SELECT kind, "at", left(reason, 1000) AS reason, superseded_by, job_id FROM retractions WHERE episode_id = ?'
-    )
-    return only_row(lake.sql(f'{query} ORDER BY "at" DESC LIMIT 1', [episode_id]))
+def taken_back(lake: Reads, episode_ids: Sequence[int]) -> list[Row]:
+    """Why episodes were taken back, the last time of each, newest first: episode_id, kind, at, reason, superseded_by.
+
+    None of those that never were.
+    """
+    query = """
+        SELECT episode_id, kind, "at", left(reason, 1000) AS reason, superseded_by FROM retractions
+        WHERE episode_id IN (SELECT unnest($episodes::BIGINT[]))
+        QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY "at" DESC) = 1
+        ORDER BY "at" DESC, episode_id
+        """
+    return lake.sql(query, {"episodes": list(episode_ids)}).to_dicts()
+
+
+def group_taken_back(lake: Reads, group_id: int) -> list[Row]:
+    """As `taken_back`, of the episodes that a group was collected with."""
+    return taken_back(lake, lake.members(group_id))
 
 
 def changed_groups(lake: Reads, credit: Credit) -> pl.DataFrame:

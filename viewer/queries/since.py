@@ -1,12 +1,29 @@
 """What changed between two states of a lake: rows of every table, episodes, scores by series, signs of advantages."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import polars as pl
 
 from lake.read.history import Difference, difference
-from lake.read.snapshot import Snapshot
+from lake.read.snapshot import Reads, Snapshot
+from lake.read.text_table import counted
 from lake.tables import TABLES
+
+_NEWER = {
+    "newer scores": ("scores",),
+    "newer credit": ("advantages", "credit_groups"),
+    "newer annotations": ("annotations",),
+    "newer training": ("batches", "checkpoints", "metrics"),
+}
+"""What a page would show otherwise, by the tables that tell it."""
+
+
+class Counted(Reads, Protocol):
+    """A state of a lake that says how many rows its tables have, without reading them."""
+
+    def rows(self, table: str) -> int:
+        """Rows of a table, hidden ones among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +59,24 @@ def changes(before: Snapshot, after: Snapshot) -> Changes:
         series.sort(pl.sum_horizontal("new", "gone", "other"), "scorer", "series_id", descending=[True, False, False]),
         flips.sort("steps", "series_id", descending=[True, False]),
     )
+
+
+def newer(before: Counted, after: Counted) -> str | None:
+    """What a state has that an earlier one has not, in a few words: new episodes, or else all that differs.
+
+    Rows are only ever added, so their number tells. Episodes are compared only where theirs, or that of retractions,
+    differs.
+    """
+
+    def differ(*tables: str) -> bool:
+        return any(before.rows(table) != after.rows(table) for table in tables)
+
+    found = []
+    if differ("episodes", "retractions"):
+        were, are = (state.sql("SELECT episode_id FROM episodes")["episode_id"] for state in (before, after))
+        added, gone = (int((~one.is_in(other.implode())).sum()) for one, other in ((are, were), (were, are)))
+        if added:
+            return counted(added, "new episode")
+        found += [f"{counted(gone, 'episode')} taken back"] if gone else []
+    found += [words for words, tables in _NEWER.items() if differ(*tables)]
+    return ", ".join(found) or None

@@ -98,7 +98,7 @@ def _groups(chosen: Credit) -> None:
     }
     tables.table(
         frame,
-        columns,
+        tables.known(frame, columns),
         label="Groups of the state",
         href=lambda row: href(Page.GROUP, group=row["group_id"], anchor=text, credit=chosen.text),
         key="group_id",

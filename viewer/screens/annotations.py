@@ -62,8 +62,10 @@ def show() -> None:
         tables.table(agreement, _AGREEMENT, label="Agreement")
     _scorers()
     st.subheader("What people said", anchor=False)
-    frame = read(annotations.page, ui.pager(total, "annotations"), tables.ordered_by())
-    tables.table(frame, _COLUMNS, label="Annotations", href=_episode, key="episode_id", sortable=annotations.ORDERS)
+    order = tables.ordered_by()
+    frame = read(annotations.page, ui.pager(total, "annotations"), order)
+    columns = tables.known(frame, _COLUMNS, order)
+    tables.table(frame, columns, label="Annotations", href=_episode, key="episode_id", sortable=annotations.ORDERS)
 
 
 def _scorers() -> None:

@@ -7,7 +7,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from lake.judgements.credit import Covering, Credit, covering
-from viewer import choices, links, siblings
+from viewer import choices, gone, links, siblings
 from viewer import components as ui
 from viewer import side_by_side as drawn
 from viewer.alignment import Line, Parting, Stretch, align, first_divergence, folded, parting
@@ -68,11 +68,15 @@ def _chosen() -> tuple[list[Row], str | None, list[Covering]]:
         ui.missing(f"{len(wanted)} episodes were asked for; these are the first {side_by_side.MOST}.")
         wanted = wanted[: side_by_side.MOST]
     facts = _in_order(read(side_by_side.facts, tuple(wanted), None, score), tuple(wanted))
-    if (gone := len(wanted) - len(facts)) and facts:
-        ui.missing(f"This lake does not hold {number(gone)} of the {len(wanted)} episodes that the address names.")
+    held = {row["episode_id"] for row in facts}
+    lost = [one for one in wanted if one not in held]
+    if not facts:
+        ui.not_found(gone.episodes(lost), Page.EPISODES, "All episodes")
+    if lost:
+        ui.missing(gone.episodes(lost))
     if len(facts) < 2:
-        why = "has no sibling" if facts else "is not in this lake"
-        ui.not_found(f"Episode {chip(ids.to_text(wanted[0]))} {why}.", Page.EPISODES, "All episodes")
+        alone = f"There is no other to show beside episode {chip(ids.to_text(facts[0]['episode_id']))}."
+        ui.not_found(alone, Page.EPISODES, "All episodes")
     cover = [{one.credit.text: one for one in read(covering, episode_id=row["episode_id"])} for row in facts]
     shared = [one for text, one in cover[0].items() if all(text in others for others in cover)]
     return facts, score, shared

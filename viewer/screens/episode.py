@@ -9,13 +9,13 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, covering
-from viewer import annotations, choices, links, plain, tables, taking
+from viewer import annotations, choices, gone, links, plain, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given_int
 from viewer.navigation import anchor, changed, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
-from viewer.queries import PAGE_ROWS, Row, Window, episodes, lineage, training
+from viewer.queries import PAGE_ROWS, Row, Window, episodes, training
 from viewer.queries import annotations as said
 from viewer.queries.episodes import EpisodeFilter
 from viewer.transcript import component, drawn, ledger
@@ -32,7 +32,7 @@ def show() -> None:
     episode_id = ui.wanted_id("episode", Page.EPISODES, "All episodes")
     facts = read(episodes.episode, episode_id)
     if facts is None:
-        ui.not_found(_gone(episode_id), Page.EPISODES, "All episodes")
+        ui.not_found(gone.episodes([episode_id]), Page.EPISODES, "All episodes")
     look_at(facts["run_id"])
     ui.bar(f"{_path(facts)}{_place(episode_id)}")
     _facts(facts)
@@ -44,20 +44,6 @@ def show() -> None:
     tells = annotations.show(episode_id, given_int("step"))
     window, selected = _steps_window(facts)
     component.show(Told(read, href, facts, chosen), window, selected, hidden, tells=tells)
-
-
-def _gone(episode_id: int) -> str:
-    """That an episode is not to be seen: why and when it was taken back, or that it never was there."""
-    row, name = read(lineage.taken_back, episode_id), chip(ids.to_text(episode_id))
-    if row is None:
-        return f"This lake holds no episode {name}."
-    said = f"Episode {name} was {row['kind']} at {row['at']:%Y-%m-%d %H:%M:%S} UTC"
-    if row["reason"]:
-        said += f": {chip(row['reason'])}"
-    if row["superseded_by"] is not None:
-        newer = ids.to_text(row["superseded_by"])
-        said += f"; [{newer}]({href(Page.EPISODE, episode=newer)}) took its place"
-    return f"{said}. An older snapshot may still have it: `trajlake show {ids.to_text(episode_id)} --as-of NAME`."
 
 
 def _path(facts: Row) -> str:

@@ -8,7 +8,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.judgements.credit import Credit, covering
 from lake.judgements.scores import ENV_RETURN
-from viewer import choices, links, siblings, tables, taking
+from viewer import choices, gone, links, siblings, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
@@ -31,7 +31,7 @@ def show() -> None:
     group_id = ui.wanted_id("group", Page.GROUPS, "All groups")
     facts = read(groups.group, group_id, ENV_RETURN)
     if facts is None:
-        ui.not_found(f"This lake holds no group {chip(ids.to_text(group_id))}.", Page.GROUPS, "All groups")
+        ui.not_found(gone.group(group_id), Page.GROUPS, "All groups")
     ui.header(f"Group {chip(links.group(facts), links.NAME)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         with st.container(width=260):
@@ -96,9 +96,10 @@ def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
         "policy_version": tables.value("Policy version"),
         "episode_id": tables.ident("Episode"),
     }
+    frame = read(groups.siblings, facts["group_id"], chosen, window, score, order)
     tables.table(
-        read(groups.siblings, facts["group_id"], chosen, window, score, order),
-        columns,
+        frame,
+        tables.known(frame, columns, order),
         label="Siblings",
         href=opened,
         key="episode_id",
@@ -160,7 +161,7 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
     }
     tables.table(
         frame,
-        columns,
+        tables.known(frame, columns, order),
         label="Shared states",
         href=lambda row: changed(anchor=row["anchor_key"]),
         key="anchor_key",
@@ -199,7 +200,8 @@ def _visits(group_id: int, chosen: Credit, score: str) -> None:
         "outcome": tables.value("Outcome"),
         "episode_id": tables.ident("Episode"),
     }
-    tables.table(frame.with_columns(action=actions), columns, label="Steps", href=_sibling(group_id, chosen, score))
+    frame = frame.with_columns(action=actions)
+    tables.table(frame, tables.known(frame, columns), label="Steps", href=_sibling(group_id, chosen, score))
 
 
 def _sibling(group_id: int, chosen: Credit | None, score: str, order: Sort | None = None) -> Callable[[Row], str]:

@@ -42,9 +42,11 @@ def show() -> None:
     if not total:
         st.info("No group matches these filters.", icon=":material/filter_alt_off:")
         return
+    order = tables.ordered_by()
+    frame = read(groups.page, wanted, ui.pager(total, "groups"), order)
     tables.table(
-        read(groups.page, wanted, ui.pager(total, "groups"), tables.ordered_by()),
-        _COLUMNS,
+        frame,
+        tables.known(frame, _COLUMNS, order),
         label="Groups",
         href=lambda row: href(Page.GROUP, group=row["group_id"], score=wanted.score),
         key="group_id",

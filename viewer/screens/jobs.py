@@ -20,8 +20,8 @@ _COLUMNS = {
     "rows_in": tables.value("Rows in"),
     "rows_out": tables.value("Rows out"),
     "rows_dropped": tables.value("Dropped"),
-    "job_id": tables.ident("Job"),
     "error": tables.text("Error"),
+    "job_id": tables.ident("Job"),
 }
 
 
@@ -38,10 +38,12 @@ def show() -> None:
     if not total:
         st.info("No job matches these filters.", icon=":material/filter_alt_off:")
         return
-    frame = read(lineage.jobs_page, kind, status, ui.pager(total, "jobs"), tables.ordered_by())
+    order = tables.ordered_by()
+    frame = read(lineage.jobs_page, kind, status, ui.pager(total, "jobs"), order)
+    frame = frame.with_columns(links.jobs(frame), ui.STATE)
     tables.table(
-        frame.with_columns(links.jobs(frame), ui.STATE),
-        _COLUMNS,
+        frame,
+        tables.known(frame, _COLUMNS, order),
         label="Jobs",
         href=lambda row: href(Page.JOB, job=row["job_id"]),
         key="job_id",

@@ -37,9 +37,11 @@ def show() -> None:
     if not total:
         st.info("No reject matches.", icon=":material/filter_alt_off:")
         return
+    order = tables.ordered_by()
+    frame = read(lineage.rejects_page, reason, run, ui.pager(total, "rejects"), order)
     tables.table(
-        read(lineage.rejects_page, reason, run, ui.pager(total, "rejects"), tables.ordered_by()),
-        _COLUMNS,
+        frame,
+        tables.known(frame, _COLUMNS, order),
         label="Rejects",
         href=lambda row: changed(reject=row["reject_id"]),
         key="reject_id",

@@ -150,7 +150,7 @@ def _list(score: str | None, success_at: float) -> str:
     first = str(frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0])
     tables.table(
         frame,
-        {name: _COLUMNS[name] for name in shown},
+        tables.known(frame, {name: _COLUMNS[name] for name in shown}, order),
         label="Runs",
         href=lambda row: changed(run=row["run_id"]),
         key="run_id",
@@ -262,7 +262,7 @@ def _tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
     }
     tables.table(
         frame,
-        columns,
+        tables.known(frame, columns, order),
         label="Tasks",
         href=lambda row: href(Page.EPISODES, run=run, task=row["task_id"], score=score),
         sortable=runs.TASK_ORDERS,
