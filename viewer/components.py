@@ -231,6 +231,20 @@ def pager(total: int, shown: str, *, rows: int = PAGE_ROWS, name: str = "page") 
     return window
 
 
+def first(frame: pl.DataFrame, most: int, what: str) -> pl.DataFrame:
+    """The first rows of a list that has no pages, and a sentence if these are not all of them.
+
+    Args:
+        frame: the list; where a query cut it, with a column `total`.
+        most: rows that are shown.
+        what: it is a list of.
+    """
+    total = int(frame["total"][0]) if "total" in frame.columns and frame.height else frame.height
+    if total > most:
+        st.caption(f"The first {most:,} of {total:,} {what}.")
+    return frame.head(most)
+
+
 def page_switch(pages: int, number: int, name: str, value: Callable[[int], int]) -> None:
     """A switch between pages, the one shown counted from 1, that writes to the address."""
     # The page shown is part of the key: a list that starts over takes its page from the address, not from the widget.

@@ -100,10 +100,10 @@ class Page(StrEnum):
 PARAMETERS = frozenset(
     """
     a_credit a_rounds a_run a_version about anchor as_of average axis b_credit b_rounds b_run b_version beside by
-    chart credit definition episode error facets failed flag follow gone group grouping job kind list max min open
-    opened over page q reason reasoning reject round round_from round_to run score scorer signal since sort sql
-    state status step steps_from steps_to success tag task text tool tools unlabelled unscored update version
-    version_from version_to
+    chart credit definition episode error facets failed flag follow gone group grouping groups job kind list max min
+    open opened over page q reason reasoning reject round round_from round_to run score scorer siblings signal since
+    sort sql state status step steps steps_from steps_to success tag task text tool tools unlabelled unscored update
+    values version version_from version_to
     """.split()  # noqa: SIM905
 )
 """Parameters of all pages; the guide says which page has which."""
@@ -112,7 +112,7 @@ PARAMETERS = frozenset(
 JOB_STATES = ("succeeded", "failed", "started")
 _WHOLE = frozenset(
     (
-        *("gone", "page", "round", "step", "update", "version"),
+        *("gone", "groups", "page", "round", "siblings", "step", "steps", "update", "version"),
         *("round_from", "round_to", "steps_from", "steps_to", "version_from", "version_to"),
     )
 )

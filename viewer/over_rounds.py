@@ -99,6 +99,8 @@ def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, ke
     summed = tools.summed(frame)
     failing = summed.filter(pl.col("failed") > 0)["tool"].head(_LINES)
     chart, table = st.columns([3, 2])
+    if (failed := int((summed["failed"] > 0).sum())) > _LINES:
+        chart.caption(f"Lines of {_LINES} of {number(failed)} tools that failed.")
     shown = {tool: one_line(tool, 40) for tool in failing}  # as a legend shows them
     names = {label: tool for tool, label in shown.items()}
     lines = frame.filter(pl.col("tool").is_in(failing.implode()))
@@ -119,7 +121,7 @@ def _tools(frame: pl.DataFrame, run: str, axis: runs.Axis, score: str | None, ke
     }
     with table:
         tables.table(
-            summed.head(_ROWS),
+            ui.first(summed, _ROWS, "tools"),
             columns,
             label="Tools",
             href=lambda row: href(Page.EPISODES, run=run, score=score, failed=row["tool"]) if row["failed"] else "",

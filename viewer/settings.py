@@ -4,6 +4,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from viewer import components as ui
 from viewer import tables
 from viewer.links import Page
 from viewer.navigation import href
@@ -24,7 +25,7 @@ def table(frame: pl.DataFrame, one: str, other: str) -> None:
     }
     differing = int(frame["differs"].sum())
     st.caption(f"{differing} of {frame.height} parameters differ.")
-    tables.table(frame.head(_ROWS), columns, label="Parameters side by side")
+    tables.table(ui.first(frame, _ROWS, "parameters"), columns, label="Parameters side by side")
 
 
 def of_runs(one: str, other: str) -> None:
@@ -48,7 +49,7 @@ def of_runs(one: str, other: str) -> None:
             "b": tables.wide("B"),
         }
         tables.table(
-            frame.head(_ROWS),
+            ui.first(frame, _ROWS, "parameters"),
             columns,
             label="Settings that differ",
             href=lambda row: href(Page.JOB, job=ids.to_text(row["job"]), beside=ids.to_text(row["beside"])),

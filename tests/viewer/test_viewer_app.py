@@ -23,6 +23,7 @@ from testkit.streamlit_pages import (
     assert_sound,
     charts,
     column,
+    columns,
     elements,
     episode_id,
     facts,
@@ -35,6 +36,7 @@ from testkit.streamlit_pages import (
     words,
 )
 from viewer.environment import ENVIRONMENT
+from viewer.queries import facets, training
 from viewer.transcript import blocks
 
 UNKNOWN_ID = "0000000000000"
@@ -351,6 +353,16 @@ def test_facets_are_shown_with_counts_when_they_are_asked_for(lk: Lake) -> None:
     assert html_of(open_page("episodes"), "trajlake-chips") == []
     shown = chips(open_page("episodes", facets="true"))
     assert shown["failed rollout 2"] == "?facets=true&error=rollout"
+    assert "dead group 8" in shown, "flags have their names"
+
+
+def test_what_a_facet_does_not_show_is_a_click_away(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facets, "MOST", 1)
+    few = chips(open_page("episodes", facets="true"))
+    (more,) = [label for label, target in few.items() if target.endswith("&values=flag")]
+    every = chips(open_page("episodes", facets="true", values="flag"))
+    assert int(re.findall(r"\d+", more)[0]) == len([one for one in every if one != "fewer"]) - len(few) + 1
+    assert every["fewer"] == "?facets=true"
 
 
 def test_scores_are_columns_and_what_is_never_known_is_none(lk: Lake) -> None:
@@ -493,6 +505,18 @@ def test_training_before_any_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     at = open_page("training", update=0)
     assert "returns only" in words(at)
     assert "mean_advantage" not in columns(at, "batch"), "nothing is known of it"
+
+
+def test_what_is_cut_or_put_together_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    job = add_training(lk)
+    assert "mean of" not in words(open_page("training"))
+    monkeypatch.setattr(training, "POINTS", 2)
+    monkeypatch.setattr(training, "JOBS", 1)
+    add_training(lk, updates=1)
+    said = words(open_page("training", job=job))
+    assert "Each point is the mean of 2 updates" in said
+    assert "The first 1 of 2 jobs" in said
 
 
 def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,11 +80,8 @@ def test_a_value_narrows_the_list_to_the_episodes_that_it_counts(reader: Reader,
     assert totals(reader, EpisodeFilter(**{facet: "nothing"}))["episodes"] == 0
 
 
-def test_only_the_most_frequent_values_are_shown_and_the_others_counted(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(facets, "MOST", 1)
-    found = facets.values(reader, "tool", EpisodeFilter())
+def test_only_the_most_frequent_values_are_shown_and_the_others_counted(reader: Reader) -> None:
+    found = facets.values(reader, "tool", EpisodeFilter(), 1)
     assert (found.frame.rows(), found.total) == ([("find", 3)], 4)
 
 

@@ -799,7 +799,8 @@ def test_stretches_of_alarms(active: list[float | None], gap: int) -> None:
             expected.append((open_at, last))
             open_at = None
         last = step
-    assert training.alarms(reads, 7) == expected
+    assert training.alarms(reads, 7) == (expected, len(expected))
+    assert training.alarms(reads, 7, 1) == (expected[:1], len(expected))
 
 
 def test_the_batch_of_an_update_with_its_advantages(

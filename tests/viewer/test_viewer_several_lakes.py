@@ -210,6 +210,8 @@ def test_pages_open_on_two_lakes_and_write_where_the_row_is(
         open_page(name)
     late = second.sql("SELECT min(episode_id) FROM episodes").item()
     at = open_page("episode", episode=late)
+    at.session_state["annotations"] = True
+    at.run()
     at.number_input(key="annotation-value").set_value(0.25)
     next(button for button in at.button if button.label == "Add").click()
     assert_sound(at.run())

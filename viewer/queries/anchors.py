@@ -12,7 +12,7 @@ from polars.dataframe.group_by import GroupBy
 
 from lake.judgements.credit import Credit
 from lake.judgements.scores import ENV_RETURN
-from viewer.queries import EXCERPT, Reads, Row, Sort, Window, is_empty, order_by, outcomes, taken, themselves
+from viewer.queries import EXCERPT, Reads, Row, Sort, Window, count, is_empty, order_by, outcomes, taken, themselves
 
 ORDERS = (
     *("size", "episodes", "actions", "spread", "lowest", "highest"),
@@ -121,6 +121,12 @@ def visits(
     return lake.sql(query, params | {"group": group_id, "anchor": anchor_key} | window.params())
 
 
+def visits_total(lake: Reads, group_id: int, anchor_key: int, credit: Credit) -> int:
+    """Number of a group's steps that were taken from an anchor state."""
+    query = f"SELECT count(*) FROM {credit.rows} WHERE group_id = $group AND anchor_key = $anchor"
+    return count(lake, query, {"group": group_id, "anchor": anchor_key})
+
+
 EXPLORED_ORDERS = themselves("groups", "size", "episodes", "spread", "share")
 """Columns that may order the states of a whole credit."""
 SEEN_ORDERS = ("actions", "ways_in")
@@ -195,6 +201,12 @@ def groups_of(lake: Reads, credit: Credit, anchor_key: int, window: Window, sort
         LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, {"anchor": anchor_key} | window.params())
+
+
+def groups_total(lake: Reads, credit: Credit, anchor_key: int) -> int:
+    """Number of groups whose siblings share a state."""
+    query = f"SELECT count(DISTINCT group_id) FROM {credit.rows} WHERE anchor_key = $anchor AND anchor_episodes > 1"
+    return count(lake, query, {"anchor": anchor_key})
 
 
 def seen(lake: Reads, credit: Credit, anchor_keys: Sequence[int], group_id: int | None = None) -> pl.DataFrame:

@@ -8,7 +8,9 @@ from viewer.queries import Params, Reads, outcomes
 from viewer.queries.episodes import EACH_ONCE, FACETS, EpisodeFilter, conditions, listed
 
 MOST = 12
-"""Values of a facet that are shown."""
+"""Values of a facet that are shown at first."""
+ALL = 500
+"""Those that are shown when they are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +18,16 @@ class Values:
     """Values of a facet among the episodes of a list, the most frequent first."""
 
     frame: pl.DataFrame
-    """value, episodes: at most `MOST` rows."""
+    """value, episodes."""
     total: int
     """How many values there are."""
 
 
-def values(lake: Reads, facet: str, wanted: EpisodeFilter) -> Values:
-    """How many episodes of a filter have each value of a facet; one with several values counts for each of them."""
+def values(lake: Reads, facet: str, wanted: EpisodeFilter, most: int = MOST) -> Values:
+    """How many episodes of a filter have each value of a facet; one with several values counts for each of them.
+
+    At most so many values, the most frequent first.
+    """
     if not wanted.is_looked_up:
         judged, params = outcomes.judged(lake, wanted.score, wanted.run)
         clauses, more = conditions(wanted)
@@ -36,7 +41,7 @@ def values(lake: Reads, facet: str, wanted: EpisodeFilter) -> Values:
     query = f"""
         SELECT value, count(*) AS episodes, count(*) OVER () AS total
         FROM ({pairs}) WHERE value <> '' {f"AND episode_id IN ({among})" if among else ""}
-        GROUP BY value ORDER BY episodes DESC, value LIMIT {MOST}
+        GROUP BY value ORDER BY episodes DESC, value LIMIT {most}
         """
     found = lake.sql(query, params or None)
     return Values(found.drop("total"), int(found["total"][0]) if found.height else 0)

@@ -97,12 +97,17 @@ def run(lake: Reads, name: str, success_at: float, score: str | None = None) -> 
     return lake.sql(query, params | {"success_at": success_at, "run": name}).row(0, named=True)
 
 
-def without_episodes(lake: Reads, limit: int = 50) -> pl.DataFrame:
+TRAINED = 50
+"""Runs that only trained which are listed at most."""
+
+
+def without_episodes(lake: Reads, limit: int = TRAINED) -> pl.DataFrame:
     """Runs that were trained here and have no episodes, the newest first: run_id, job_id, parameters, status, ...
 
-    The newest training job of each; updates are those with a batch.
+    The newest training job of each; updates are those with a batch; total is the number of runs.
     """
     query = """
+        SELECT *, count(*) OVER () AS total FROM (
         SELECT r.run_id, r.job_id, r.kind, r.parameters, r.status, r.started_at, coalesce(b.updates, 0) AS updates
         FROM job_runs AS r
         LEFT JOIN (
@@ -110,7 +115,7 @@ def without_episodes(lake: Reads, limit: int = 50) -> pl.DataFrame:
         ) AS b USING (job_id)
         WHERE r.kind = 'train' AND r.run_id IS NOT NULL AND r.run_id NOT IN (SELECT run_id FROM episodes)
         QUALIFY row_number() OVER (PARTITION BY r.run_id ORDER BY r.started_at DESC, r.job_id) = 1
-        ORDER BY r.started_at DESC, r.job_id LIMIT ?
+        ) ORDER BY started_at DESC, job_id LIMIT ?
         """
     return lake.sql(query, [limit])
 

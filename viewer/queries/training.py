@@ -22,15 +22,20 @@ POINTS = 1000
 """Points of a curve at most: beyond, neighbouring steps are put together by their mean."""
 
 
-def jobs(lake: Reads, limit: int = 500) -> pl.DataFrame:
+JOBS = 500
+"""Training jobs that can be chosen at most."""
+
+
+def jobs(lake: Reads, limit: int = JOBS) -> pl.DataFrame:
     """Jobs with metrics or batches: updates with a batch, names of metrics, and when the last metric was written.
 
-    Training comes first, the newest in front. An online run is the one of its training job, and told by its state.
+    Training comes first, the newest in front; total is the number of jobs. An online run is the one of its training
+    job, and told by its state.
     """
     query = f"""
         SELECT r.job_id, r.kind, r.run_id, r.parameters, coalesce(l.status, r.status) AS status, r.started_at,
                r.seconds, l.status IS NOT NULL AS online, coalesce(b.updates, 0) AS updates,
-               coalesce(m.metrics, 0) AS metrics, m.last_at
+               coalesce(m.metrics, 0) AS metrics, m.last_at, count(*) OVER () AS total
         FROM job_runs AS r
         LEFT JOIN (
             SELECT job_id, count(DISTINCT optimizer_step) AS updates FROM trained_batches GROUP BY job_id
@@ -53,17 +58,21 @@ def metrics(lake: Reads, job_id: int) -> pl.DataFrame:
     return _curves(lake, "job_id = $job", {"job": job_id})
 
 
-def alarms(lake: Reads, job_id: int, limit: int = 200) -> list[tuple[int, int]]:
-    """Stretches of updates at which an alarm was active: first and last step of each, in order, at most `limit`."""
+def alarms(lake: Reads, job_id: int, limit: int = 200) -> tuple[list[tuple[int, int]], int]:
+    """Stretches of updates at which an alarm was active: first and last step of each, in order, at most `limit`.
+
+    And the number of all of them.
+    """
     query = """
         WITH active AS (
             SELECT step, value > 0 AS is_on, row_number() OVER (ORDER BY step) AS place
             FROM run_metrics WHERE job_id = $job AND name = 'alarms'
         ),
         on_now AS (SELECT step, place - row_number() OVER (ORDER BY step) AS stretch FROM active WHERE is_on)
-        SELECT min(step), max(step) FROM on_now GROUP BY stretch ORDER BY 1 LIMIT $limit
+        SELECT min(step), max(step), count(*) OVER () AS total FROM on_now GROUP BY stretch ORDER BY 1 LIMIT $limit
         """
-    return [(int(first), int(last)) for first, last in lake.sql(query, {"job": job_id, "limit": limit}).iter_rows()]
+    rows = lake.sql(query, {"job": job_id, "limit": limit}).rows()
+    return [(int(first), int(last)) for first, last, _ in rows], int(rows[0][2]) if rows else 0
 
 
 def metrics_of_rounds(lake: Reads, run: str) -> pl.DataFrame:
@@ -248,13 +257,23 @@ def with_update(lake: Reads, update: int) -> list[int]:
     return lake.sql(query, [update])["job_id"].to_list()
 
 
-def checkpoints(lake: Reads, job_id: int) -> pl.DataFrame:
-    """Saved states of a job: optimizer_step, attempt, policy_version, at, uri, sha256."""
+CHECKPOINTS = 200
+"""Checkpoints of a job that are listed at most."""
+
+
+def checkpoints(lake: Reads, job_id: int, limit: int = CHECKPOINTS) -> pl.DataFrame:
+    """Saved states of a job, the last first: optimizer_step, attempt, policy_version, at, uri, sha256; total."""
     query = """
-        SELECT optimizer_step, attempt, policy_version, "at", uri, sha256 FROM checkpoints
-        WHERE job_id = ? ORDER BY optimizer_step DESC, attempt DESC LIMIT 200
+        SELECT optimizer_step, attempt, policy_version, "at", uri, sha256, count(*) OVER () AS total FROM checkpoints
+        WHERE job_id = ? ORDER BY optimizer_step DESC, attempt DESC LIMIT ?
         """
-    return lake.sql(query, [job_id])
+    return lake.sql(query, [job_id, limit])
+
+
+def updates_of_a_point(lake: Reads, job_id: int) -> int:
+    """How many neighbouring updates a point of `metrics` is the mean of; 1: each has its own."""
+    query = "SELECT max(step) - min(step) + 1 FROM run_metrics WHERE job_id = ?"
+    return max(1, -(-(lake.sql(query, [job_id]).item() or 1) // POINTS))
 
 
 def metrics_at(lake: Reads, job_id: int, step: int) -> Row:

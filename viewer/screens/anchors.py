@@ -13,10 +13,8 @@ from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import lakes, read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Window, anchors, definitions, training
+from viewer.queries import anchors, definitions, training
 
-# Groups of a state on a page. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
-_GROUPS = 25
 _MEANING = (
     "**A_S** compares the steps that siblings took from the same state. It misleads where one text stands for several "
     "situations. **Ways in** counts the distinct actions that led there: many are a sign of it. **Doubt** marks error "
@@ -81,11 +79,14 @@ def _groups(chosen: Credit) -> None:
     if not ids.is_text(text):
         ui.missing(f"{chip(text)} is not the id of an anchor.")
         return
-    frame = read(anchors.groups_of, chosen, ids.from_text(text), Window(_GROUPS), tables.ordered_by("by"))
-    if frame.is_empty():
+    anchor_key = ids.from_text(text)
+    total = read(anchors.groups_total, chosen, anchor_key)
+    if not total:
         ui.missing(f"No siblings share a state with anchor {chip(text)}.")
         return
     st.subheader("Groups that share this state", anchor=False)
+    window = ui.pager(total, "groups", name="groups")
+    frame = read(anchors.groups_of, chosen, anchor_key, window, tables.ordered_by("by"))
     columns = {
         "run_id": tables.text("Run"),
         "task_id": tables.text("Task"),
@@ -104,11 +105,9 @@ def _groups(chosen: Credit) -> None:
         key="group_id",
         sortable=anchors.GROUP_ORDERS,
         parameter="by",
+        page="groups",
     )
-    if frame.height == _GROUPS:
-        st.caption(f"The first {_GROUPS} groups. A row opens the steps that its siblings took from the state.")
-    else:
-        st.caption("A row opens the steps that its siblings took from the state.")
+    st.caption("A row opens the steps that its siblings took from the state.")
 
 
 def _definitions(chosen: Credit) -> None:

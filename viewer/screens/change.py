@@ -267,7 +267,7 @@ def _tools(sides: tuple[Side, Side], frames: compare.Frames, score: str | None) 
             worse = sides[0] if in_a > in_b else sides[1]
             return _episodes(worse, score, failed=row["tool"]) if max(in_a, in_b) else ""
 
-        tables.table(frame.head(_TOOLS), columns, label="Tools of both sides", href=failed)
+        tables.table(ui.first(frame, _TOOLS, "tools"), columns, label="Tools of both sides", href=failed)
         drawn = "" if is_small else f" Of {tools.SAMPLE:,} episodes of a side, drawn by a hash of their ids."
         st.caption(f"A row opens the episodes in which the tool failed, of the side where it did more often.{drawn}")
 
@@ -320,6 +320,8 @@ def _over(name: str, run: str, axis: runs.Axis, score: str | None) -> None:
     ]
     curves += [(f"Score {one_line(scorer)}", part, False) for scorer, part in over_rounds.scores(run, axis)]
     charts = []
+    if len(curves) > _MOST_CURVES:
+        st.caption(f"The first {_MOST_CURVES} of {number(len(curves))} curves.")
     for position, (label, part, is_share) in enumerate(curves[:_MOST_CURVES]):
         points = part.head(figures.MOST_ROWS)
         chart = figures.curve(points, "value", title=label, x_title=called.capitalize(), share=is_share)

@@ -15,12 +15,13 @@ from lake.tables import STATUSES
 from viewer import choices, labelling, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given, given_int
-from viewer.navigation import changed, chip_link, href
+from viewer.navigation import anchor, changed, chip_link, href
 from viewer.pinned import read
 from viewer.pinned import search as search_for
 from viewer.plain import chip, number, one_line, percent, visible
 from viewer.queries import episodes, facets, runs, search, sql
 from viewer.queries.episodes import FACETS, ORDERS, EpisodeFilter
+from viewer.transcript.ledger import FLAGS
 
 SCORERS = 6
 _WHO = {
@@ -87,9 +88,11 @@ def show() -> None:
 def _with_scores(frame: pl.DataFrame, wanted: EpisodeFilter) -> tuple[pl.DataFrame, dict[str, tables.Column]]:
     """The page with a column for each scorer but the one that the outcome is of."""
     scores = read(episodes.scores_of, tuple(frame["episode_id"]))
-    names = [name for name in scores["scorer"].unique().sort() if name != wanted.score][:SCORERS]
+    names = [name for name in scores["scorer"].unique().sort() if name != wanted.score]
+    if len(names) > SCORERS:
+        st.caption(f"Columns of {SCORERS} of {number(len(names))} scorers; an episode's page has all of its scores.")
     columns = {}
-    for number_, name in enumerate(names):
+    for number_, name in enumerate(names[:SCORERS]):
         column = f"score-{number_}"
         values = scores.filter(pl.col("scorer") == name).select("episode_id", pl.col("value").alias(column))
         frame = frame.join(values, on="episode_id", how="left", maintain_order="left")
@@ -214,7 +217,11 @@ _CALLED = {end: end.replace("_", " ") for end in choices.ENDS} | {
     "by": "label by",
     "about": "query",
 }
-_ERRORS = {"rollout": "failed rollout", "state": "error text as state", "action": "malformed action"}
+_WORDS = {
+    "error": {"rollout": "failed rollout", "state": "error text as state", "action": "malformed action"},
+    "flag": {flag: words for flag, (words, _, _) in FLAGS.items()},
+}
+"""What values of a filter are called."""
 
 
 def _chips(wanted: EpisodeFilter) -> None:
@@ -227,7 +234,7 @@ def _chips(wanted: EpisodeFilter) -> None:
             left = [one for one in values if one != value] if isinstance(values, list) else None
             goes_with = {"update": {"job": None}, "unlabelled": {"by": None}, "about": {"sql": None}}.get(name, {})
             off = {name: left or None, "page": None} | goes_with
-            called = _ERRORS.get(value, value) if name == "error" else value
+            called = _WORDS.get(name, {}).get(value, value)
             links.append(chip_link(f"{_CALLED.get(name, name)}: {called} \N{MULTIPLICATION SIGN}", changed(**off)))
     if len(links) > 1:
         every = dict.fromkeys((*choices.parameters(wanted), "page"))
@@ -239,17 +246,23 @@ def _chips(wanted: EpisodeFilter) -> None:
 def _facets(wanted: EpisodeFilter) -> None:
     """Values of each facet with their counts; a click narrows the list to one, another one takes it off."""
     for facet in FACETS:
-        found = read(facets.values, facet, wanted)
+        is_whole = given("values") == facet
+        found = read(facets.values, facet, wanted, facets.ALL if is_whole else facets.MOST)
         if not found.total:
             continue
         links = []
         for value, episodes_ in found.frame.iter_rows():
             is_chosen = getattr(wanted, facet) == value
-            called = _ERRORS.get(value, value) if facet == "error" else value
+            called = _WORDS.get(facet, {}).get(value, value)
             target = changed(**{facet: None if is_chosen else value, "page": None})
             links.append(chip_link(f"{called} {episodes_:,}", target, chosen=is_chosen))
-        more = f" and {found.total - len(links):,} more" if found.total > len(links) else ""
-        st.html(f'<div class="trajlake-chips"><span>{_CALLED.get(facet, facet)}</span>{"".join(links)}{more}</div>')
+        if is_whole and found.total > len(links):
+            links.append(f"and {found.total - len(links):,} more")
+        elif found.total > len(links):
+            links.append(anchor(f"and {found.total - len(links):,} more", changed(values=facet)))
+        elif is_whole and len(links) > facets.MOST:
+            links.append(anchor("fewer", changed(values=None)))
+        st.html(f'<div class="trajlake-chips"><span>{_CALLED.get(facet, facet)}</span>{"".join(links)}</div>')
 
 
 def _number(

@@ -14,11 +14,10 @@ from viewer.links import Page, given
 from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import chip, number, percent, visible
-from viewer.queries import Row, Sort, Window, anchors, episodes, groups, outcomes, side_by_side
+from viewer.queries import Row, Sort, anchors, episodes, groups, outcomes, side_by_side
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import Signal
 
-_MOST_VISITS = 200
 _SIGNALS = {
     Signal.LIVE: ("live group", "green", "Outcomes differ: there is something to learn from."),
     Signal.DEAD: ("dead group", "orange", "All scored siblings scored the same: episode advantages are 0."),
@@ -163,7 +162,7 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
         frame,
         tables.known(frame, columns, order),
         label="Shared states",
-        href=lambda row: changed(anchor=row["anchor_key"]),
+        href=lambda row: changed(anchor=row["anchor_key"], steps=None),
         key="anchor_key",
         chosen=given("anchor"),
         sortable=anchors.ORDERS,
@@ -181,11 +180,14 @@ def _visits(group_id: int, chosen: Credit, score: str) -> None:
     if not ids.is_text(text):
         ui.missing(f"{chip(text)} is not the id of an anchor.")
         return
-    frame = read(anchors.visits, group_id, ids.from_text(text), chosen, Window(_MOST_VISITS), score)
-    if frame.is_empty():
+    anchor_key = ids.from_text(text)
+    total = read(anchors.visits_total, group_id, anchor_key, chosen)
+    if not total:
         ui.missing(f"No step of this group was taken from anchor {chip(text)}.")
         return
     st.subheader("Steps taken from this state", anchor=False)
+    window = ui.pager(total, "steps", name="steps")
+    frame = read(anchors.visits, group_id, anchor_key, chosen, window, score)
     state = read(episodes.text, frame["episode_id"][0], frame["step_index"][0], "state", episodes.TEXT)
     st.code(visible(state), language=None, wrap_lines=True)
     actions = pl.coalesce(pl.col("action").replace("", None), "tool_calls").fill_null("")

@@ -73,6 +73,7 @@ def _trained() -> None:
         "updates": tables.value("Updates"),
         "started_at": tables.time("Started (UTC)"),
     }
+    frame = ui.first(frame, runs.TRAINED, "runs")
     tables.table(
         frame.with_columns(links.jobs(frame), ui.STATE),
         columns,
@@ -234,9 +235,12 @@ def _over(
     if frame["mean_tokens"].count():
         charts.append((figures.curve(frame, "mean_tokens", title="Mean completion tokens", **across), frame))
     charts.append((figures.curve(frame, "mean_steps", title="Mean steps", **across), frame))
+    scores = over_rounds.scores(run, axis, read(outcomes.of_run, run, score))
+    if len(scores) > _MOST_SCORERS:
+        st.caption(f"Curves of {_MOST_SCORERS} of {number(len(scores))} scorers; *What changed* has more.")
     charts += [
         (figures.curve(part, "value", title=f"Score {one_line(scorer, 30)}", **across), part)
-        for scorer, part in over_rounds.scores(run, axis, read(outcomes.of_run, run, score))[:_MOST_SCORERS]
+        for scorer, part in scores[:_MOST_SCORERS]
     ]
     charts += [
         (figures.curve(frame, "dead_share", title="Dead groups", share=True, **across), frame),
@@ -282,6 +286,8 @@ def _metrics(run: str) -> None:
         ui.link(Page.TRAINING, "Training, with the batch of every update", "model_training", job=ids.to_text(job_id))
     frame = read(training.metrics_of_rounds, run) if kind == "collect" else read(training.metrics, job_id)
     shown = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
+    if (total := frame["name"].n_unique()) > _MOST_METRICS:
+        st.caption(f"{_MOST_METRICS} of {number(total)} metrics; Training has all.")
     grid = st.columns(_ACROSS)
     for position, metric in enumerate(shown):
         chart = figures.metric(frame.filter(pl.col("name") == metric), metric, None)

@@ -10,6 +10,8 @@ from viewer.navigation import href
 from viewer.plain import chip, number
 from viewer.queries import Row
 
+# Series that are listed. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
+_MOST = 100
 _EPISODES = {
     "run_id": tables.text("Run"),
     "task_id": tables.text("Task"),
@@ -67,10 +69,10 @@ def show() -> None:
             tables.table(part, _EPISODES, label=f"{title} episodes", href=_episode, key="episode_id")
     if found.series.height:
         st.subheader("Scores", anchor=False)
-        tables.table(found.series.head(100), _SERIES, label="Scores by series")
+        tables.table(ui.first(found.series, _MOST, "series"), _SERIES, label="Scores by series")
     if found.flips.height:
         st.subheader("Signs of advantages", anchor=False)
-        tables.table(found.flips.head(100), _FLIPS, label="Advantages by series")
+        tables.table(ui.first(found.flips, _MOST, "series"), _FLIPS, label="Advantages by series")
 
 
 def _episode(row: Row) -> str:

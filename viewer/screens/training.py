@@ -49,7 +49,7 @@ def show() -> None:
         ui.empty("No training job has written to this lake yet.", advice)
         return
     began = time.monotonic()
-    labels = _labels(jobs)
+    labels = _labels(ui.first(jobs, training.JOBS, "jobs, the newest, can be chosen; *Jobs* lists all"))
     job_id, loop = _job(jobs, labels)
     if loop is not None:
         online.show(loop)
@@ -182,9 +182,12 @@ def _look(job_id: int, labels: dict[str, str], update: int | None) -> Look:
     empty = pl.DataFrame(schema={"name": pl.String, "step": pl.Int64, "value": pl.Float64, "job": pl.String})
     if beside:
         ui.legend(dict(zip((labels[option] for option in beside), figures.OTHERS, strict=False)))
-    alarms = read(training.alarms, job_id)
+    alarms, stretches = read(training.alarms, job_id)
     if alarms:
-        st.caption(f"Shaded red: an alarm was active ({counted(sum(b - a + 1 for a, b in alarms), 'update')}).")
+        cut = f"; the first {len(alarms):,} of {stretches:,} stretches" if stretches > len(alarms) else ""
+        st.caption(f"Shaded red: an alarm was active ({counted(sum(b - a + 1 for a, b in alarms), 'update')}{cut}).")
+    if (of_a_point := read(training.updates_of_a_point, job_id)) > 1:
+        st.caption(f"Each point is the mean of {of_a_point:,} updates; a click on it opens the first of them.")
     return Look(_SPANS[str(smoothing)], alarms, pl.concat([empty, *(curve.select(empty.columns) for curve in curves)]))
 
 
@@ -300,7 +303,7 @@ def _checkpoints(job_id: int) -> None:
     frame = read(training.checkpoints, job_id)
     if frame.is_empty():
         return
-    with st.expander(f"Checkpoints ({frame.height})", icon=":material/save:"):
+    with st.expander(f"Checkpoints ({frame['total'][0]:,})", icon=":material/save:"):
         columns = {
             "optimizer_step": tables.value("Updates"),
             "policy_version": tables.value("Policy version"),
@@ -308,6 +311,7 @@ def _checkpoints(job_id: int) -> None:
             "uri": tables.text("Folder"),
             "sha256": tables.text("Weights"),
         }
+        frame = ui.first(frame, training.CHECKPOINTS, "checkpoints, the last ones")
         tables.table(frame, columns, label="Checkpoints")
 
 
