@@ -509,12 +509,12 @@ def test_training_before_any_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_is_cut_or_put_together_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lk = show(build_lake(tmp_path), monkeypatch)
-    job = add_training(lk)
+    add_training(lk)
     assert "mean of" not in words(open_page("training"))
     monkeypatch.setattr(training, "POINTS", 2)
     monkeypatch.setattr(training, "JOBS", 1)
-    add_training(lk, updates=1)
-    said = words(open_page("training", job=job))
+    add_training(lk)
+    said = words(open_page("training"))
     assert "Each point is the mean of 2 updates" in said
     assert "The first 1 of 2 jobs" in said
 
