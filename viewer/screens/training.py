@@ -49,7 +49,8 @@ def show() -> None:
         ui.empty("No training job has written to this lake yet.", advice)
         return
     began = time.monotonic()
-    labels = _labels(ui.first(jobs, training.JOBS, "jobs, the newest, can be chosen; *Jobs* lists all"))
+    jobs = ui.first(jobs, training.JOBS, "jobs, the newest, can be chosen; *Jobs* lists all")
+    labels = _labels(jobs)
     job_id, loop = _job(jobs, labels)
     if loop is not None:
         online.show(loop)
