@@ -281,12 +281,22 @@ def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any
 def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:
     go(page, lk, "walk")
     page.get_by_label("Find in all steps").fill("NEEDLE in")
-    page.get_by_text("1 of 1 steps").wait_for()
+    page.get_by_text("1 of 1 step").wait_for()
     on_screen(page, 700)
     opened(page, 700).get_by_text("A needle in a haystack.").wait_for()
     page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 1")
     page.get_by_label("Find in all steps").fill("nowhere at all")
     page.get_by_text("in no step").wait_for()
+
+
+def test_what_a_list_was_searched_for_is_marked_where_its_episode_opens(page: Any, lk: Lake) -> None:
+    go(page, lk, "walk", step=700, list="text=needle+in")
+    page.get_by_text("1 of 1 step").wait_for()
+    assert page.get_by_label("Find in all steps").input_value() == "needle"
+    on_screen(page, 700)
+    page.wait_for_function("() => CSS.highlights.get('trajlake-found')?.size === 1")
+    page.get_by_label("Find in all steps").fill("")
+    page.wait_for_function("() => !CSS.highlights.get('trajlake-found')")
 
 
 def test_a_long_text_is_cut_until_asked_for(page: Any, lk: Lake) -> None:

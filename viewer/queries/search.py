@@ -4,6 +4,7 @@ import re
 
 import polars as pl
 
+from lake.errors import UsageError
 from lake.search import words
 from lake.search.said import said
 from viewer.queries import EXCERPT, Params, Reads, Row
@@ -30,6 +31,14 @@ _SCHEMA = {"episode_id": pl.Int64, "found_in": pl.String, "excerpt": pl.String}
 def hits(text: str) -> re.Pattern[str]:
     """What of an excerpt is marked. Raises UsageError: the text has no letter and no digit."""
     return re.compile("|".join(re.escape(term.text) for term in words.terms(text)), re.IGNORECASE)
+
+
+def longest(text: str) -> str:
+    """The longest of the terms of a search, for what marks one text; empty if there is none in it."""
+    try:
+        return max((term.text for term in words.terms(text)), key=len)
+    except UsageError:
+        return ""
 
 
 def excerpts(lake: Reads, text: str, page: pl.DataFrame) -> pl.DataFrame:

@@ -15,7 +15,7 @@ from viewer.links import Page, given_int
 from viewer.navigation import anchor, changed, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
-from viewer.queries import PAGE_ROWS, Row, Window, episodes, training
+from viewer.queries import PAGE_ROWS, Row, Window, episodes, search, training
 from viewer.queries import annotations as said
 from viewer.queries.episodes import EpisodeFilter
 from viewer.transcript import component, drawn, ledger
@@ -43,7 +43,9 @@ def show() -> None:
     _ground_truth(episode_id)
     tells = annotations.show(episode_id, given_int("step"))
     window, selected = _steps_window(facts)
-    component.show(Told(read, href, facts, chosen), window, selected, hidden, tells=tells)
+    searched = choices.carried()[0].text
+    find = search.longest(searched) if searched else ""
+    component.show(Told(read, href, facts, chosen), window, selected, hidden, tells=tells, find=find)
 
 
 def _path(facts: Row) -> str:

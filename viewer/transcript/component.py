@@ -16,7 +16,9 @@ _TRANSCRIPT = st.components.v2.component(
 )
 
 
-def show(told: Told, window: Window, selected: int | None, hidden: Sequence[str], *, tells: bool) -> None:
+def show(
+    told: Told, window: Window, selected: int | None, hidden: Sequence[str], *, tells: bool, find: str = ""
+) -> None:
     """Draw the transcript.
 
     Args:
@@ -25,9 +27,10 @@ def show(told: Told, window: Window, selected: int | None, hidden: Sequence[str]
         selected: the step that is opened at first.
         hidden: kinds of text that are not shown.
         tells: the page is run again with each step that the reader opens, which its address names then.
+        find: a text that is found and marked at first.
     """
     data = drawn.lines(told, window, selected)
-    data |= {"hidden": hidden, "address": changed(step=None), "asks": _asks(told), "tells": tells}
+    data |= {"hidden": hidden, "address": changed(step=None), "asks": _asks(told), "tells": tells, "find": find}
     key = f"transcript-{data['name']}"
 
     def open_step() -> None:

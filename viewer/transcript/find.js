@@ -9,6 +9,7 @@ function findField(view) {
   field.type = "search";
   field.placeholder = "Find in all steps";
   field.setAttribute("aria-label", "Find in all steps");
+  field.value = view.data.find ?? "";
   view.findStatus = el("span", "status");
   view.findStatus.setAttribute("role", "status");
   let typing;
@@ -26,27 +27,33 @@ function findField(view) {
   return el("span", "find", field, view.findStatus);
 }
 
-async function ask(view, text) {
+// isAtFirst: the reader came with this text, to a step or to the top, and stays there.
+async function ask(view, text, isAtFirst = false) {
   view.asked = text;
   const steps = (await view.asking.other({ find: text })).find;
-  if (steps && view.asked === text) showFound(view, text, steps);
+  if (steps && view.asked === text) showFound(view, text, steps, isAtFirst);
 }
 
-function showFound(view, text, steps) {
+function showFound(view, text, steps, isAtFirst) {
   view.needle = text;
   view.hits = steps;
   view.found = new Set(steps);
-  view.hit = -1;
+  view.hit = isAtFirst ? steps.indexOf(view.step) : -1;
   view.layout();
   highlight(view);
-  if (text && steps.length) goToFound(view, 1);
-  else view.findStatus.textContent = text ? "in no step" : "";
+  if (text && steps.length && !isAtFirst) goToFound(view, 1);
+  else view.findStatus.textContent = !text ? "" : steps.length ? whichHit(view) : "in no step";
+}
+
+function whichHit(view) {
+  const steps = `${view.hits.length} ${view.hits.length === 1 ? "step" : "steps"}`;
+  return view.hit < 0 ? `in ${steps}` : `${view.hit + 1} of ${steps}`;
 }
 
 function goToFound(view, by) {
   if (!view.hits?.length) return;
   view.hit = (view.hit + by + view.hits.length) % view.hits.length;
-  view.findStatus.textContent = `${view.hit + 1} of ${view.hits.length} steps`;
+  view.findStatus.textContent = whichHit(view);
   const index = view.hits[view.hit];
   view.opened.add(index);
   const row = view.reveal(index);

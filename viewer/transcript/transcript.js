@@ -59,6 +59,7 @@ class Transcript {
   }
 
   start() {
+    if (this.data.find) ask(this, this.data.find, true);
     if (!this.isNew) return;
     if (this.data.selected === null) {
       this.scroller?.scrollTo(0, 0);
