@@ -20,7 +20,8 @@ from testkit.lakes import add_credit, build_lake, rollout, sample_episodes
 from testkit.processes import environment
 from testkit.training import token_episodes, token_lake
 from trainer.data.plan.preparation import prepare
-from trainer.data.select.sequences import read_token_rows
+from trainer.data.select.portions import Portions
+from trainer.data.select.token_rows import read_token_rows
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.progress import ProgressReporter
 from trainer.train_settings import configured
@@ -205,8 +206,8 @@ def test_content_that_is_no_text_is_refused_by_the_names_of_its_episode(world: P
     assert "leave such episodes out with --where" in str(refused.exception)
     out = ["--where", "NOT (task_id = 'seen' AND rollout_index = 3)"]
     assert CliRunner().invoke(trajlake, ["train", *arguments, *out]).exit_code == 0
-    ids = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'seen' AND rollout_index = 4")["episode_id"]
-    assert len(read_token_rows(lk.snapshot(), ids)) == 3
+    read = lk.sql("SELECT episode_id, num_steps FROM episodes WHERE task_id = 'seen' AND rollout_index = 4")
+    assert sum(rows.height for rows in read_token_rows(lk.snapshot(), Portions(read))) == 3
     made = CliRunner().invoke(trajlake, ["init-model", "--lake", lk.uri, "--out", str(tmp_path / "other")])
     assert made.exit_code == 0, "a tokenizer can be trained on the other texts"
 

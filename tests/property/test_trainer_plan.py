@@ -73,6 +73,22 @@ def test_what_a_step_consumed_adds_up(episodes: dict[int, list[int]]) -> None:
         assert set(rows["optimizer_step"]) == {step.index}
 
 
+def test_a_plan_is_what_it_always_was() -> None:
+    """Runs are resumed and repeated by this number; another one for the same data and seed needs a new version."""
+    episodes: plans.Episodes = {
+        7: [[(3, True)]],
+        2**62: [[(1, False), (4, True)], [(2, True)]],
+        5: [[(6, True), (1, False), (2, True)]],
+        11: [[(9, True)]],
+    }
+    assert plans.plan_of(episodes).plan_hash == 97327106796412883
+    plan = plans.plan_of(episodes, epochs=2, episodes_per_step=2, seed=3)
+    assert plan.plan_hash == 3502300475707060175
+    assert [step.episodes_E.tolist() for step in plan.steps] == [[2, 1], [0, 3], [2, 1], [3, 0]]
+    found = [(s.loss_tokens, s.tokens, s.squared_lengths, s.units) for s in plan.steps[:2]]
+    assert found == [(12, 14, 116, 12), (14, 22, 202, 14)]
+
+
 def test_minibatches_fix_the_number_of_steps() -> None:
     episodes = {episode: [2] for episode in range(10)}
     plan = Plan(selection_of(episodes), config(minibatches=4, epochs=2))

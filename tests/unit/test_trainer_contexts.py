@@ -10,7 +10,9 @@ from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.pair_worlds import context_of, meeting_episodes
 from testkit.training import token_lake
-from trainer.data.select.sequences import fingerprints, link_sequences, read_token_rows
+from trainer.data.select.portions import Portions
+from trainer.data.select.sequences import fingerprints, link_sequences
+from trainer.data.select.token_rows import read_token_rows
 
 Row = tuple[list[int], list[int]]
 
@@ -31,8 +33,8 @@ def episode(index: int, *rows: Row, **tokens: Any) -> EpisodeRecord:
 def prints(lk: Lake, *, wanted: pl.Expr | None = None) -> pl.DataFrame:
     """Fingerprints by rollout_index and step_index."""
     snapshot = lk.snapshot()
-    episodes = lk.scan("episodes").select("episode_id", "rollout_index").collect()
-    members = link_sequences(read_token_rows(snapshot, episodes["episode_id"]))
+    episodes = lk.scan("episodes").select("episode_id", "rollout_index", "num_steps").collect().sort("episode_id")
+    members = link_sequences(pl.concat(read_token_rows(snapshot, Portions(episodes))))
     asked = ~pl.col("repeated") if wanted is None else wanted
     found = fingerprints(snapshot, members.with_columns(wanted=asked))
     return found.join(episodes, on="episode_id").sort("rollout_index", "step_index")

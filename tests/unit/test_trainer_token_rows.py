@@ -8,7 +8,8 @@ import polars as pl
 
 from lake.read.visibility import DataFile
 from lake.tables import TOKENS
-from trainer.data.select.sequences import read_token_rows
+from trainer.data.select.portions import Portions
+from trainer.data.select.token_rows import read_token_rows
 
 
 class Compacted:
@@ -38,7 +39,10 @@ class Compacted:
 
 
 def found(snapshot: Any, *episodes: int) -> list[tuple[int, int, int, int]]:
-    rows = read_token_rows(snapshot, pl.Series(episodes, dtype=pl.Int64))
+    wanted = pl.DataFrame(
+        {"episode_id": episodes, "num_steps": 2}, schema={"episode_id": pl.Int64, "num_steps": pl.Int32}
+    )
+    rows = pl.concat(read_token_rows(snapshot, Portions(wanted)))
     return rows.select("episode_id", "step_index", "file", "row").rows()
 
 

@@ -140,6 +140,7 @@ _DECIDING = (
     "policy.model_files",
     "data.select.selection",
     "data.select.sequences",
+    "data.select.token_rows",
     "data.stream.collate",
     "data.stream.stream",
     "evaluation.scoring",

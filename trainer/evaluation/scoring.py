@@ -44,7 +44,7 @@ def pending(selection: Selection, done: pl.DataFrame) -> Selection:
     members = members.with_columns(
         trained=wanted,
         n_trained=pl.col("n_action"),
-        loss_tokens=pl.when(wanted).then(pl.col("n_action")).otherwise(0).cast(pl.Int64),
+        loss_tokens=pl.when(wanted).then(pl.col("n_action")).otherwise(0).cast(pl.Int32),
         temperature=pl.when(pl.col("temperature") > 0).then(pl.col("temperature")).otherwise(1.0),
     ).drop("done")
     last = pl.col("step_index").filter(pl.col("trained")).max().over("episode_id", "sequence")
@@ -54,7 +54,9 @@ def pending(selection: Selection, done: pl.DataFrame) -> Selection:
 def chunks(selection: Selection) -> Iterator[Selection]:
     """Parts of a selection: whole episodes that lie together in the files, up to a number of tokens."""
     sizes = selection.members.group_by("episode_id").agg(
-        file=pl.col("file").min(), row=pl.col("row").min(), tokens=(pl.col("n_context") + pl.col("n_action")).sum()
+        file=pl.col("file").min(),
+        row=pl.col("row").min(),
+        tokens=pl.sum_horizontal(pl.col("n_context", "n_action").cast(pl.Int64)).sum(),
     )
     least, most = CHUNK_TOKENS
     tokens = min(most, max(least, int(sizes["tokens"].sum()) // CHUNKS))

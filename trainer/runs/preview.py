@@ -14,6 +14,7 @@ from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from lake import ids
@@ -85,7 +86,7 @@ def balance(plan: Plan, ranks: int) -> float:
     worked = waited = 0
     for step in judged_steps(plan):
         dealt = plan.micro_batches(step, ranks)
-        costs = [[int((plan.tokens_Q[items] ** 2).sum()) for items in bins] for bins in dealt]
+        costs = [[int((plan.tokens_Q[items].astype(np.int64) ** 2).sum()) for items in bins] for bins in dealt]
         worked += step.squared_lengths
         waited += ranks * sum(max(of_round) for of_round in zip(*costs, strict=True))
     return worked / waited

@@ -93,6 +93,7 @@ def prepare(
     if source is not None:
         notes.append(f"advantages: {source.title}")
         notes += [stale] if (stale := outdated(snapshot, source)) else []
+    del episodes, held_out  # they are looked for again, and many take much memory
     return prepare_at(snapshot, config, source, tokenize, notes)
 
 

@@ -30,7 +30,16 @@ def order_keys(episode_ids_E: Ints, seed: int, epoch: int) -> Keys:
     Equal ids have equal keys on every machine.
     """
     salt = splitmix64(splitmix64(np.array([seed], np.uint64)) + np.uint64(epoch))
-    return splitmix64(episode_ids_E.astype(np.uint64) ^ salt)
+    keys_E = episode_ids_E.astype(np.uint64)
+    # What is computed on the way takes several times the memory of the keys.
+    for first in range(0, len(keys_E), _MIXED):
+        part = keys_E[first : first + _MIXED]
+        part[:] = splitmix64(part ^ salt)
+    return keys_E
+
+
+_MIXED = 1 << 20
+"""Keys that are computed together."""
 
 
 _DRAW = np.uint64(0x2545F4914F6CDD1D)

@@ -130,7 +130,7 @@ def _arranged_steps(members: pl.DataFrame, sides: pl.DataFrame) -> pl.DataFrame:
     cut = is_last & pl.col("grafted")
     path = path.with_columns(
         trained=compared,
-        loss_tokens=pl.when(compared).then("n_trained").otherwise(0).cast(pl.Int64),
+        loss_tokens=pl.when(compared).then("loss_tokens").otherwise(0),
         end=pl.col("end") - pl.when(cut).then("n_action").otherwise(0),
         takes_context=pl.lit(value=True),
         takes_action=~cut,

@@ -17,6 +17,7 @@ from lake import ids
 from lake.errors import DataRefusedError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
+from trainer.data.select.portions import only
 from trainer.losses import Loss, Unit
 
 
@@ -70,7 +71,7 @@ class Refusal:
 
 def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list[Refusal]:
     """What speaks against training a loss on a selection's trained steps, by reason; nothing for likelihood losses."""
-    trained = members.filter(pl.col("trained"))
+    trained = only(members, pl.col("trained"))
     if trained.is_empty():
         return []
     return [*_distribution(snapshot, trained, loss), *_advantages(trained, loss), *_preferences(trained, loss)]
@@ -78,7 +79,7 @@ def find_refusals(snapshot: Snapshot, members: pl.DataFrame, loss: Loss) -> list
 
 def assumptions(members: pl.DataFrame, loss: Loss) -> list[str]:
     """What a ratio takes on trust, as sentences for the user."""
-    trained = members.filter(pl.col("trained"))
+    trained = only(members, pl.col("trained"))
     silent = trained.filter(pl.col("top_p").is_null() | pl.col("top_k").is_null()).height
     if not loss.needs.behaviour_logprobs or not silent:
         return []

@@ -5,7 +5,7 @@ trained step is cut off. Every row that carries no loss has exactly one reason, 
 `trainer.data.select.refusals.Drop`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -19,9 +19,11 @@ from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
 from trainer.data.select.mixture import assign
 from trainer.data.select.pairs import Finding
+from trainer.data.select.portions import Portions, compact, joined, only
 from trainer.data.select.preferences import arrange_sides, credit_columns, drop_uncompared, find_preferences
 from trainer.data.select.refusals import Drop, refuse_step_advantages
-from trainer.data.select.sequences import choose_encoding, link_sequences, read_token_rows, staleness
+from trainer.data.select.sequences import link_sequences
+from trainer.data.select.token_rows import choose_encoding, read_token_rows, with_staleness
 from trainer.losses import Needs
 
 _TIE = 1e-9
@@ -29,6 +31,8 @@ _TIE = 1e-9
 _TENTH = 10
 """A limit on length that takes away more than one live step of so many is told."""
 _STEPS = {"episode_id": pl.Int64, "step_index": pl.Int32}
+_JUDGED = ("is_active", "is_copied_context", "trainable", "filtered", "flags", "reason", "repeated")
+"""Columns that matter until every step is judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +121,13 @@ def provenance_of(snapshot: Snapshot, episode_ids: pl.Series, wanted: str) -> st
     """What `TrainConfig.tokens` means for these episodes: engine or rendered."""
     if wanted != "auto":
         return wanted
-    engine = snapshot.scan("tokens").filter(
-        (pl.col("provenance") == "engine") & pl.col("episode_id").is_in(episode_ids.implode())
-    )
-    return "rendered" if collected(engine.select("episode_id").head(1)).is_empty() else "engine"
+    engine = snapshot.scan("tokens").filter(pl.col("provenance") == "engine").select("episode_id")
+    # The first rows usually tell; a set of all ids takes much memory where these are many.
+    some = collected(engine.head(1000))["episode_id"]
+    if some.is_empty() or episode_ids.is_in(some.implode()).any():
+        return "rendered" if some.is_empty() else "engine"
+    found = engine.filter(pl.col("episode_id").is_in(episode_ids.implode())).head(1)
+    return "rendered" if collected(found).is_empty() else "engine"
 
 
 def select(
@@ -146,29 +153,32 @@ def select(
     episodes = select_episodes(snapshot, config.where, kept) if episodes is None else episodes
     episodes, sources, dropped = _mixed(snapshot, config, episodes, kept)
     provenance = provenance_of(snapshot, episodes["episode_id"], config.tokens)
-    rows = read_token_rows(snapshot, episodes["episode_id"])
-    rows, encoding_id = choose_encoding(rows, provenance, own_encoding)
-    members = link_sequences(rows.with_columns(staleness=staleness(snapshot, rows)))
-    config = _fitted(config, members, longest)
+    portions = Portions(episodes)
+    parts, encoding_id = _linked(snapshot, portions, provenance, own_encoding)
+    config = _fitted(config, parts, longest)
     credit = None if source is None else _credit(snapshot, source, episodes["episode_id"], needs)
-    members = _marked(_join(members, _special_steps(snapshot, episodes["episode_id"]), credit), dropped)
     dead_flags = [] if credit is None else _dead_flags(credit)
-    members = _judge(members, needs, config, dead_flags)
-    too_long = _too_long(members, config)
+    groups, dead_groups = _groups(credit, dead_flags)
+    _add_marks(parts, snapshot, portions, credit, dropped)
+    _replace(parts, lambda part: _judge(part, needs, config, dead_flags))
+    too_long = _too_long(parts, config)
     preferences = None
     if needs.pairs or needs.labels:
+        # Who is compared with whom is found among all of them.
+        members = joined(parts)
         preferences = find_preferences(snapshot, members, credit, config, needs, sources)
-        members = drop_uncompared(members, preferences, Drop.UNPAIRED if needs.pairs else Drop.UNLABELLED)
-    drops = _drops(members, episodes)
-    members = _trim(members)
+        parts = [drop_uncompared(members, preferences, Drop.UNPAIRED if needs.pairs else Drop.UNLABELLED)]
+    drops, num_episodes = _drops(parts, portions.episodes if preferences is None else [episodes]), episodes.height
+    del episodes, portions  # as much memory as a column of the members
+    _replace(parts, _trim)
+    members = joined(parts)
     if preferences is not None:
         members = arrange_sides(members, preferences)
     mean, scale, ties = _normalisation(members) if needs.normalised_advantages else (0.0, 1.0, False)
-    groups, dead_groups = _groups(credit, dead_flags)
     return Selection(
         members=members.with_columns(advantage=(pl.col("advantage") - mean) / scale),
         drops=drops,
-        episodes=episodes.height,
+        episodes=num_episodes,
         provenance=provenance,
         encoding_id=encoding_id,
         source=source,
@@ -196,11 +206,42 @@ def _mixed(
     return episodes, sources, pl.concat([dropped, mixed_dropped]).unique()
 
 
-def _special_steps(snapshot: Snapshot, episode_ids: pl.Series) -> pl.DataFrame:
+def _linked(
+    snapshot: Snapshot, portions: Portions, provenance: str, own_encoding: Callable[[], int] | None
+) -> tuple[list[pl.DataFrame], int | None]:
+    """The members of sequences of each portion, and their encoding_id."""
+    rows, encoding_id = choose_encoding(list(read_token_rows(snapshot, portions)), provenance, own_encoding)
+    parts = with_staleness(snapshot, portions, rows)
+    _replace(parts, link_sequences)
+    return parts, encoding_id
+
+
+def _replace(parts: list[pl.DataFrame], make: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+    """Put what is made of each portion into its place, one after the other."""
+    for number, part in enumerate(parts):
+        parts[number] = compact(make(part))
+
+
+def _add_marks(
+    parts: list[pl.DataFrame],
+    snapshot: Snapshot,
+    portions: Portions,
+    credit: pl.DataFrame | None,
+    dropped_steps: pl.DataFrame,
+) -> None:
+    """Add to the members of each portion what is known of their steps, by which they are judged."""
+    special = portions.read(_special_steps(snapshot))
+    known: Sequence[pl.DataFrame | None] = [None] * len(parts)
+    if credit is not None:
+        known = portions.deal(credit.select(*_STEPS, "advantage", "flags"))
+    for number, (flags, of_part) in enumerate(zip(special, known, strict=True)):
+        parts[number] = compact(_marked(_join(parts[number], flags, of_part), dropped_steps))
+
+
+def _special_steps(snapshot: Snapshot) -> pl.LazyFrame:
     """Flags of the few steps that are inactive, copied, or another policy's."""
     ordinary = pl.col("is_active") & pl.col("trainable") & ~pl.col("is_copied_context")
-    steps = snapshot.scan("steps").filter(~ordinary & pl.col("episode_id").is_in(episode_ids.implode()))
-    return collected(steps.select("episode_id", "step_index", "is_active", "is_copied_context", "trainable"))
+    return snapshot.scan("steps").filter(~ordinary).select(*_STEPS, "is_active", "is_copied_context", "trainable")
 
 
 def _marked(members: pl.DataFrame, dropped_steps: pl.DataFrame) -> pl.DataFrame:
@@ -268,42 +309,48 @@ def _judge(members: pl.DataFrame, needs: Needs, config: TrainConfig, dead_flags:
     )
 
 
-def _fitted(config: TrainConfig, members: pl.DataFrame, longest: int | None) -> TrainConfig:
+def _fitted(config: TrainConfig, parts: Sequence[pl.DataFrame], longest: int | None) -> TrainConfig:
     """The configuration with a limit on the length of sequences: its own, or the data's longest, up to the model's."""
     if config.max_length is not None:
         return config
-    needed = max(2, int(members["end"].max() or 0))  # type: ignore[arg-type]
+    needed = max(2, *(part.select(pl.col("end").max().fill_null(0)).item() for part in parts))
     return config.model_copy(update={"max_length": needed if longest is None else min(needed, longest)})
 
 
-def _too_long(members: pl.DataFrame, config: TrainConfig) -> TooLong | None:
+def _too_long(parts: Sequence[pl.DataFrame], config: TrainConfig) -> TooLong | None:
     """What the limit takes away of the steps that would be trained without it, if it is more than a tenth."""
-    live = ~pl.col("repeated") & pl.col("reason").fill_null(Drop.OVER_LENGTH).eq(Drop.OVER_LENGTH)
-    end_S = members.filter(live)["end"].sort()
-    over = int((end_S > config.fitted_length).sum())
-    if over * _TENTH <= len(end_S):
+    is_live = ~pl.col("repeated") & pl.col("reason").fill_null(Drop.OVER_LENGTH).eq(Drop.OVER_LENGTH)
+    ends = [part.lazy().filter(is_live).select("end") for part in parts]
+    counts = pl.concat(end.select(over=(pl.col("end") > config.fitted_length).sum(), live=pl.len()) for end in ends)
+    over, live = counts.sum().collect().row(0)
+    if over * _TENTH <= live:
         return None
-    return TooLong(over, len(end_S), most=int(end_S[-1 - len(end_S) // _TENTH]), every=int(end_S[-1]))
+    end_S = pl.concat(ends).collect()["end"].sort()
+    return TooLong(over, live, most=int(end_S[-1 - live // _TENTH]), every=int(end_S[-1]))
 
 
-def _drops(members: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
-    """What carries no loss, by reason, in order of precedence."""
-    counted = (
-        members.filter(~pl.col("repeated") & pl.col("reason").is_not_null())
-        .group_by("reason")
-        .agg(
+def _drops(parts: Sequence[pl.DataFrame], of_parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """What carries no loss, by reason, in order of precedence, from the members and the episodes of each part."""
+    reasons, absent = [], []
+    for members, episodes in zip(parts, of_parts, strict=True):
+        once = members.lazy().filter(~pl.col("repeated"))
+        by_reason = once.filter(pl.col("reason").is_not_null()).group_by("reason")
+        of_reason = by_reason.agg(
             episodes=pl.col("episode_id").n_unique().cast(pl.Int64),
             steps=pl.len().cast(pl.Int64),
-            tokens=pl.col("n_action").sum().cast(pl.Int64),
+            tokens=pl.col("n_action").cast(pl.Int64).sum(),
         )
-    )
-    found = members.filter(~pl.col("repeated")).group_by("episode_id").agg(found=pl.len().cast(pl.Int32))
-    absent = episodes.join(found, on="episode_id", how="left").with_columns(
-        absent=pl.col("num_steps") - pl.col("found").fill_null(0)
-    )
-    absent = absent.filter(pl.col("absent") > 0)
-    if absent.height:
-        row = (str(Drop.NO_TOKENS), absent.height, int(absent["absent"].sum()), None)
+        reasons.append(of_reason.collect())
+        found = once.group_by("episode_id").agg(found=pl.len().cast(pl.Int64))
+        lacks = pl.col("num_steps") - pl.col("found").fill_null(0)
+        lacking = (
+            episodes.lazy().join(found, on="episode_id", how="left").select(lacks=lacks).filter(pl.col("lacks") > 0)
+        )
+        absent.append(lacking.select(episodes=pl.len().cast(pl.Int64), steps=pl.col("lacks").sum()).collect())
+    counted = pl.concat(reasons).group_by("reason").sum()
+    episodes_without, steps_without = pl.concat(absent).sum().row(0)
+    if episodes_without:
+        row = (str(Drop.NO_TOKENS), episodes_without, steps_without, None)
         counted = pl.concat([counted, pl.DataFrame([row], schema=counted.schema, orient="row")])
     order = pl.Enum([str(reason) for reason in Drop])
     return counted.sort(pl.col("reason").cast(order))
@@ -312,7 +359,8 @@ def _drops(members: pl.DataFrame, episodes: pl.DataFrame) -> pl.DataFrame:
 def _trim(members: pl.DataFrame) -> pl.DataFrame:
     """Cut each sequence after its last trained step; drop sequences without any."""
     last = pl.col("step_index").filter(pl.col("trained")).max().over("episode_id", "sequence")
-    return members.filter(pl.col("step_index") <= last)
+    left = only(members, pl.col("step_index") <= last)
+    return left.drop(_JUDGED).with_columns(pl.col("end", "loss_tokens").cast(pl.Int32))
 
 
 def _normalisation(members: pl.DataFrame) -> tuple[float, float, bool]:
@@ -320,7 +368,7 @@ def _normalisation(members: pl.DataFrame) -> tuple[float, float, bool]:
 
     Equal is up to rounding, which must not be blown up to a deviation of 1; the scale is 1 then.
     """
-    advantage_S = members.filter(pl.col("trained"))["advantage"].sort()
+    advantage_S = members.lazy().filter("trained").select("advantage").collect()["advantage"].sort()
     if advantage_S.is_empty():
         return 0.0, 1.0, False
     mean, std = float(advantage_S.mean()), float(advantage_S.std(ddof=0) or 0.0)  # type: ignore[arg-type]

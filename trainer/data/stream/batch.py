@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Ints = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int32]
+"""Numbers of rows of a plan, of which there are less than 2^31."""
 
 
 def starts(counts: npt.ArrayLike) -> Ints:
@@ -30,9 +32,9 @@ def starts(counts: npt.ArrayLike) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def ranges(firsts: Ints, counts: Ints) -> Ints:
-    """The numbers of ranges (int64 [n]), end to end: firsts[0], firsts[0] + 1, ..., firsts[1], ...; int64 [sum]."""
-    numbers = np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+def ranges(firsts: Ints | Positions, counts: Ints | Positions) -> Ints:
+    """The numbers of ranges (integers [n]), end to end: firsts[0], firsts[0] + 1, ..., firsts[1], ...; int64 [sum]."""
+    numbers: Ints = np.repeat(np.subtract(firsts, starts(counts)[:-1]), counts)
     numbers += np.arange(len(numbers))
     return numbers
 
