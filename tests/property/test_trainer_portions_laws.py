@@ -102,7 +102,7 @@ def test_rows_are_dealt_to_their_episodes_portion(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(portions, "PORTION", size)
         made = Portions(frame)
-        read = list(made.read(stored.lazy()))
+        read = list(made.read([stored[:3].lazy(), stored[3:].lazy()]))
     assert_frame_equal(pl.concat(made.episodes), frame)
     for portion, mine in zip(made.episodes, read, strict=True):
         expected = stored.filter(pl.col("episode_id").is_in(portion["episode_id"].implode()))

@@ -8,7 +8,7 @@ once, in batches whose rows are dealt out to the portions. Between two stages a 
 Axes: `_E` selected episodes, `_N` rows of a table.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from lake.read.parquet import batches, collected
+from lake.read.visibility import DataFile
 
 PORTION = 1 << 18
 """Steps of a portion, but for those of its last episode; rows of a batch."""
@@ -38,26 +39,42 @@ class Portions:
         self._later_ids = self._ids_E[firsts[1:]]
         """First id of each portion but the first."""
 
-    def read(self, frame: pl.LazyFrame) -> Iterator[pl.DataFrame]:
+    def groups(self, files: Sequence[DataFile]) -> list[tuple[list[DataFile], int]]:
+        """Neighbouring files to be read at once, and the rows before them; all files where there is one portion.
+
+        Of several files Polars reads ahead as many as it has room for threads, whatever their size.
+        """
+        found: list[tuple[list[DataFile], int]] = [([], 0)]
+        before = held = 0
+        for file in files:
+            if held and held + file.rows > PORTION and len(self.episodes) > 1:
+                found.append(([], before))
+                held = 0
+            found[-1][0].append(file)
+            before, held = before + file.rows, held + file.rows
+        return found
+
+    def read(self, frames: Sequence[pl.LazyFrame]) -> Iterator[pl.DataFrame]:
         """The rows of the selected episodes, portion by portion; a LakeAccessError where a file cannot be read.
 
         Args:
-            frame: rows of a lake's files with a column episode_id.
+            frames: rows of a lake's files with a column episode_id, in the same columns; read one after the other.
         """
         if len(self.episodes) == 1:
             # Few ids are looked for while files are read; a set of many would take more memory than their rows.
-            ids = self.episodes[0]["episode_id"].implode()
-            yield collected(frame.filter(pl.col("episode_id").is_in(ids)))
+            mine = pl.col("episode_id").is_in(self.episodes[0]["episode_id"].implode())
+            yield pl.concat(collected(frame.filter(mine)) for frame in frames)
             return
         pieces: list[list[pl.DataFrame]] = [[] for _ in self.episodes]
-        empty = pl.DataFrame(schema=frame.collect_schema())
-        for batch in batches(frame, PORTION):
-            for number, piece in enumerate(self.deal(batch)):
-                if piece.height:
-                    pieces[number].append(compact(piece))
-        for number, mine in enumerate(pieces):
+        for frame in frames:
+            for batch in batches(frame, PORTION):
+                for number, piece in enumerate(self.deal(batch)):
+                    if piece.height:
+                        pieces[number].append(compact(piece))
+        empty = pl.DataFrame(schema=frames[0].collect_schema())
+        for number, parts in enumerate(pieces):
             pieces[number] = []
-            yield pl.concat(mine) if mine else empty
+            yield pl.concat(parts) if parts else empty
 
     def deal(self, rows: pl.DataFrame) -> list[pl.DataFrame]:
         """The rows of the selected episodes among some, portion by portion."""

@@ -230,7 +230,7 @@ def _add_marks(
     dropped_steps: pl.DataFrame,
 ) -> None:
     """Add to the members of each portion what is known of their steps, by which they are judged."""
-    special = portions.read(_special_steps(snapshot))
+    special = portions.read([_special_steps(snapshot)])
     known: Sequence[pl.DataFrame | None] = [None] * len(parts)
     if credit is not None:
         known = portions.deal(credit.select(*_STEPS, "advantage", "flags"))

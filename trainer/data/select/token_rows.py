@@ -19,6 +19,7 @@ from lake import ids
 from lake.errors import ContractError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
+from lake.read.visibility import DataFile
 from lake.tables import TOKENS
 from trainer.data.select.portions import Portions, compact, only
 
@@ -59,18 +60,7 @@ def read_token_rows(snapshot: Snapshot, portions: Portions) -> Iterator[pl.DataF
         return
     ends = np.cumsum([file.rows for file in files])
     starts = ends - [file.rows for file in files]
-    scan = pl.scan_parquet(
-        [file.path for file in files],
-        row_index_name="position",
-        missing_columns="insert",
-        extra_columns="ignore",
-        schema=TOKENS.polars(),
-        storage_options=snapshot.objects.polars_options or None,
-    )
-    dead = sorted(frozenset[int]().union(*(file.dead for file in files)))
-    if dead:
-        scan = scan.filter(~pl.col("write_id").is_in(dead))
-    for frame in portions.read(scan.select("position", *SCALARS)):
+    for frame in portions.read([_scan(snapshot, *group) for group in portions.groups(files)]):
         position_N = frame["position"].to_numpy().astype(np.int64)
         file_N = np.searchsorted(ends, position_N, side="right")
         placed = frame.drop("position").with_columns(
@@ -82,6 +72,23 @@ def read_token_rows(snapshot: Snapshot, portions: Portions) -> Iterator[pl.DataF
             pl.col(n).ne_missing(pl.col(n).shift(1)) for n in ("episode_id", "encoding_id", "step_index")
         )
         yield compact(only(placed, is_new).drop("write_id"))
+
+
+def _scan(snapshot: Snapshot, files: Sequence[DataFile], before: int) -> pl.LazyFrame:
+    """Scalars of the rows of some files, without those of dead writes, and their `position` after so many others."""
+    scan = pl.scan_parquet(
+        [file.path for file in files],
+        row_index_name="position",
+        row_index_offset=before,
+        missing_columns="insert",
+        extra_columns="ignore",
+        schema=TOKENS.polars(),
+        storage_options=snapshot.objects.polars_options or None,
+    )
+    dead = sorted(frozenset[int]().union(*(file.dead for file in files)))
+    if dead:
+        scan = scan.filter(~pl.col("write_id").is_in(dead))
+    return scan.select("position", *SCALARS)
 
 
 def choose_encoding(
@@ -124,12 +131,12 @@ def with_staleness(snapshot: Snapshot, portions: Portions, rows: Sequence[pl.Dat
     known = [_recorded_versions(part) for part in rows]
     if any(part["version"].null_count() for part in known):
         steps = snapshot.scan("steps").filter(pl.col("policy_version").is_not_null())
-        of_steps = portions.read(steps.select(*_KEYS, of_step="policy_version"))
+        of_steps = portions.read([steps.select(*_KEYS, of_step="policy_version")])
         for number, of_step in enumerate(of_steps):
             part = known[number].join(of_step, on=_KEYS, how="left", maintain_order="left")
             known[number] = compact(part.with_columns(version=pl.coalesce("version", "of_step")).drop("of_step"))
-    of_episodes = portions.read(snapshot.scan("episodes").select("episode_id", "run_id", of_episode="policy_version"))
-    for number, of_episode in enumerate(of_episodes):
+    episodes = snapshot.scan("episodes").select("episode_id", "run_id", of_episode="policy_version")
+    for number, of_episode in enumerate(portions.read([episodes])):
         part = known[number].join(of_episode, on="episode_id", how="left", maintain_order="left")
         version = pl.coalesce("version", "of_episode")
         newest = pl.max_horizontal("newest", version)
