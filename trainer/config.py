@@ -190,7 +190,7 @@ class TrainConfig(FrozenModel):
     """Optimizer steps prepared ahead."""
     cache_bytes: int = Field(1 << 30, ge=0)
     """Tokens kept in memory, in bytes. Where not all that is trained fits, it is read in windows of as many optimizer
-    steps as half of it holds: each row group once a window."""
+    steps as half of it holds, each row group once a window; the other half is read ahead of the model."""
     disk_cache_bytes: int = Field(8 << 30, ge=0)
     """What the processes of a machine keep on its disk of a lake in a bucket, in bytes, so that later passes need not
     fetch it again; below `~/.cache/trajlake/files`, or `TRAJLAKE_CACHE`. 0 keeps nothing."""

@@ -1,5 +1,6 @@
 """Training data in a bucket: the same batches as from a folder, bit for bit."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from testkit.training import config, token_episodes
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
 from trainer.data.select.selection import select
+from trainer.data.stream.share import Share
 from trainer.data.stream.stream import Stream
+from trainer.data.stream.windows import Window
 from trainer.losses import LOSSES
 
 __all__ = ["s3", "s3_server"]
 
-PPO = LOSSES["ppo"]().needs
+PPO, SFT = LOSSES["ppo"]().needs, LOSSES["sft"]().needs
 
 
 def filled(lk: Lake) -> Lake:
@@ -109,6 +112,48 @@ def test_what_a_machine_has_on_its_disk_is_not_fetched_again(
         for name, value in one.items():
             for found in (other[name], last[name]):
                 assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found, name
+
+
+def test_a_slow_bucket_is_read_while_the_model_works(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model takes a step; what the next windows need is fetched meanwhile, and then not waited for."""
+    lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
+    snapshot = lk.snapshot()
+    fields = {"cache_bytes": 800, "disk_cache_bytes": 0, "prefetch": 1, "read_threads": 1}
+    settings = config("sft", episodes_per_step=1, epochs=3, **fields)
+    plan = Plan(select(snapshot, settings, SFT), settings)
+    begun: list[Window] = []
+    changed, is_open = threading.Condition(), threading.Event()
+    is_open.set()
+    read, begin = Bucket.read, Window.begin
+
+    def slow(self: Bucket, path: str, start: int, end: int) -> bytes:
+        assert is_open.wait(30)
+        return read(self, path, start, end)
+
+    def noted(self: Window) -> None:
+        begin(self)
+        with changed:
+            begun.append(self)
+            changed.notify_all()
+
+    monkeypatch.setattr(Bucket, "read", slow)
+    monkeypatch.setattr(Window, "begin", noted)
+    with Stream(snapshot, plan, SFT, settings) as stream:
+        steps = stream.steps()
+        next(steps)
+        with changed:
+            assert changed.wait_for(lambda: len(begun) > 1, 30), "while the model is busy with its first step"
+            known = list(begun)
+        assert sum(window.bytes for window in known) <= settings.cache_bytes
+        for window in known:
+            window.rows(np.concatenate([Share(plan).members(step) for step in window.steps]))
+        is_open.clear()
+        ahead = sum(len(window.steps) for window in known)
+        taken = [0, *(next(steps)[0].index for _ in range(ahead - 1))]
+        assert taken == [step.index for window in known for step in window.steps], "none of them waits for the bucket"
+        assert ahead < len(plan.steps)
+        is_open.set()
+        assert ahead + len(list(steps)) == len(plan.steps)
 
 
 def test_a_file_that_is_gone_is_an_error_of_the_lake(s3: Store) -> None:

@@ -117,20 +117,6 @@ def test_only_wanted_rows_are_kept_each_with_its_context_and_its_action(lk: Lake
             assert window.mask_A is window.logprobs_A is None, "not asked for"
 
 
-def test_reading_can_begin_in_parts(lk: Lake) -> None:
-    with windows_of(lk, 1 << 30) as (plan, windows, reader):
-        (window,) = windows.cut(plan.steps)
-        assert window.waiting == WRITES
-        window.begin(1)
-        window.begin(1)
-        assert window.waiting == WRITES - 2
-        window.begin()
-        window.begin()
-        assert window.waiting == 0
-        assert len(window.rows(members_of(plan, window))) == plan.members.height
-        assert sum(reader.reads.values()) == WRITES
-
-
 def same(settings: Callable[..., TrainConfig], lk: Lake, first: int, **fields: Any) -> list[dict[str, Any]]:
     """Every tensor of every batch."""
     snapshot = lk.snapshot()

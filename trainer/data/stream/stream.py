@@ -11,6 +11,7 @@ Axes: `_M` members, `_Q` sequences, `_U` units.
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from trainer.data.plan.plan import OptimizerStep, Plan
 from trainer.data.stream.aggregation import Unit, unit_numbers
 from trainer.data.stream.batch import Arena, Buffers, Ints, PackedBatch
 from trainer.data.stream.collate import Members, Shares, TokenArrays, collate, dummy
+from trainer.data.stream.read_ahead import ReadAhead
 from trainer.data.stream.row_groups import RowGroupReader
 from trainer.data.stream.share import Share
 from trainer.data.stream.windows import Locations, Window, Windows
@@ -167,7 +169,7 @@ class Stream:
         world_size: int = 1,
     ) -> None:
         self._plan = plan
-        self._prefetch = config.prefetch
+        self._prefetch, self._limit = config.prefetch, config.cache_bytes
         members = plan.members
         # A mask that is true throughout says nothing: usually the column need not be read at all.
         masks = bool(((members["n_trained"] != members["n_action"]) & members["trained"]).any())
@@ -179,11 +181,12 @@ class Stream:
             disk_bytes=config.disk_cache_bytes,
         )
         share = Share(plan, rank, world_size)
-        self._planner = ThreadPoolExecutor(1, thread_name_prefix="trajlake-windows")
-        self._pool = ThreadPoolExecutor(config.read_threads, thread_name_prefix="trajlake-read")
-        locations = Locations(plan, reader, self._pool)
+        self._reading = ThreadPoolExecutor(config.read_threads, thread_name_prefix="trajlake-read")
+        self._assembly = ThreadPoolExecutor(config.prefetch, thread_name_prefix="trajlake-batches")
+        self._open = ExitStack()
+        locations = Locations(plan, reader, self._reading)
         self._windows = Windows(
-            plan, share, reader, locations, self._pool, limit=config.cache_bytes, ramp=config.prefetch + 1
+            plan, share, reader, locations, self._reading, limit=config.cache_bytes, ramp=config.prefetch + 1
         )
         self._assembler = Assembler(plan, needs, share, pinned=config.device.startswith("cuda"))
 
@@ -191,33 +194,22 @@ class Stream:
         return self
 
     def __exit__(self, *fault: object) -> None:
-        self._planner.shutdown(wait=True, cancel_futures=True)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._open.close()
+        # Whoever waits for a row group that is not read any more is told so.
+        self._reading.shutdown(wait=True, cancel_futures=True)
+        self._assembly.shutdown(wait=True, cancel_futures=True)
 
     def steps(self, first: int = 0) -> Iterator[tuple[OptimizerStep, list[PackedBatch]]]:
         """Optimizer steps from `first` on, each with this rank's micro-batches."""
         waiting: deque[tuple[OptimizerStep, Future[list[PackedBatch]]]] = deque()
-        for step, window in self._read_ahead(first):
-            waiting.append((step, self._pool.submit(self._assembler.batches, step, window)))
-            if len(waiting) > self._prefetch:
-                ready, future = waiting.popleft()
-                yield ready, future.result()
+        ahead = ReadAhead(self._windows.cut(self._plan.steps[first:]), self._limit)
+        self._open.callback(ahead.stop)
+        with ahead:
+            for step, window in ahead.steps():
+                waiting.append((step, self._assembly.submit(self._assembler.batches, step, window)))
+                if len(waiting) > self._prefetch:
+                    ready, future = waiting.popleft()
+                    yield ready, future.result()
         while waiting:
             ready, future = waiting.popleft()
             yield ready, future.result()
-
-    def _read_ahead(self, first: int) -> Iterator[tuple[OptimizerStep, Window]]:
-        """Optimizer steps with their window, whose rows are being read; between them, rows of the next window.
-
-        That is cut meanwhile: packing the steps of a long window takes a while.
-        """
-        windows = self._windows.cut(self._plan.steps[first:])
-        window = next(windows, None)
-        while window is not None:
-            window.begin()
-            coming = self._planner.submit(next, windows, None)
-            for place, step in enumerate(window.steps):
-                yield step, window
-                if coming.done() and (following := coming.result()) is not None:
-                    following.begin(-(-following.waiting // (len(window.steps) - place)))
-            window = coming.result()

@@ -15,7 +15,6 @@ forgotten. Rows of an episode are neighbours, so that its contexts are one slice
 Axes: `_M` members of the plan, `_R` rows of a window, `_C` their context tokens, `_A` their action tokens.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -60,8 +59,8 @@ class Locations:
 class Window:
     """The token rows of some consecutive optimizer steps.
 
-    Reading is handed to the pool row group by row group, before the steps that need them: the pool starts tasks in the
-    order in which it got them, so a step that waits for a row group never waits for a task that cannot start.
+    Reading is handed to a pool row group by row group, window after window; steps wait for it in threads of another
+    pool, so that neither holds up the other.
 
     Args:
         wanted_M: members of theirs, ascending.
@@ -73,6 +72,7 @@ class Window:
         logprobs_A: behaviour log-probabilities, float32 [A], NaN where there are none, if they are read.
         context_starts_R: row r has the context tokens [context_starts_R[r], context_starts_R[r + 1]).
         action_starts_R: and these places in the three arrays of action tokens.
+        bytes: memory of the tokens.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Window:
         group_R = locations.group_M[self._member_R]
         firsts = np.flatnonzero(np.diff(group_R, prepend=-1))
         places = pairwise([*firsts.tolist(), len(group_R)])
-        self._waiting = deque((number, *place) for number, place in zip(group_R[firsts].tolist(), places, strict=True))
+        self._parts = [(number, *place) for number, place in zip(group_R[firsts].tolist(), places, strict=True)]
         self._reading: dict[int, Future[None]] = {}
         self._complete = False
         actions = int(self.action_starts_R[-1])
@@ -106,17 +106,12 @@ class Window:
         self.action_A = np.empty(actions, np.int32)
         self.mask_A = np.empty(actions, np.bool_) if reader.masks else None
         self.logprobs_A = np.empty(actions, np.float32) if reader.logprobs else None
+        self.bytes = 4 * len(self.context_C) + reader.bytes_per_action * actions
 
-    def begin(self, count: int | None = None) -> None:
-        """Hand the next `count` row groups to the pool; None: all that are left."""
-        for _ in range(len(self._waiting) if count is None else min(count, len(self._waiting))):
-            number, low, high = self._waiting.popleft()
+    def begin(self) -> None:
+        """Hand the row groups to the pool."""
+        for number, low, high in self._parts:
             self._reading[number] = self._pool.submit(self._read, number, low, high)
-
-    @property
-    def waiting(self) -> int:
-        """Row groups that nobody began to read."""
-        return len(self._waiting)
 
     def rows(self, chosen_M: Ints) -> Ints:
         """Numbers of the rows of some members, int64; waits until they are read."""
@@ -124,7 +119,7 @@ class Window:
             for number in np.unique(self._locations.group_M[chosen_M]).tolist():
                 self._reading[number].result()
             # Once nothing is left to wait for, no step looks again.
-            self._complete = not self._waiting and all(map(_succeeded, self._reading.values()))
+            self._complete = all(map(_succeeded, self._reading.values()))
         everything = len(self._wanted_M) == len(self._locations.group_M)
         return self._slot_M[chosen_M if everything else np.searchsorted(self._wanted_M, chosen_M)]
 
