@@ -5,12 +5,9 @@ worker can die alone, before its commit or after it, when its answer is lost.
 """
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +21,7 @@ from pipelines.credit.job import run_credit
 from testkit.copies import copied, empty_lake
 from testkit.credit_worker import TINY, DoomedGiGPO
 from testkit.fault_model import rollouts
-from testkit.processes import Worker, at_the_gate, environment
+from testkit.processes import Worker, at_the_gate, environment, kill_when
 
 RAY = pytest.mark.skipif(find_spec("ray") is None, reason='Ray is not installed: pip install "trajlake[ray]"')
 GROUPS = 4
@@ -120,13 +117,11 @@ def test_workers_that_always_die_leave_nothing(lk: Lake, tmp_path: Path, executo
 def test_a_driver_that_is_killed_leaves_nothing_and_is_run_again(lk: Lake, tmp_path: Path, executor: str) -> None:
     marks = tmp_path / "marks"
     process = start(lk, executor, "wait", marks)
-    deadline = time.monotonic() + 120
-    while not ((marks / "range-2").exists() and list(Path(lk.uri, "advantages").glob("*.parquet"))):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no range was written"
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+
+    def one_is_written() -> bool:
+        return (marks / "range-2").exists() and any(Path(lk.uri, "advantages").glob("*.parquet"))
+
+    kill_when(process, one_is_written, "no range was written")
     (marks / "go").touch()
     assert shown(lk).is_empty()
     assert status(lk) == ["started"]

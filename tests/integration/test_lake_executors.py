@@ -5,11 +5,8 @@
 """
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,7 +21,7 @@ from lake.execution.local import LocalExecutor
 from testkit.episodes import assert_whole, write_lines
 from testkit.job_worker import JOBS
 from testkit.object_store import Store, new_bucket, s3_server
-from testkit.processes import environment
+from testkit.processes import environment, kill_when
 from testkit.ray_cluster import OBJECT_STORE_BYTES, RayCluster, ray_cluster
 from testkit.score_lakes import conversation, module
 
@@ -241,12 +238,7 @@ def test_a_driver_that_is_killed_is_run_again(
     lk = filled(store.root, store.options)
     job, marks = _first(functions, tmp_path / "out", name), tmp_path / "marks"
     process = driver(store, ray_cluster, "wait", marks, job)
-    deadline = time.monotonic() + 300
-    while not (marks / "part-2").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no part was begun"
-        time.sleep(0.2)
-    os.kill(process.pid, signal.SIGKILL)
+    kill_when(process, (marks / "part-2").exists, "no second part was begun", 300)
     process.communicate()
     (marks / "go").touch()
     alone = filled(tmp_path / "alone")
@@ -269,12 +261,7 @@ def test_an_ingest_whose_driver_is_killed_keeps_what_was_committed(
     job, marks = _first(functions, tmp_path / "out", "ingest"), tmp_path / "marks"
     before = assert_whole(lk.snapshot())
     process = driver(store, ray_cluster, "late", marks, job)
-    deadline = time.monotonic() + 300
-    while lk.sql("SELECT count(*) FROM episodes").item() == before:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "nothing was committed"
-        time.sleep(0.2)
-    os.kill(process.pid, signal.SIGKILL)
+    kill_when(process, lambda: lk.sql("SELECT 1 FROM episodes").height > before, "nothing was committed", 300)
     process.communicate()
     (marks / "go").touch()
     there = assert_whole(lk.snapshot()) - before

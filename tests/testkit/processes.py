@@ -11,6 +11,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,3 +183,34 @@ def at_the_gate(*workers: Worker) -> None:
         worker.wait_until_ready()
     for worker in workers:
         worker.go()
+
+
+def kill_when(
+    process: "subprocess.Popen[str]", happened: Callable[[], bool], never: str, seconds: float = TIMEOUT
+) -> None:
+    """SIGKILL a process as soon as something has happened, and wait for its end.
+
+    Args:
+        process: in a session of its own, with its stderr in a pipe.
+        happened: asked again and again.
+        never: what to say if it does not happen: "nothing was committed".
+        seconds: how long it may take.
+
+    An AssertionError says so, with what the process wrote to stderr, if it takes longer or the process ends by itself;
+    all of its session is killed then.
+    """
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, f"{never} before its end: {_last_words(process)}"
+        assert time.monotonic() < deadline, f"{never} within {seconds:g} s: {_last_words(process)}"
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, f"it ended before it could be killed: {_last_words(process)}"
+
+
+def _last_words(process: "subprocess.Popen[str]") -> str:
+    """Kill the session of a process; its exit status, and what it wrote to stderr."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _, error = process.communicate()
+    return f"exit status {process.returncode}, {error[-4000:]}"

@@ -9,12 +9,9 @@
 """
 
 import json
-import os
 import platform
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -45,7 +42,7 @@ from testkit.clocks import open_with_clock, set_clock
 from testkit.commands import Command, trajlake
 from testkit.copies import empty_lake
 from testkit.episodes import FACTS, assert_same, assert_whole, contents, episode, line, write_lines
-from testkit.processes import environment
+from testkit.processes import environment, kill_when
 
 Lines = list[list[bytes]]
 """Of each file."""
@@ -454,12 +451,7 @@ def test_a_driver_that_is_killed_is_run_again(tmp_path: Path, source: Path) -> N
     lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     marks = tmp_path / "marks"
     process = driver(lk, source, "late", marks)
-    deadline = time.monotonic() + 120
-    while not lk.sql("SELECT 1 FROM episodes").height:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "nothing was committed"
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
+    kill_when(process, lambda: lk.sql("SELECT 1 FROM episodes").height > 0, "nothing was committed")
     process.communicate()
     (marks / "go").touch()
     there = assert_whole(lk.snapshot())
