@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,21 @@ import polars as pl
 import pytest
 
 import lake
-from lake import Lake
+from lake import EpisodeRecord, Lake
 from lake.execution.local import LocalExecutor
 from testkit.episodes import assert_whole, write_lines
 from testkit.job_worker import JOBS
 from testkit.object_store import Store, new_bucket, s3_server
 from testkit.processes import environment, kill_when
 from testkit.ray_cluster import OBJECT_STORE_BYTES, RayCluster, ray_cluster
+from testkit.sampled_lake import play, save_model
 from testkit.score_lakes import conversation, module
 
 __all__ = ["ray_cluster", "s3_server"]
 
 Expected = Callable[..., tuple[Lake, list[dict[str, Any]]]]
 
+TABLES = ("scores", "advantages", "ratios", "episodes", "steps", "rejects")
 STAMPS = ("write_id", "job_id", "series_id")
 SORTED = ("scorer", "reject_id", "episode_id", "step_index")
 FUNCTIONS = """
@@ -52,33 +55,49 @@ def batched(rollouts_messages, rollout_index, **kwargs):
 RECORDS = [conversation(f"t{task}", index) for task in range(4) for index in range(3)]
 
 
+@dataclass(frozen=True)
+class Given:
+    """What jobs work with.
+
+    Attributes:
+        functions: a module with a helper beside it.
+        model: played the games.
+        games: episodes with tokens.
+    """
+
+    functions: str
+    model: str
+    games: list[EpisodeRecord]
+
+    def filled(self, uri: str | Path, options: Mapping[str, str] | None = None) -> Lake:
+        """A lake with a file per task, and one for the games."""
+        lk = lake.open(str(uri), create=True, storage_options=dict(options or {}))
+        for task in range(4):
+            lk.append(RECORDS[3 * task : 3 * task + 3], run_id="r")
+        lk.append(self.games, run_id="games")
+        return lk
+
+
 @pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A module with a helper beside it."""
-    folder = tmp_path_factory.mktemp("functions")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
+    folder = tmp_path_factory.mktemp("given")
     module(folder, "def third(n):\n    return n / 3\n", "helpers.py")
-    return module(folder, FUNCTIONS)
-
-
-def filled(uri: str | Path, options: Mapping[str, str] | None = None) -> Lake:
-    """A lake with a file per task."""
-    lk = lake.open(str(uri), create=True, storage_options=dict(options or {}))
-    for task in range(4):
-        lk.append(RECORDS[3 * task : 3 * task + 3], run_id="r")
-    return lk
+    model = save_model(folder / "model")
+    return Given(module(folder, FUNCTIONS), str(model), play(model, tasks=3, siblings=4))
 
 
 NAMES = ("pointwise", "grouped", "batched")
 
 
-def jobs_of(functions: str, out: Path, names: Sequence[str] = NAMES) -> list[tuple[str, dict[str, Any]]]:
+def jobs_of(given: Given, out: Path, names: Sequence[str] = NAMES) -> list[tuple[str, dict[str, Any]]]:
     """Each job with its arguments; scoring by a function first."""
     return [
-        *(("score", {"target": f"{functions}:{name}"}) for name in names),
+        *(("score", {"target": f"{given.functions}:{name}"}) for name in names),
         ("score", {"target": "tool_success"}),
         ("credit", {}),
+        ("rescore", {"model": given.model}),
         ("export", {"out": str(out)}),
-        ("compact", {"target_bytes": 1 << 15}),
+        ("compact", {"target_bytes": 10_000}),  # two files a part
         ("ingest", {"source": str(files(out.parent / "files")), "part_bytes": 2000}),
     ]
 
@@ -94,7 +113,7 @@ def files(folder: Path) -> Path:
 
 def rows(lk: Lake) -> dict[str, pl.DataFrame]:
     """What the jobs wrote, and what they left as it was."""
-    found = {name: lk.scan(name).collect() for name in ("scores", "advantages", "episodes", "steps", "rejects")}
+    found = {name: lk.scan(name).collect() for name in TABLES}
     return {
         name: frame.drop(*STAMPS, "at", strict=False).sort(
             *(name for name in SORTED if name in frame.columns), nulls_last=True
@@ -118,14 +137,14 @@ def plain(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(functions: str, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+def expected(given: Given, tmp_path_factory: pytest.TempPathFactory) -> Expected:
     """All jobs in this process, into a lake in a folder; made once for the functions that it scores by."""
 
     @cache
     def of(*names: str) -> tuple[Lake, list[dict[str, Any]]]:
         folder = tmp_path_factory.mktemp("here")
-        lk = filled(folder / "lake")
-        return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(functions, folder / "out", names)]
+        lk = given.filled(folder / "lake")
+        return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(given, folder / "out", names)]
 
     return of
 
@@ -155,24 +174,24 @@ def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- 1. nobody dies
 
 
-def test_processes_give_the_same(functions: str, expected: Expected, tmp_path: Path) -> None:
+def test_processes_give_the_same(given: Given, expected: Expected, tmp_path: Path) -> None:
     one, told = expected(*NAMES)
-    lk = filled(tmp_path / "lake")
+    lk = given.filled(tmp_path / "lake")
     executor = LocalExecutor(2, processes=True)
-    reports = [plain(JOBS[name](lk, executor, **job)) for name, job in jobs_of(functions, tmp_path / "out")]
+    reports = [plain(JOBS[name](lk, executor, **job)) for name, job in jobs_of(given, tmp_path / "out")]
     assert reports == told
     assert_same_rows(lk, one)
     assert counts(lk) == counts(one)
 
 
 def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
-    functions: str, expected: Expected, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
+    given: Given, expected: Expected, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
     """By one function of a user: which episodes a part holds by its mode is decided before the executor sees it."""
     one, told = expected("pointwise")
     store = new_bucket(s3_server)
-    lk = filled(store.root, store.options)
-    jobs = jobs_of(functions, tmp_path / "out", ["pointwise"])
+    lk = given.filled(store.root, store.options)
+    jobs = jobs_of(given, tmp_path / "out", ["pointwise"])
     *reports, end = reports_of(driver(store, ray_cluster, "none", tmp_path / "marks", *jobs))
     assert list(map(plain, reports)) == told
     assert_same_rows(lk, one)
@@ -187,7 +206,7 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
 # ---------------------------------------------------------------- 2. somebody dies
 
 
-JOB_NAMES = ("score", "credit", "export", "compact", "ingest")
+JOB_NAMES = ("score", "credit", "rescore", "export", "compact", "ingest")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +222,7 @@ JOB_NAMES = ("score", "credit", "export", "compact", "ingest")
     ],
 )
 def test_what_is_lost_on_ray_runs_again(
-    functions: str,
+    given: Given,
     s3_server: str,
     ray_cluster: RayCluster,
     tmp_path: Path,
@@ -212,39 +231,41 @@ def test_what_is_lost_on_ray_runs_again(
 ) -> None:
     """A worker before its part, after it when its answer is lost, or with its node."""
     store = new_bucket(s3_server)
-    lk = filled(store.root, store.options)
-    job = _first(functions, tmp_path, name)
+    lk = given.filled(store.root, store.options)
+    job = _first(given, tmp_path / "out", name)
     report, _ = reports_of(driver(store, ray_cluster, fate, tmp_path / "marks", job))
     assert (tmp_path / "marks" / "lost").exists(), "nobody was killed"
     if fate == "node":
         ray_cluster.ask("node")
-    alone = filled(tmp_path / "alone")
-    assert plain(report) == plain(JOBS[name](alone, None, **_first(functions, tmp_path / "alone-out", name)[1]))
+    alone = given.filled(tmp_path / "alone")
+    assert plain(report) == plain(JOBS[name](alone, None, **_first(given, tmp_path / "alone-out", name)[1]))
     assert_same_rows(lk, alone)
     assert counts(lk) == counts(alone)
-    if fate == "after" and name in ("score", "credit"):
+    if fate == "after" and name in ("score", "credit", "rescore"):
         assert lk.snapshot().dead_write_ids, "what the lost one wrote stays dead"
 
 
-def _first(functions: str, out: Path, name: str) -> tuple[str, dict[str, Any]]:
-    return next(job for job in jobs_of(functions, out) if job[0] == name)
+def _first(given: Given, out: Path, name: str) -> tuple[str, dict[str, Any]]:
+    return next(job for job in jobs_of(given, out) if job[0] == name)
 
 
-@pytest.mark.parametrize("name", ["score", *(pytest.param(n, marks=pytest.mark.slow) for n in ("export", "compact"))])
+@pytest.mark.parametrize(
+    "name", ["score", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rescore", "export", "compact"))]
+)
 def test_a_driver_that_is_killed_is_run_again(
-    functions: str, s3_server: str, ray_cluster: RayCluster, tmp_path: Path, name: str
+    given: Given, s3_server: str, ray_cluster: RayCluster, tmp_path: Path, name: str
 ) -> None:
     store = new_bucket(s3_server)
-    lk = filled(store.root, store.options)
-    job, marks = _first(functions, tmp_path / "out", name), tmp_path / "marks"
+    lk = given.filled(store.root, store.options)
+    job, marks = _first(given, tmp_path / "out", name), tmp_path / "marks"
     process = driver(store, ray_cluster, "wait", marks, job)
     kill_when(process, (marks / "part-2").exists, "no second part was begun", 300)
     process.communicate()
     (marks / "go").touch()
-    alone = filled(tmp_path / "alone")
+    alone = given.filled(tmp_path / "alone")
     assert_same_rows(lk, alone)
     JOBS[name](lk, None, **job[1])
-    JOBS[name](alone, None, **_first(functions, tmp_path / "alone-out", name)[1])
+    JOBS[name](alone, None, **_first(given, tmp_path / "alone-out", name)[1])
     assert_same_rows(lk, alone)
     if name == "export":
         mine, theirs = ({f.name: f.read_bytes() for f in (tmp_path / n).glob("*.jsonl")} for n in ("out", "alone-out"))
@@ -253,12 +274,12 @@ def test_a_driver_that_is_killed_is_run_again(
 
 @pytest.mark.slow
 def test_an_ingest_whose_driver_is_killed_keeps_what_was_committed(
-    functions: str, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
+    given: Given, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
 ) -> None:
     """Unlike the others it commits as it goes: what is there is whole, and the next one brings the rest."""
     store = new_bucket(s3_server)
-    lk, alone = filled(store.root, store.options), filled(tmp_path / "alone")
-    job, marks = _first(functions, tmp_path / "out", "ingest"), tmp_path / "marks"
+    lk, alone = given.filled(store.root, store.options), given.filled(tmp_path / "alone")
+    job, marks = _first(given, tmp_path / "out", "ingest"), tmp_path / "marks"
     before = assert_whole(lk.snapshot())
     process = driver(store, ray_cluster, "late", marks, job)
     kill_when(process, lambda: lk.sql("SELECT 1 FROM episodes").height > before, "nothing was committed", 300)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
@@ -121,8 +122,8 @@ def rescore(lk: Lake, executor: Executor | None, model: str) -> dict[str, Any]:
     from trainer.evaluation import scoring
     from trainer.evaluation.rescore import rescore as run
 
-    scoring.CHUNK_TOKENS = (60, 60)
-    report = run(lk, model, executor=executor)
+    with patch.object(scoring, "CHUNK_TOKENS", (60, 60)):
+        report = run(lk, model, executor=executor)
     return {"scored": report.scored, "tokens": report.tokens, "jobs": len(report.job_ids)}
 
 
@@ -131,8 +132,9 @@ def ingest(lk: Lake, executor: Executor | None, source: str, part_bytes: int) ->
     from lake.write import ingest_parts
     from lake.write.ingest import ingest as run
 
-    ingest_parts.PART_BYTES = part_bytes
-    return dict(json.loads(msgspec.json.encode(run(lk, source, executor=executor), order="deterministic")))
+    with patch.object(ingest_parts, "PART_BYTES", part_bytes):
+        report = run(lk, source, executor=executor)
+    return dict(json.loads(msgspec.json.encode(report, order="deterministic")))
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
