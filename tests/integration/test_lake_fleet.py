@@ -3,6 +3,7 @@
 1. Killed anywhere: between any two lines of a round, and as real processes at random moments; nothing is lost and
    nothing is there twice, and every batch is told once that it is new.
 2. Without a committer: alone, no room for one, one that does not answer.
+3. A committer that takes long and is waited for.
 
 The rule by which attempts are accepted together is in test_lake_ledger.
 """
@@ -11,10 +12,12 @@ import json
 import os
 import random
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +30,11 @@ from lake.records import identify
 from lake.storage.commits import CommitLostError
 from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.write.fleet import client
-from lake.write.fleet.client import Fleet
-from lake.write.fleet.messages import Bring
+from lake.write.fleet import client, messages, server
+from lake.write.fleet.client import Committer, Fleet
+from lake.write.fleet.messages import Bring, Found, Look, Working
 from lake.write.fleet.place import Place
+from lake.write.index import Known
 from lake.write.ledger import Ledger
 from lake.write.writer import EpisodeWriter, _Batch
 from testkit.copies import copied, empty_lake
@@ -44,6 +48,7 @@ from testkit.processes import Forked, at_the_gate
 __all__ = ["s3", "s3_server"]
 
 BATCHES, SIZE = 6, 3
+NOTHING = Known(0, {}, {}, set())
 
 
 def fleet_of(objects: Objects, number: int, writers: int) -> Callable[[], None]:
@@ -223,3 +228,69 @@ def test_a_wrong_setting_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRAJLAKE_GROUP_COMMIT", text)
     with pytest.raises(UsageError, match="valid: on, off"):
         lake.open(tmp_path / "lake", create=True)
+
+
+# ---------------------------------------------------------------- 3. a round that takes long
+
+
+class BusyLedger(Ledger):
+    """Looks only when it may."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.may = threading.Event()
+
+    def look(self, *args: Any) -> Known:
+        assert self.may.wait(60)
+        return super().look(*args)
+
+
+def test_a_committer_that_is_at_work_for_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both to those in the round and to those who came meanwhile."""
+    monkeypatch.setattr(server, "WORKING_SECONDS", 0.0)
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    lk = empty_lake(tmp_path / "lake")
+    ledger, place = BusyLedger(lk._store), Place(lk._store.objects)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        stack.callback(os.close, place.present())
+        stack.callback(ledger.may.set)
+        serving = pool.submit(server.Server(place, ledger).run)
+        one, other = (stack.enter_context(connected(place)) for _ in range(2))
+        for far in (one, other):
+            far.sendall(messages.packed(Look([1], [])))
+            assert answer_to(far) == Working()
+        ledger.may.set()
+        for far in (one, other):
+            while (answer := answer_to(far)) == Working():
+                pass
+            assert isinstance(answer, Found)
+    serving.result()
+
+
+def test_a_writer_waits_as_long_as_it_is_told_that_its_committer_is_at_work() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(b"".join(map(messages.packed, (Working(), Working(), Found(NOTHING), Working(), Found(NOTHING)))))
+        committer = Committer(near)
+        assert [committer.look([], []) for _ in range(2)] == [NOTHING] * 2
+
+
+def connected(place: Place) -> socket.socket:
+    """A connection to a committer that is about to listen."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(20)
+    while True:
+        try:
+            connection.connect(place.socket)
+        except (FileNotFoundError, ConnectionRefusedError):
+            time.sleep(0.01)
+        else:
+            return connection
+
+
+def answer_to(connection: socket.socket) -> Any:
+    """What the committer says next."""
+    buffer = bytearray()
+    while (data := messages.unpacked(buffer)) is None:
+        buffer += connection.recv(1)
+    return messages.answers.decode(data)

@@ -25,7 +25,19 @@ from typing import TypeVar
 import msgspec
 
 from lake.storage.objects import Objects
-from lake.write.fleet.messages import Bring, Done, Failed, Found, Look, Request, answers, packed, receive
+from lake.write.fleet.messages import (
+    Answer,
+    Bring,
+    Done,
+    Failed,
+    Found,
+    Look,
+    Request,
+    Working,
+    answers,
+    packed,
+    receive,
+)
 from lake.write.fleet.place import Place, is_alone
 from lake.write.index import Known
 from lake.write.ledger import Attempt
@@ -35,7 +47,7 @@ CONTENDED_SECONDS = 60.0
 START_SECONDS = 20.0
 """How long a committer may take to begin; batches wait for it."""
 ANSWER_SECONDS = 30.0
-"""How long an answer may take: a bucket that does not answer has given up before."""
+"""How long a committer may say nothing, not even that it is at work: then it has been stopped."""
 PAUSE_SECONDS = 60.0
 """How long a writer goes on by itself after it got no answer from a committer twice."""
 _FAILURES = 2
@@ -64,6 +76,7 @@ class Committer:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._buffer = bytearray()
 
     def look(self, episode_ids: Collection[int], group_ids: Collection[int]) -> Known:
         """As `Ledger.look`. Raises CommitterGoneError."""
@@ -76,8 +89,10 @@ class Committer:
     def _asked(self, request: Request, kind: type[_Answer]) -> _Answer:
         try:
             self._connection.sendall(packed(request))
-            data = receive(self._connection)
-            answer = Failed("it has ended") if data is None else answers.decode(data)
+            answer: Answer | Working = Working()
+            while isinstance(answer, Working):
+                data = receive(self._connection, self._buffer)
+                answer = Failed("it has ended") if data is None else answers.decode(data)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise CommitterGoneError(str(error)) from error
         if not isinstance(answer, kind):

@@ -1,7 +1,8 @@
 """What a writer and the committer of its machine say to each other, over a socket that only their user can open.
 
 A writer connects for a batch, looks at what the lake holds of it, writes its files, hands the write attempt over and
-waits. The connection is the only state: where it ends without an answer, nobody knows what became of the attempt.
+waits; now and then the committer tells those who wait that it is at work. The connection is the only state: where it
+ends without an answer, nobody knows what became of the attempt.
 """
 
 import socket
@@ -64,13 +65,17 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
     known: Known
 
 
+class Working(msgspec.Struct, frozen=True, tag="working"):
+    """No answer yet: the committer is alive, and at a round."""
+
+
 Request = Look | Bring
 Answer = Found | Done | Failed
 requests = msgspec.msgpack.Decoder(Request)
-answers = msgspec.msgpack.Decoder(Answer)
+answers = msgspec.msgpack.Decoder(Answer | Working)
 
 
-def packed(message: Request | Answer) -> bytes:
+def packed(message: Request | Answer | Working) -> bytes:
     """A message with its length before it."""
     data = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(data)) + data
@@ -92,9 +97,12 @@ def unpacked(buffer: bytearray) -> bytes | None:
     return data
 
 
-def receive(connection: socket.socket) -> bytes | None:
-    """The next message; None if the other side has gone. Raises OSError: nothing came in time."""
-    buffer = bytearray()
+def receive(connection: socket.socket, buffer: bytearray) -> bytes | None:
+    """The next message; None if the other side has gone. Raises OSError: nothing came in time.
+
+    Args:
+        buffer: what came before and was not taken; what comes with the message stays there.
+    """
     while (data := unpacked(buffer)) is None:
         piece = connection.recv(1 << 20)
         if not piece:
