@@ -1,13 +1,15 @@
 # ruff: noqa: E402 - the checkout comes first on the path
 """Fleets: many processes of one machine that record into one lake, through a committer and without.
 
-    python benchmarks/bench_fleet.py [--writers 1,8,64] [--batches 640] [--where local,s3] [--commit direct,group]
-                                     [--repeat 3] [--threads 1]
+    python benchmarks/bench_fleet.py [--writers 1,8,64] [--batches 640] [--where local,s3] [--repeat 3] [--threads 1]
+                                     [--commit direct,group,committer]
 
 Each writer is a process, or a thread of one, with a lake and a job of its own; it records groups of eight episodes of
-ten steps until its share of the batches is done. Before the clock starts every writer has opened the lake. The bucket
-is in an S3 server (moto) on loopback, which works on the same cores as the writers. Fairness is the rate of the slowest
-writer over that of the fastest. Prints a Markdown table for docs/benchmarks.md.
+ten steps until its share of the batches is done. Before the clock starts every writer has opened the lake. Commits are
+`direct`, by each writer; by `group`, once writers are in each other's way; or by a `committer` that is there from the
+start, also for a writer that is alone. Runs of these alternate. The bucket is in an S3 server (moto) on loopback, which
+works on the same cores as the writers. Fairness is the rate of the slowest writer over that of the fastest. Prints a
+Markdown table for docs/benchmarks.md.
 """
 
 import argparse
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,10 +31,13 @@ sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / pa
 from bench_lake import BATCH, STEPS, batch
 
 import lake
+from lake.storage.objects import Objects
+from lake.write.fleet.place import Place
 from lake.write.jobs import Job
 from testkit import object_store
+from testkit.fleets import start_committer
 
-COMMIT = {"direct": "off", "group": "on"}
+COMMIT = {"direct": "off", "group": "on", "committer": "on"}
 _PRELOADED = ["lake.write.writer", "lake.write.jobs", "lake.storage.encoding", "polars", "bench_lake"]
 
 
@@ -53,9 +58,24 @@ def root(where: str) -> Iterator[tuple[str, dict[str, str] | None]]:
             server.stdin.close()
 
 
-def work(uri: str, options: dict[str, str] | None, writers: range, each: int, gate: object, out: object) -> None:
+@contextmanager
+def committer(uri: str, options: Mapping[str, str] | None) -> Iterator[None]:
+    """A committer that stays, because this process is there as a writer."""
+    objects = Objects(uri, options)
+    present = Place(objects).present()
+    start_committer(objects)
+    try:
+        yield
+    finally:
+        os.close(present)
+
+
+def work(
+    uri: str, options: dict[str, str] | None, writers: range, each: int, gate: object, out: object, turn: object
+) -> None:
     """Writers of a process, one a thread: the seconds of each batch, and those from the start to its last."""
-    with ExitStack() as stack:
+    # The ends of jobs race for `jobs`, which is not what is measured: they come one after another.
+    with ExitStack() as ended, ExitStack() as stack:
         # A lake each: none of them knows of the others.
         lakes = [lake.open(uri, storage_options=options) for _ in writers]
         numbered = zip(lakes, writers, strict=True)
@@ -75,6 +95,7 @@ def work(uri: str, options: dict[str, str] | None, writers: range, each: int, ga
             found = list(pool.map(record, writers, jobs))
         out.put(found)  # type: ignore[attr-defined]
         gate.wait()  # type: ignore[attr-defined]
+        ended.enter_context(turn)  # type: ignore[arg-type]
 
 
 def race(where: str, commit: str, writers: int, batches: int, size: int) -> list[float]:
@@ -83,12 +104,14 @@ def race(where: str, commit: str, writers: int, batches: int, size: int) -> list
     each = batches // writers
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    with root(where) as (uri, options):
+    with root(where) as (uri, options), ExitStack() as stack:
         lk = lake.open(uri, create=True, storage_options=options)
+        if commit == "committer":
+            stack.enter_context(committer(uri, options))
         before = lk.snapshot().versions["episodes"]
         parts = [range(first, min(first + size, writers)) for first in range(0, writers, size)]
-        gate, out = context.Barrier(len(parts) + 1), context.Queue()
-        processes = [context.Process(target=work, args=(uri, options, part, each, gate, out)) for part in parts]
+        gate, out, turn = context.Barrier(len(parts) + 1), context.Queue(), context.Lock()
+        processes = [context.Process(target=work, args=(uri, options, part, each, gate, out, turn)) for part in parts]
         for process in processes:
             process.start()
         gate.wait()
@@ -128,6 +151,7 @@ def main() -> None:
             for _ in range(args.repeat):
                 for commit, figures in runs.items():
                     figures.append(race(where, commit, writers, args.batches, args.threads))
+                    print(where, writers, commit, *(f"{figure:.2f}" for figure in figures[-1]), file=sys.stderr)
             for commit, figures in runs.items():
                 rate, episodes, middle, tail, fairness = map(statistics.median, zip(*figures, strict=True))
                 print(
