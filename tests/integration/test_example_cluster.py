@@ -51,10 +51,7 @@ def test_the_manifest_names_fields_of_the_operator_and_the_ray_that_is_pinned() 
 )
 def test_the_one_command_goes_from_agents_to_the_viewer(tmp_path: Path) -> None:
     example = Example("cluster", tmp_path / "example")
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    (commands / "python").symlink_to(sys.executable)
-    path = os.pathsep.join((str(commands), str(Path(sys.executable).parent), os.environ["PATH"]))
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     process = subprocess.Popen(
         ["python", "cluster.py", "sh", "run.sh"],
         cwd=example.folder,
