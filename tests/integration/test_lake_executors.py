@@ -194,6 +194,7 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
     jobs = jobs_of(given, tmp_path / "out", ["pointwise"])
     *reports, end = reports_of(driver(store, ray_cluster, "none", tmp_path / "marks", *jobs))
     assert list(map(plain, reports)) == told
+    assert not any(frame.is_empty() for frame in rows(one).values())
     assert_same_rows(lk, one)
     assert counts(lk) == counts(one)
     (said,) = reports[0]["said"]

@@ -27,6 +27,9 @@ from lake import Lake
 from lake.execution.choice import executor_named
 from lake.execution.executor import Executor
 
+ONE_COMMIT = 3600.0
+"""Seconds between commits: so that there is one, however long a cluster takes to find out that a node is lost."""
+
 
 class DoomedExecutor:
     """An executor some of whose parts are killed."""
@@ -86,7 +89,8 @@ def score(lk: Lake, executor: Executor | None, target: str, **options: Any) -> d
     from pipelines.score.job import run_score
 
     said: list[str] = []
-    report = run_score(lk, target, executor=executor, notice=said.append, config=ScoreConfig(**options))
+    config = ScoreConfig(commit_seconds=ONE_COMMIT, **options)
+    report = run_score(lk, target, executor=executor, notice=said.append, config=config)
     figures = report.model_dump(mode="json", exclude={"series_id", "job_ids", "seconds"})
     return {"jobs": len(report.job_ids), "said": said, **figures}
 
@@ -123,7 +127,7 @@ def rescore(lk: Lake, executor: Executor | None, model: str) -> dict[str, Any]:
     from trainer.evaluation.rescore import rescore as run
 
     with patch.object(scoring, "CHUNK_TOKENS", (60, 60)):
-        report = run(lk, model, executor=executor)
+        report = run(lk, model, executor=executor, commit_seconds=ONE_COMMIT)
     return {"scored": report.scored, "tokens": report.tokens, "jobs": len(report.job_ids)}
 
 
