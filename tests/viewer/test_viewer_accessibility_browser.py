@@ -19,6 +19,12 @@ pytestmark = pytest.mark.browser
 WIDTHS = (1440, 1024)
 MOST_NODES = 5_000
 SIBLINGS, STEPS = 300, 1_000
+SMALL_CHIPS = """
+    [...document.querySelectorAll("code, .mark, .chip, .trajlake-chips > *")]
+        .filter(chip => !chip.closest("pre") && parseFloat(getComputedStyle(chip).fontSize) < 12)
+        .map(chip => `is written small: ${chip.textContent}`)
+"""
+"""Names, ids and marks in less than 12 px."""
 STREAMLIT: dict[str, str] = {}
 """What Streamlit's own elements break, by `rule: selector of the element`, and why that cannot be changed here."""
 
@@ -84,6 +90,7 @@ def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: 
                 found.append("is wider than the window")
             if (nodes := page.evaluate("document.querySelectorAll('*').length")) >= MOST_NODES:
                 found.append(f"has {nodes} elements")
+            found += page.evaluate(SMALL_CHIPS)
             if found:
                 said[f"{path} at {width}"] = found
     assert said == {}

@@ -180,6 +180,17 @@ def test_terms_of_opposite_signs_are_marked(tmp_path: Path, monkeypatch: pytest.
     assert ":gray[Terms disagree] **1**" in words(at)
 
 
+def test_the_bar_says_the_outcome_that_the_run_goes_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path, [rollout("a", n, None) for n in range(2)]), monkeypatch)
+    rows = lk.sql("SELECT run_id, group_id, episode_id FROM episodes ORDER BY rollout_index LIMIT 1")
+    with lk.job(kind="score") as job:
+        names = {"scorer": pl.lit("<judge>"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
+        job.write("scores", rows.with_columns(**names, value=0.25))
+    every = lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"]
+    for episode, said in zip(every, ("0.25", "\N{EN DASH}"), strict=True):
+        assert f"<span>&lt;judge&gt; {said}</span>" in words(open_page("episode", episode=ids.to_text(episode)))
+
+
 def test_the_bar_says_where_the_episode_belongs(lk: Lake) -> None:
     at = open_page("episode", episode=episode_id(lk, "mixed", 2))
     (bar,) = [e.proto.body for e in elements(at) if e.type == "html" and "trajlake-bar" in e.proto.body[:40]]

@@ -10,6 +10,7 @@ from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
 from urllib.request import Request, urlopen
 
+import polars as pl
 import pytest
 
 from lake import Lake, ids
@@ -77,7 +78,14 @@ def walk() -> EpisodeRecord:
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    lk = build_lake(tmp_path_factory.mktemp("transcript"), [chat(), rollout("chat", 1, 0.0), walk(), short()])
+    pair = [rollout("judged", number, float(number)) for number in range(2)]
+    lk = build_lake(tmp_path_factory.mktemp("transcript"), [chat(), rollout("chat", 1, 0.0), walk(), short(), *pair])
+    judged = lk.sql("SELECT run_id, group_id, episode_id FROM episodes WHERE task_id = 'judged'")
+    with lk.job(kind="score") as job:
+        for number in range(6):
+            names = {"scorer": pl.lit(f"a_judge_of_quality_{number}"), "scorer_version": pl.lit("1")}
+            said = {"value": pl.lit(number / 6), "reason": pl.lit(f"The {number}th reason is short.")}
+            job.write("scores", judged.with_columns(**names, **said, step_index=pl.lit(None, pl.Int32)))
     add_credit(lk, episode_norm="mean_norm")
     add_credit(lk)
     return lk
@@ -135,6 +143,14 @@ def on_screen(page: Any, index: int) -> None:
         f"() => {{ const box = document.querySelector(\"[data-step='{index}'] .head\")?.getBoundingClientRect();"
         " return box && box.top > 60 && box.bottom < innerHeight; }"
     )
+
+
+def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: Lake) -> None:
+    page.set_viewport_size({"width": 1024, "height": 768})
+    go(page, lk, "judged")
+    on_screen(page, 0)
+    page.get_by_text("What 6 scorers say").click()
+    page.get_by_text("The 5th reason is short.").wait_for()
 
 
 @pytest.mark.parametrize("task", ["chat", "walk"])

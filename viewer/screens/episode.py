@@ -9,13 +9,14 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, covering
+from lake.judgements.scores import ENV_RETURN
 from viewer import annotations, choices, gone, links, plain, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given_int
 from viewer.navigation import anchor, changed, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
-from viewer.queries import PAGE_ROWS, Row, Window, episodes, search, training
+from viewer.queries import PAGE_ROWS, Row, Window, episodes, outcomes, search, training
 from viewer.queries import annotations as said
 from viewer.queries.episodes import EpisodeFilter
 from viewer.transcript import component, drawn, ledger
@@ -63,8 +64,17 @@ def _path(facts: Row) -> str:
     separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
     return (
         f'<h1 class="path">Episode {separator.join([*path, escape(rollout)])}</h1>'
-        f"<span>{escape(one_line(facts['status']))}</span><span>return {escape(number(facts['env_return']))}</span>"
+        f"<span>{escape(one_line(facts['status']))}</span><span>{escape(_outcome(facts))}</span>"
     )
+
+
+def _outcome(facts: Row) -> str:
+    """The outcome by which its run goes, under its name."""
+    scorer = read(outcomes.of_run, facts["run_id"], None)
+    if scorer == ENV_RETURN:
+        return f"return {number(facts['env_return'])}"
+    said = read(episodes.scores, facts["episode_id"]).filter(pl.col("step_index").is_null(), scorer=scorer)
+    return f"{one_line(scorer, 40)} {number(said['value'][0] if said.height else None)}"
 
 
 def _place(episode_id: int) -> str:
@@ -196,19 +206,26 @@ def _scores(episode_id: int) -> None:
     with st.container(horizontal=True, gap="medium"):
         for row in whole.iter_rows(named=True):
             ui.fact(chip(row["scorer"]), f"**{number(row['value'])}**")
-    for row in whole.iter_rows(named=True):
-        for kind in ("reason", "error"):
-            if row[kind]:
-                _why(f"{kind} of {chip(row['scorer'])}", row[kind])
+    texts = [
+        (f"{kind} of {chip(row['scorer'])}", row[kind])
+        for row in whole.iter_rows(named=True)
+        for kind in ("reason", "error")
+        if row[kind]
+    ]
+    if len(texts) == 1 and len(texts[0][1]) <= LONG_REASON:
+        ui.fact(texts[0][0], chip(texts[0][1], LONG_REASON))
+    elif texts:
+        # One fold for all: the transcript begins on the first screen, however many scorers say why.
+        with st.expander(_folded(texts), type="compact"):
+            for label, text in texts:
+                st.markdown(label)
+                st.code(visible(text), language=None, wrap_lines=True)
 
 
-def _why(label: str, text: str) -> None:
-    """The text of a scorer, folded if it is long."""
-    if len(text) <= LONG_REASON:
-        ui.fact(label, chip(text, LONG_REASON))
-    else:
-        with st.expander(f"{label} ({len(text):,} characters)", type="compact"):
-            st.code(visible(text), language=None, wrap_lines=True)
+def _folded(texts: list[tuple[str, str]]) -> str:
+    """What a fold of texts of scorers is called."""
+    size = sum(len(text) for _, text in texts)
+    return f"{texts[0][0] if len(texts) == 1 else f'What {len(texts)} scorers say'} ({size:,} characters)"
 
 
 def _ground_truth(episode_id: int) -> None:
