@@ -1,7 +1,8 @@
 """Downloads: a whole filtered list as a file, written as it is sent, so that its size costs no memory; and transcripts.
 
-The address holds the format, which versions of the lake the page showed (`of`), and the list's filter (`list`, as the
-episode page has it), or of transcripts the episode or group, and the credit. Nothing is made before it is asked for.
+The address holds the format, which versions of the lake the page showed (`of`), and the list's filter: of episodes
+`list`, as the episode page has it, of any other list its name (`rows`) and what its page's address has
+(`viewer.lists`). Of transcripts it holds the episode or group, and the credit. Nothing is made before it is asked for.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lake.cli.options import flat
 from lake.errors import TrajlakeError
 from viewer.queries import whole
 from viewer.same_origin import NO_OTHER_PAGE
@@ -23,10 +25,17 @@ HTML = "html"
 """Format of transcripts."""
 
 
+_RUN_BY_SPREADSHEETS = r"^([=+\-@\t\r])"
+
+
 def csv(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
-    """Rows as CSV with one line of names."""
+    """Rows as CSV with one line of names.
+
+    Texts are foreign: one that begins as a formula does in a spreadsheet has an apostrophe before it.
+    """
+    harmless = pl.col(pl.String).str.replace(_RUN_BY_SPREADSHEETS, "'$1")
     for number, part in enumerate(parts):
-        yield part.write_csv(include_header=number == 0).encode()
+        yield flat(part).with_columns(harmless).write_csv(include_header=number == 0).encode()
 
 
 def jsonl(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
@@ -68,29 +77,32 @@ FORMATS: dict[str, tuple[str, Callable[[Iterable[pl.DataFrame]], Iterator[bytes]
 """Media type and writer, by what a file's name ends in."""
 
 
-def episodes(request: Request) -> Response:
-    """A filtered list of episodes as a file."""
+def rows(request: Request) -> Response:
+    """A list as a file: of episodes, or another one."""
     # Streamlit's caches, which these declare, need the server that this is a route of.
-    from viewer import choices, pinned
+    from viewer import choices, lists, pinned
 
-    ending = request.query_params.get("format", "")
+    given = request.query_params
+    ending, name = given.get("format", ""), given.get("rows", "episodes")
     if ending not in FORMATS:
         return PlainTextResponse(f"There is no format {ending!r}; valid: {', '.join(FORMATS)}\n", 400, NO_OTHER_PAGE)
     media_type, write = FORMATS[ending]
-    wanted, order = choices.unpacked(request.query_params.get(choices.LIST))
     try:
-        lake = pinned.named(request.query_params.get("of", ""))
-        rows = whole.parts(lake, wanted, order)
+        lake = pinned.named(given.get("of", ""))
+        if name == "episodes":
+            parts = whole.parts(lake, *choices.unpacked(given.get(choices.LIST)))
+        else:
+            parts = lists.parts(lake, name, given)
         # What can go wrong goes wrong with the first rows, before anything is sent.
-        first = next(rows)
-    except TrajlakeError as error:
+        first = next(parts)
+    except (TrajlakeError, ValueError) as error:
         return PlainTextResponse(f"{error}\n", 400, NO_OTHER_PAGE)
 
     def chained() -> Iterator[pl.DataFrame]:
         yield first
-        yield from rows
+        yield from parts
 
-    disposition = {"Content-Disposition": f'attachment; filename="episodes.{ending}"'}
+    disposition = {"Content-Disposition": f'attachment; filename="{name}.{ending}"'}
     return StreamingResponse(write(chained()), media_type=media_type, headers=NO_OTHER_PAGE | disposition)
 
 
@@ -122,7 +134,7 @@ def transcripts(request: Request) -> Response:
 
 def answered(request: Request) -> Response:
     """The file that an address asks for."""
-    return transcripts(request) if request.query_params.get("format") == HTML else episodes(request)
+    return transcripts(request) if request.query_params.get("format") == HTML else rows(request)
 
 
 ROUTES = [Route(PATH, answered, methods=["GET"])]

@@ -13,7 +13,7 @@ from lake.export import TARGETS
 from lake.export.job import NO_CREDIT
 from lake.judgements.credit import Credit
 from viewer import choices, download, pinned
-from viewer.navigation import anchor, query
+from viewer.navigation import Value, anchor, query
 from viewer.pinned import read
 from viewer.plain import number
 from viewer.queries import Sort, whole
@@ -33,6 +33,13 @@ def offered(wanted: EpisodeFilter, order: Sort | None, total: int) -> None:
         name = st.selectbox("Or the episodes themselves, as", list(TARGETS), key="export")
         st.caption(TARGETS[name].description)
         _commands(wanted, name)
+
+
+def rows(name: str, order: Sort | None, **what: Value) -> None:
+    """The link to a whole list of `viewer.lists` as CSV: what its page shows, in that order."""
+    sort = None if order is None else str(order)
+    target = download.PATH + query(format="csv", rows=name, of=pinned.name(), sort=sort, **what)
+    st.html(f'<span class="trajlake-turn">{anchor("The whole list as CSV", target)}</span>', width="content")
 
 
 def one_file(credit: Credit | None, **what: str) -> None:

@@ -284,7 +284,7 @@ def as_json(value: Any) -> bytes:
 
 def _csv(frame: pl.DataFrame, *, header: bool = True) -> bytes:
     """As bytes: click takes escape sequences out of text, and these are data."""
-    return _flat(readable(frame)).write_csv(include_header=header).encode()
+    return flat(readable(frame)).write_csv(include_header=header).encode()
 
 
 def _json(frame: pl.DataFrame) -> bytes:
@@ -318,7 +318,7 @@ def _is_id(name: str) -> bool:
     return name in ID_COLUMNS or name.endswith(("_group_id", "_episode_id"))
 
 
-def _flat(frame: pl.DataFrame) -> pl.DataFrame:
+def flat(frame: pl.DataFrame) -> pl.DataFrame:
     """Lists and structs as JSON text, bytes as base64, durations as ISO 8601: CSV has none of them."""
     import msgspec
     import polars as pl

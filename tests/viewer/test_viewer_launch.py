@@ -61,8 +61,15 @@ def test_a_list_is_downloaded_by_its_address_and_by_own_pages_alone(running: Vie
         assert answer.headers["content-disposition"] == 'attachment; filename="episodes.csv"'
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert len(answer.read().splitlines()) == 2
+    with urlopen(f"{running.address}/download?format=csv&rows=groups&task=t") as answer:
+        assert answer.headers["content-disposition"] == 'attachment; filename="groups.csv"'
+        assert len(answer.read().splitlines()) == 2
     for address, headers, status in [
         ("/download?format=exe", {}, 400),
+        ("/download?format=csv&rows=nothing", {}, 400),
+        ("/download?format=csv&rows=groups&signal=odd", {}, 400),
+        ("/download?format=csv&rows=siblings&group=odd", {}, 400),
+        ("/download?format=csv&rows=anchors", {}, 400),
         ("/download?format=csv&list=text%3D...", {}, 400),
         ("/download?format=csv", {"Host": "rebound.example"}, 403),
         ("/download?format=csv", {"Origin": "http://127.0.0.1:1"}, 403),

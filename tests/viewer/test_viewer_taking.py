@@ -1,15 +1,20 @@
 """The commands that a list offers: what is printed, run as it stands, acts on the episodes of the list."""
 
+import re
 import shlex
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 
-from lake import Lake
+from lake import Lake, ids
 from lake.write.annotations import Annotation, annotate
 from testkit.command_line import runner
-from testkit.lakes import build_lake
-from testkit.streamlit_pages import open_page, show
+from testkit.lakes import RUN, add_credit, build_lake, rollout
+from testkit.streamlit_pages import column, open_page, show, words
+from viewer import download, lists
 from viewer.pinned import Reader
 from viewer.queries import episodes
 from viewer.queries.episodes import EpisodeFilter
@@ -44,6 +49,44 @@ def test_the_printed_commands_select_and_retract_the_list(
     assert run(*printed["retract"]).code == 0
     gone = before.join(lk.sql("SELECT episode_id FROM episodes"), on="episode_id", how="anti")["episode_id"]
     assert gone.sort().to_list() == listed.sort().to_list()
+
+
+@pytest.mark.parametrize(
+    ("page", "address", "of"),
+    [
+        ("groups", {"task": "*e*", "sort": "-mean_steps"}, {"groups": "group_id"}),
+        ("group", {}, {"siblings": "episode_id", "anchors": "anchor_key"}),
+        ("anchors", {"sort": "size"}, {"states": "anchor_key"}),
+        ("jobs", {"kind": "collect"}, {"jobs": "job_id"}),
+        ("annotations", {"sort": "text"}, {"annotations": "text"}),
+        ("rejects", {}, {"rejects": "reject_id"}),
+        ("sql", {"q": "SELECT 1 AS things, ['=1'] AS list"}, {"answer": "things"}),
+    ],
+)
+def test_a_list_is_taken_as_its_page_shows_it(
+    lk: Lake, page: str, address: dict[str, str], of: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link below a table leads to its rows, read part by part."""
+    add_credit(lk)
+    episode, group = lk.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").row(0)
+    annotate(lk, [Annotation(episode_id=episode, label=label, text=f"={label}") for label in "abc"], "ann")
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([rollout("b", number, float("nan")) for number in range(3)])
+    if page == "group":
+        address = {"group": ids.to_text(group)}
+    at = open_page(page, **address)
+    links = list(dict.fromkeys(re.findall(r'href="/download\?([^"]*)"[^>]*>The whole list', words(at))))
+    assert len(links) == len(of)
+    monkeypatch.setattr(lists, "LISTS", {name: replace(one, part=2) for name, one in lists.LISTS.items()})
+    for link, (table, name) in zip(links, of.items(), strict=True):
+        given = {key: values[0] for key, values in parse_qs(unescape(link)).items()}
+        found = list(lists.parts(Reader(lk.snapshot()), given["rows"], given))
+        assert max(part.height for part in found) <= 2
+        listed = [str(value) for part in found for value in part[name]]
+        assert listed == column(at, table, name) != []
+        sent = b"".join(download.csv(found))
+        assert len(sent.splitlines()) == len(listed) + 1
+        assert b",=" not in sent
 
 
 def test_nothing_offers_to_hide_a_whole_lake(lk: Lake) -> None:

@@ -7,7 +7,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.cli.options import lake_flags
 from lake.judgements.credit import Credit
-from viewer import choices, tables
+from viewer import choices, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, href
@@ -59,8 +59,9 @@ def _states(chosen: Credit, found: int, shared: int, steps: int) -> None:
         "doubt": tables.text("Doubt", "Error texts and empty states make false anchors: anything may lead to them."),
         "anchor_key": tables.ident("Anchor"),
     }
+    order = tables.ordered_by()
     tables.table(
-        read(anchors.explored, chosen, ui.pager(found, "states"), tables.ordered_by()),
+        read(anchors.explored, chosen, ui.pager(found, "states"), order),
         columns,
         label="States",
         href=lambda row: changed(anchor=row["anchor_key"], groups=None),
@@ -68,6 +69,7 @@ def _states(chosen: Credit, found: int, shared: int, steps: int) -> None:
         chosen=given("anchor"),
         sortable=(*anchors.EXPLORED_ORDERS, *(anchors.SEEN_ORDERS if found <= anchors.MOST_SEEN else ())),
     )
+    taking.rows("anchors", order, credit=chosen.text)
 
 
 def _groups(chosen: Credit) -> None:

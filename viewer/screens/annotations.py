@@ -4,7 +4,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from viewer import components as ui
-from viewer import tables
+from viewer import tables, taking
 from viewer.links import Page
 from viewer.navigation import href
 from viewer.pinned import read
@@ -66,6 +66,7 @@ def show() -> None:
     frame = read(annotations.page, ui.pager(total, "annotations"), order)
     columns = tables.known(frame, _COLUMNS, order)
     tables.table(frame, columns, label="Annotations", href=_episode, key="episode_id", sortable=annotations.ORDERS)
+    taking.rows("annotations", order)
 
 
 def _scorers() -> None:

@@ -105,6 +105,8 @@ def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
         sortable=groups.SIBLING_ORDERS,
         page="siblings",
     )
+    credit = None if chosen is None else chosen.text
+    taking.rows("siblings", order, group=ids.to_text(facts["group_id"]), credit=credit, score=score)
 
 
 def _beside(group_id: int, chosen: Credit | None, score: str) -> None:
@@ -168,6 +170,7 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
         sortable=anchors.ORDERS,
         parameter="anchors",
     )
+    taking.rows("shared-states", order, group=ids.to_text(group_id), credit=chosen.text)
     _visits(group_id, chosen, score)
 
 

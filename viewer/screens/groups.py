@@ -3,7 +3,7 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
-from viewer import choices, tables
+from viewer import choices, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import href
@@ -51,6 +51,16 @@ def show() -> None:
         href=lambda row: href(Page.GROUP, group=row["group_id"], score=wanted.score),
         key="group_id",
         sortable=groups.ORDERS,
+    )
+    taking.rows(
+        "groups",
+        order,
+        run=wanted.run,
+        task=wanted.task,
+        signal=wanted.signal,
+        round=wanted.collection_round,
+        score=wanted.score,
+        grouping=wanted.grouping,
     )
 
 

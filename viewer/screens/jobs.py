@@ -3,7 +3,7 @@
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from viewer import components as ui
-from viewer import links, tables
+from viewer import links, tables, taking
 from viewer.links import JOB_STATES, Page
 from viewer.navigation import href
 from viewer.pinned import read
@@ -49,6 +49,7 @@ def show() -> None:
         key="job_id",
         sortable=lineage.JOB_ORDERS,
     )
+    taking.rows("jobs", order, kind=kind, state=status)
 
 
 show()

@@ -4,7 +4,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 
 from lake import ids
 from viewer import components as ui
-from viewer import tables
+from viewer import tables, taking
 from viewer.links import Page, given
 from viewer.navigation import changed
 from viewer.pinned import read
@@ -48,6 +48,7 @@ def show() -> None:
         chosen=given("reject"),
         sortable=lineage.REJECT_ORDERS,
     )
+    taking.rows("rejects", order, reason=reason, run=run)
     _raw()
 
 

@@ -14,7 +14,7 @@ from lake.locked.query import SECONDS
 from lake.read.text_table import counted
 from lake.tables import ID_COLUMNS
 from viewer import components as ui
-from viewer import pinned, tables
+from viewer import pinned, tables, taking
 from viewer.links import Page, given
 from viewer.locked_sql import MOST_ROWS
 from viewer.navigation import changed, chip_link, href
@@ -120,6 +120,7 @@ def _draw(frame: pl.DataFrame, query: str) -> None:
     columns = {name: _column(name, shown[name]) for name in shown.columns}
     rows = shown.slice(window.offset, window.limit)
     tables.table(rows, columns, label="Rows", href=_episode if "episode_id" in columns else None)
+    taking.rows("sql", None, q=query)
 
 
 def _column(name: str, values: pl.Series) -> tables.Column:
