@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from lake import Lake, ids
-from testkit.browser_pages import fresh_page, go
+from testkit.browser_pages import fresh_page, go, settled
 from testkit.lakes import RUN, add_credit, full_lake, rollout
 from testkit.viewer_process import Viewer
 
@@ -25,6 +25,7 @@ SMALL_CHIPS = """
         .map(chip => `is written small: ${chip.textContent}`)
 """
 """Names, ids and marks in less than 12 px."""
+CUT = "[...document.querySelectorAll('.trajlake-table')].some(table => table.scrollWidth > table.clientWidth)"
 STREAMLIT: dict[str, str] = {}
 """What Streamlit's own elements break, by `rule: selector of the element`, and why that cannot be changed here."""
 
@@ -90,7 +91,10 @@ def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: 
                 found.append("is wider than the window")
             if (nodes := page.evaluate("document.querySelectorAll('*').length")) >= MOST_NODES:
                 found.append(f"has {nodes} elements")
+            settled(page, heading)  # a theme that was just taken up runs the page again
             found += page.evaluate(SMALL_CHIPS)
+            if page.evaluate(CUT):
+                found.append("has a table that is wider than its frame")
             if found:
                 said[f"{path} at {width}"] = found
     assert said == {}

@@ -121,11 +121,13 @@ def _side(name: str) -> Side:
     """The choice of a side, which stands in the address as `a_run`, `a_rounds`, ..."""
     names = read(runs.names, choices.MOST_RUNS)
     label = name.upper()
-    with st.container(border=True, horizontal=True):
+    with st.container(border=True):
         run = st.selectbox(f"{label}: run", names, index=None, key=f"{name}_run", placeholder="all runs", **ui.FILTER)
-        rounds = st.text_input("Rounds", key=f"{name}_rounds", placeholder="all, 3 or 2-5", width=110, **ui.FILTER)
-        version = st.text_input("Policy version", key=f"{name}_version", placeholder="all", width=110, **ui.FILTER)
-        credit = choices.named_credit(f"{name}_credit")
+        of_rounds, of_version, of_credit = st.columns(3)
+        rounds = of_rounds.text_input("Rounds", key=f"{name}_rounds", placeholder="all, 3 or 2-5", **ui.FILTER)
+        version = of_version.text_input("Policy version", key=f"{name}_version", placeholder="all", **ui.FILTER)
+        with of_credit:
+            credit = choices.named_credit(f"{name}_credit")
     span = _span(rounds)
     if rounds and span is None:
         ui.missing(f"{chip(rounds)} are no rounds: write 3, or 2-5.")

@@ -217,11 +217,11 @@ _CALLED = {end: end.replace("_", " ") for end in choices.ENDS} | {
     "by": "label by",
     "about": "query",
 }
+# What values of a filter are called. (A string here would be printed, as a stray expression.)
 _WORDS = {
     "error": {"rollout": "failed rollout", "state": "error text as state", "action": "malformed action"},
     "flag": {flag: words for flag, (words, _, _) in FLAGS.items()},
 }
-"""What values of a filter are called."""
 
 
 def _chips(wanted: EpisodeFilter) -> None:
