@@ -1,7 +1,7 @@
 """Parquet files of a lake as lazy frames with a table's columns and types, and which file a failed read is about."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,6 @@ def collected(frame: pl.LazyFrame) -> pl.DataFrame:
     """The rows of a lazy frame over a lake's files. Raises LakeAccessError: names a damaged file and its table."""
     try:
         return frame.collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise blamed(frame, error) from error
-
-
-def batches(frame: pl.LazyFrame, rows: int) -> Iterator[pl.DataFrame]:
-    """As `collected`, in order, in batches of about so many rows, of which few are held at a time."""
-    try:
-        yield from frame.collect_batches(chunk_size=rows)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise blamed(frame, error) from error
 

@@ -8,10 +8,12 @@ What a watch leaves in the lake is compared with what one plain ingest of the sa
 """
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -375,9 +377,15 @@ class Watcher:
 
     def __init__(self, uri: Path, *names: Path | str) -> None:
         self.uri = uri
+        self.out = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the watcher
         self._process = Command(
-            ["ingest", "--watch", *names, "--lake", uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ["ingest", "--watch", *names, "--lake", uri], stdout=self.out, stderr=subprocess.PIPE, text=True
         )
+
+    @property
+    def said(self) -> str:
+        """Its output so far."""
+        return os.pread(self.out.fileno(), 1 << 20, 0).decode()
 
     def until(self, *, episodes: int = 0, condition: Callable[[], bool] = lambda: True) -> None:
         """Return when the lake shows so many episodes, and whatever else is waited for."""
@@ -389,8 +397,8 @@ class Watcher:
 
     def end(self, how: signal.Signals = signal.SIGINT) -> tuple[int, str, str]:
         self._process.send_signal(how)
-        out, err = self._process.communicate(timeout=PATIENCE)
-        return self._process.returncode, out, err
+        _, err = self._process.communicate(timeout=PATIENCE)
+        return self._process.returncode, self.said, err
 
 
 def _count(uri: Path) -> int:
@@ -408,6 +416,7 @@ def watching(uri: Path, *names: Path | str) -> Iterator[Watcher]:
     finally:
         if watcher._process.poll() is None:
             watcher.end(signal.SIGKILL)
+        watcher.out.close()
 
 
 _WRITER = """
@@ -427,6 +436,12 @@ def writing(source: Path, target: Path, pieces: int, pause: float) -> subprocess
     return subprocess.Popen([sys.executable, "-c", _WRITER, str(source), str(target), str(pieces), str(pause)])
 
 
+def told(said: str) -> int:
+    """Episodes by what a watcher says of each batch; of several files, each has a line of its own, too."""
+    of_batches = [text for text in said.splitlines(keepends=True) if not text.startswith(" ") and text.endswith("\n")]
+    return sum(int(text.split(": ")[1].split()[0]) for text in of_batches)
+
+
 def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "source", [*numbered(*range(40)), b"nonsense\n", *numbered(*range(40, 60))])
     uri = tmp_path / "lake"
@@ -435,17 +450,14 @@ def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tm
         (folder / "new" / "deeper").mkdir(parents=True)
         write_lines(folder / "new" / "deeper" / "g.jsonl", numbered(100, 101))
         (folder / "runs.json").write_text(json.dumps(tau(3)))
-        watcher.until(episodes=65)
+        # Each batch is told after it is in the lake.
+        watcher.until(episodes=65, condition=lambda: told(watcher.said) == 65)
         assert writer.wait() == 0
-        code, out, err = watcher.end()
+        code, _, err = watcher.end()
     assert code == 0, err
     assert err.splitlines()[0] == f"watching {folder}; Ctrl-C ends it"
     assert err.splitlines()[-1] == "ended; what was taken is in the lake, and is not taken again"
     assert "Traceback" not in err
-    of_batches = [
-        text for text in out.splitlines() if not text.startswith(" ")
-    ]  # of several files, each has a line too
-    assert sum(int(text.split(": ")[1].split()[0]) for text in of_batches) == 65
     same_as_one_ingest(lake.open(uri), folder)
 
 

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 PATIENCE = 120_000
 """Milliseconds a page may take on a busy machine."""
+_FOLLOWS = "() => Object.getOwnPropertySymbols(window).some(one => one.description === 'trajlake.navigation')"
 
 
 @contextmanager
@@ -40,9 +41,10 @@ def go(page: Any, path: str, heading: str) -> None:
 
 
 def settled(page: Any, heading: str) -> None:
-    """Wait for a heading and for the script to have ended."""
+    """Wait for a heading, for the script to have ended, and for the page to follow links and keys (navigation.js)."""
     page.get_by_role("heading", name=re.compile(rf"^{heading}( |$)")).first.wait_for()
     page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
+    page.wait_for_function(_FOLLOWS)
 
 
 def open_row(page: Any, table: str, row: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from lake.read.parquet import batches, collected
+from lake.read.parquet import blamed, collected
 from lake.read.visibility import DataFile
 
 PORTION = 1 << 18
@@ -67,7 +67,7 @@ class Portions:
             return
         pieces: list[list[pl.DataFrame]] = [[] for _ in self.episodes]
         for frame in frames:
-            for batch in batches(frame, PORTION):
+            for batch in _batches(frame):
                 for number, piece in enumerate(self.deal(batch)):
                     if piece.height:
                         pieces[number].append(compact(piece))
@@ -87,6 +87,14 @@ class Portions:
         mine = order_N[is_mine_N]
         edges = np.searchsorted(sorted_N[is_mine_N], self._later_ids).tolist()
         return [rows[mine[low:high]] for low, high in pairwise([0, *edges, len(mine)])]
+
+
+def _batches(frame: pl.LazyFrame) -> Iterator[pl.DataFrame]:
+    """As `collected`, in order, in batches of about `PORTION` rows, of which few are held at a time."""
+    try:
+        yield from frame.collect_batches(chunk_size=PORTION)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise blamed(frame, error) from error
 
 
 def compact(frame: pl.DataFrame) -> pl.DataFrame:
