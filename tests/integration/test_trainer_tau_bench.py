@@ -10,6 +10,8 @@ import lake
 from lake.write.ingest import ingest
 from testkit.shared import shared_data
 from trainer.config import TrainConfig
+from trainer.data.render.render import Renderer, render_missing
+from trainer.policy.model_files import load_tokenizer
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.offline import train
 
@@ -69,6 +71,8 @@ def test_awr_takes_the_live_groups_and_leaves_their_steps_in_batches(folder: Pat
 def test_rendering_is_append_only(folder: Path) -> None:
     """One sequence per episode: the template keeps what it rendered, tool calls included."""
     lk = lake.open(folder / "lake")
+    some = lk.sql("SELECT episode_id FROM episodes WHERE rollout_index = 0")["episode_id"]
+    render_missing(lk, lk.snapshot(), Renderer(load_tokenizer(folder / "model")), some, {"model": "tiny"})
     found = lk.sql("SELECT episode_id, count(*) FILTER (prefix_step_index IS NULL) AS opened FROM tokens GROUP BY 1")
     assert set(found["opened"]) == {1}
     actions = lk.sql("SELECT count(*) AS n FROM tokens WHERE n_action < 2")["n"][0]
