@@ -71,4 +71,13 @@ class RayExecutor:
             name = host if hosts[host] == 1 else f"{host} ({node_id[:8]})"
             there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
             asked.append((node_id, name, remote.options(scheduling_strategy=there).remote(item)))
-        return [OfNode(node_id, name, self._ray.get(answer)) for node_id, name, answer in asked]
+        errors = self._ray.exceptions
+        found = []
+        for node_id, name, answer in asked:
+            try:
+                found.append(OfNode(node_id, name, self._ray.get(answer)))
+            except (errors.TaskUnschedulableError, errors.NodeDiedError) as error:
+                # A node that died meanwhile gets no part. One that is there and does not answer might get some.
+                if any(node["Alive"] and node["NodeID"] == node_id for node in self._ray.nodes()):
+                    raise WorkerLostError(lost(0)) from error
+        return found

@@ -1,0 +1,64 @@
+"""Nodes of a Ray cluster that die while they are asked; real clusters are in test_lake_executors."""
+
+from typing import Any
+
+import pytest
+
+from lake.errors import WorkerLostError
+from lake.execution.on_ray import RayExecutor
+
+ONE, TWO = "1" * 56, "2" * 56
+"""Ids of nodes."""
+ray_exceptions = pytest.importorskip("ray.exceptions", reason="needs Ray")
+
+
+class Cluster:
+    """Two nodes, as Ray tells of them; a task on the second finds that it is gone."""
+
+    exceptions = ray_exceptions
+
+    def __init__(self, *, dies: bool) -> None:
+        self._dies = dies
+        self._listed = 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The second dies after it was listed for the first time, or never does."""
+        self._listed += 1
+        alive = (True, self._listed == 1 or not self._dies)
+        names = zip((ONE, TWO), alive, strict=True)
+        return [{"NodeID": n, "NodeManagerHostname": n, "Alive": a, "Resources": {"CPU": 1}} for n, a in names]
+
+    def remote(self, **_: Any) -> Any:
+        """Something whose call names the node that it is for."""
+
+        class Remote:
+            def options(self, scheduling_strategy: Any) -> "Remote":
+                self.node = scheduling_strategy.node_id
+                return self
+
+            def remote(self, _: Any) -> str:
+                return str(self.node)
+
+        return lambda _: Remote()
+
+    def get(self, node: str) -> str:
+        """The answer of a node."""
+        if node == TWO:
+            raise ray_exceptions.TaskUnschedulableError("it doesn't exist any more")
+        return f"answer of {node[0]}"
+
+
+def asked(cluster: Cluster) -> list[str]:
+    executor = RayExecutor.__new__(RayExecutor)
+    executor._ray = cluster
+    return [found.result for found in executor.on_nodes(str, "item")]
+
+
+def test_a_node_that_dies_while_it_is_asked_is_left_out() -> None:
+    assert asked(Cluster(dies=True)) == ["answer of 1"]
+
+
+def test_a_node_that_is_there_and_does_not_answer_is_not_passed_over() -> None:
+    """It could get parts without having been looked at."""
+    with pytest.raises(WorkerLostError):
+        asked(Cluster(dies=False))
