@@ -323,6 +323,12 @@ def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
     assert page.select("episode_id", "found_step", "found_steps").rows() == [(rows["episode_id"][0], None, 1)]
     (found,) = search.excerpts(reader, "guessed code", page).rows()
     assert found[1:] == ("said by judge", "It guessed the code.")
+    with lk.job(kind="score") as job:  # of a step that no episode has: what was imported may be wrong
+        named["reason"] = pl.lit("It never was here.")
+        job.write("scores", rows.with_columns(value=pl.lit(0.0), step_index=pl.lit(99, pl.Int32), **named))
+    reader = Reader(lk.snapshot())
+    page = episodes.page(reader, EpisodeFilter(text="never was"), None, ALL)
+    assert search.excerpts(reader, "never was", page)["excerpt"].to_list() == ["It never was here."]
 
 
 def test_a_search_for_nothing_is_told(snap: Reader) -> None:

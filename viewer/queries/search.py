@@ -50,7 +50,7 @@ def excerpts(lake: Reads, text: str, page: pl.DataFrame) -> pl.DataFrame:
     without_step = set(page.filter(pl.col("found_step").is_null())["episode_id"])
     for row in beside.iter_rows(named=True):
         episode = row["episode_id"]
-        if episode in without_step or found[episode] is None:
+        if episode in without_step or found.get(episode) is None:
             found[episode] = f"said by {row['by']}", _around(row["text"], pattern)
     shown = [(episode, *(told or (None, None))) for episode, told in found.items()]
     return pl.DataFrame(shown, schema=_SCHEMA, orient="row")
