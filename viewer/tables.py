@@ -19,6 +19,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake.cli.options import readable
+from viewer.components import missing
 from viewer.links import given
 from viewer.navigation import changed
 from viewer.plain import aligned, chip, one_line, signed
@@ -147,9 +148,8 @@ def table(
         page: of the address, which holds the page; another order begins at the first.
     """
     if sortable and (asked := ordered_by(parameter)) is not None and asked.column not in sortable:
-        st.warning(
-            f"{chip(f'{parameter}={asked}')} of the address was left out: nothing is ordered by {chip(asked.column)}.",
-            icon=":material/search_off:",
+        missing(
+            f"{chip(f'{parameter}={asked}')} of the address was left out: nothing is ordered by {chip(asked.column)}."
         )
     shown = readable(frame)
     columns = {name: _as_wide_as_needed(column, frame[name]) for name, column in columns.items()}
