@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
@@ -11,7 +11,7 @@ from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
 from lake.errors import TrajlakeError
 from viewer import pinned, views
-from viewer.figures import PICK, Chart, Drawn
+from viewer.figures import PICK, Chart
 from viewer.links import Page, given, given_id, given_int, nonsense
 from viewer.navigation import Value, anchor, href, to_newest, visit
 from viewer.plain import chip, slug, visible
@@ -146,8 +146,8 @@ def fact(label: str, value: Any) -> None:
 
 
 def chart(place: DeltaGenerator, drawn: Chart, key: str, **options: Any) -> Any:
-    """A chart of `viewer.figures`; what `altair_chart` of Streamlit takes and gives."""
-    return place.altair_chart(cast("Any", Drawn(drawn)), key=key, **options)
+    """A chart of `viewer.figures`; what `vega_lite_chart` of Streamlit takes and gives."""
+    return place.vega_lite_chart(spec=drawn, key=key, **options)
 
 
 def chart_of_episodes(place: DeltaGenerator, drawn: Chart, key: str, address: Callable[[Row], str]) -> None:

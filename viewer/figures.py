@@ -1,43 +1,35 @@
-"""Charts: a small frame in, an Altair chart out. Colours are the theme's; NULL is drawn as a gap or a grey mark."""
+"""Charts: a small frame in, Vega-Lite out. Colours are the theme's; NULL is drawn as a gap or a grey mark.
 
+Written as Vega-Lite, not through Altair, which copies every mark and channel at each step of a chain: ten charts took
+as long as all queries of their page. Tests check whole charts against the schema.
+"""
+
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import altair as alt
 import polars as pl
-from altair.utils import schemapi
 
 from viewer.theme import ACCENT, NEGATIVE, POSITIVE, UNKNOWN
 
 PICK = "pick"
 """Name of the selection that a click on a chart makes."""
 MOST_ROWS = 4000
-"""Rows that a chart draws at most (Altair refuses more than 5,000)."""
+"""Rows that a chart draws at most."""
 
 OTHERS = ("#c2410c", "#7c3aed", "#0f766e", "#a16207")
 """Colours of the jobs beside the one shown."""
-_CLOSE: dict[str, Any] = {"labelPadding": 4, "titlePadding": 4}
+Spec = dict[str, Any]
+"""A part of a chart."""
+Chart = dict[str, Any]
+"""A chart in Vega-Lite, whose `datasets` are frames, as `vega_lite_chart` of Streamlit takes it."""
+_CLOSE: Spec = {"labelPadding": 4, "titlePadding": 4}
 """Of axes: Streamlit's own paddings would take half of a small chart."""
 _ROOM = {"left": 0, "top": 0, "right": 10, "bottom": 12}
 """Around a chart: half of the last label of an axis lies beyond its end, and would be cut off."""
-_STEPS = alt.Axis(format="d", tickMinStep=1, grid=False, **_CLOSE)
-
-# Each part of a chart would be checked as it is made, which takes longer than many a query. Tests check whole ones.
-# For the same reason encodings below are channels (`alt.X("step:Q")`) everywhere: of a text Altair makes one slowly.
-schemapi.disable_debug_mode()
-Chart = alt.LayerChart | alt.FacetChart
-
-
-class Drawn:
-    """A chart as Streamlit takes it, and not checked once more."""
-
-    def __init__(self, chart: Chart) -> None:
-        self._chart = chart
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its Vega-Lite."""
-        return self._chart.to_dict(validate=False)
+_STEPS: Spec = {"format": "d", "tickMinStep": 1, "grid": False, **_CLOSE}
+_ON_TOP: Spec = {"orient": "top", "padding": 0}
 
 
 def curve(
@@ -47,26 +39,24 @@ def curve(
 
     A click picks the nearest point, by its `x`.
     """
-    scale = _of_shares(frame["high" if band else value].max()) if share else alt.Scale(zero=False)
-    label = "%" if share else _labels(frame[value])
-    axis = alt.Axis(format=label, tickCount=4, **_CLOSE)
+    scale = _of_shares(frame["high" if band else value].max()) if share else {"zero": False}
+    axis = {"format": "%" if share else _labels(frame[value]), "tickCount": 4, **_CLOSE}
     furthest = frame["x"].max()
     is_long = isinstance(furthest, int | float) and furthest >= 10_000
-    across = alt.Axis(format="~s", tickCount=5, grid=False, **_CLOSE) if is_long else _STEPS
-    base = alt.Chart(frame).encode(x=alt.X("x:Q", title=x_title, axis=across))
-    y = alt.Y(f"{value}:Q", title=None, scale=scale, axis=axis)
+    across = {"format": "~s", "tickCount": 5, "grid": False, **_CLOSE} if is_long else _STEPS
+    x, y = _number("x", x_title, axis=across), _number(value, scale=scale, axis=axis)
     tips = [
-        alt.Tooltip("x:Q", title=x_title, format=",d"),
-        alt.Tooltip(f"{value}:Q", title=title, format=".1%" if share else ".4~g"),
-        alt.Tooltip("episodes:Q", title="Episodes", format=","),
+        _number("x", x_title, format=",d"),
+        _number(value, title, format=".1%" if share else ".4~g"),
+        _number("episodes", "Episodes", format=","),
     ]
-    line = base.mark_line(color=POSITIVE, strokeWidth=2).encode(y=y)
-    points = base.mark_point(color=POSITIVE, filled=True, size=36, opacity=1).encode(y=y, tooltip=tips)
-    layers = [line, points.add_params(_pick("x"))]
+    line = _layer(frame, "line", {"color": POSITIVE, "strokeWidth": 2}, x=x, y=y)
+    dots = {"color": POSITIVE, "filled": True, "size": 36, "opacity": 1}
+    layers = [line, _layer(frame, "point", dots, x=x, y=y, tooltip=tips)]
     if band:
-        low = alt.Y("low:Q", title=None, scale=scale)
-        layers.insert(0, base.mark_area(opacity=0.18, color=POSITIVE).encode(y=low, y2=alt.Y2("high:Q")))
-    return _sized(alt.layer(*layers), title)
+        low = _number("low", scale=scale)
+        layers.insert(0, _layer(frame, "area", {"opacity": 0.18, "color": POSITIVE}, x=x, y=low, y2={"field": "high"}))
+    return _chart(layers, title, pick=["x"])
 
 
 def tools(frame: pl.DataFrame, x_title: str) -> Chart:
@@ -74,30 +64,24 @@ def tools(frame: pl.DataFrame, x_title: str) -> Chart:
 
     A click picks the nearest point, by its `x` and `tool`.
     """
-    base = alt.Chart(frame).encode(
-        x=alt.X("x:Q", title=x_title, axis=_STEPS),
-        y=alt.Y(
-            "share:Q",
-            title=None,
-            scale=_of_shares(frame["share"].max()),
-            axis=alt.Axis(format="%", tickCount=4, **_CLOSE),
-        ),
-        color=alt.Color(
-            "tool:N",
-            title=None,
-            scale=alt.Scale(range=[NEGATIVE, POSITIVE, *OTHERS[1:], UNKNOWN]),
+    axis = {"format": "%", "tickCount": 4, **_CLOSE}
+    channels = {
+        "x": _number("x", x_title, axis=_STEPS),
+        "y": _number("share", scale=_of_shares(frame["share"].max()), axis=axis),
+        "color": _name(
+            "tool",
+            scale={"range": [NEGATIVE, POSITIVE, *OTHERS[1:], UNKNOWN]},
             sort=None,
-            legend=alt.Legend(orient="top", padding=0, labelLimit=240),
+            legend=_ON_TOP | {"labelLimit": 240},
         ),
-    )
+    }
     tips = [
-        alt.Tooltip("tool:N", title="Tool"),
-        alt.Tooltip("x:Q", title=x_title, format=",d"),
-        alt.Tooltip("share:Q", title="Failed", format=".1%"),
-        alt.Tooltip("calls:Q", title="Calls", format=","),
+        _name("tool", "Tool"),
+        _number("x", x_title, format=",d"),
+        _number("share", "Failed", format=".1%"),
+        _number("calls", "Calls", format=","),
     ]
-    points = base.mark_point(filled=True, size=40, opacity=1).encode(tooltip=tips).add_params(_pick("x", "tool"))
-    return _sized(alt.layer(base.mark_line(strokeWidth=2), points), "Calls that failed")
+    return _chart(_joined_dots(frame, channels, tips), "Calls that failed", pick=["x", "tool"])
 
 
 def by_length(frame: pl.DataFrame) -> Chart:
@@ -105,59 +89,50 @@ def by_length(frame: pl.DataFrame) -> Chart:
 
     A click picks the nearest point, by its `side` and `steps`.
     """
-    colour = alt.Color(
-        "side:N",
-        title=None,
-        scale=alt.Scale(domain=["A", "B"], range=[NEGATIVE, POSITIVE]),
-        legend=alt.Legend(orient="top", padding=0),
-    )
-    base = alt.Chart(frame.drop_nulls("outcome")).encode(
-        x=alt.X("steps:Q", title="Steps", axis=_STEPS),
-        y=alt.Y("outcome:Q", title=None, axis=alt.Axis(format="~g", tickCount=5, **_CLOSE)),
-        color=colour,
-    )
+    channels = {
+        "x": _number("steps", "Steps", axis=_STEPS),
+        "y": _number("outcome", axis={"format": "~g", "tickCount": 5, **_CLOSE}),
+        "color": _name("side", scale={"domain": ["A", "B"], "range": [NEGATIVE, POSITIVE]}, legend=_ON_TOP),
+    }
     tips = [
-        alt.Tooltip("side:N", title="Side"),
-        alt.Tooltip("steps:Q", title="Steps from", format=",d"),
-        alt.Tooltip("last:Q", title="Steps to", format=",d"),
-        alt.Tooltip("outcome:Q", title="Mean outcome", format=".4~g"),
-        alt.Tooltip("episodes:Q", title="Episodes", format=","),
+        _name("side", "Side"),
+        _number("steps", "Steps from", format=",d"),
+        _number("last", "Steps to", format=",d"),
+        _number("outcome", "Mean outcome", format=".4~g"),
+        _number("episodes", "Episodes", format=","),
     ]
-    points = base.mark_point(filled=True, size=40, opacity=1).encode(tooltip=tips).add_params(_pick("steps", "side"))
-    return _sized(alt.layer(base.mark_line(strokeWidth=2), points), None)
+    return _chart(_joined_dots(frame.drop_nulls("outcome"), channels, tips), None, pick=["steps", "side"])
 
 
 def task_histogram(frame: pl.DataFrame) -> Chart:
     """Number of tasks by success rate: columns success, tasks."""
-    bars = (
-        alt.Chart(frame)
-        .mark_bar(color=POSITIVE, size=14, cornerRadiusEnd=2)
-        .encode(
-            x=alt.X(
-                "success:Q",
-                title="Success rate of a task",
-                scale=alt.Scale(domain=[-0.03, 1.03]),
-                axis=alt.Axis(format="%", grid=False, values=[0, 0.25, 0.5, 0.75, 1], **_CLOSE),
-            ),
-            y=alt.Y("tasks:Q", title=None, axis=alt.Axis(tickMinStep=1, tickCount=4, **_CLOSE)),
-            tooltip=[alt.Tooltip("success:Q", title="Success", format=".0%"), alt.Tooltip("tasks:Q", title="Tasks")],
-        )
+    bars = _layer(
+        frame,
+        "bar",
+        {"color": POSITIVE, "size": 14, "cornerRadiusEnd": 2},
+        x=_number(
+            "success",
+            "Success rate of a task",
+            scale={"domain": [-0.03, 1.03]},
+            axis={"format": "%", "grid": False, "values": [0, 0.25, 0.5, 0.75, 1], **_CLOSE},
+        ),
+        y=_number("tasks", axis={"tickMinStep": 1, "tickCount": 4, **_CLOSE}),
+        tooltip=[_number("success", "Success", format=".0%"), _number("tasks", "Tasks")],
     )
-    return _sized(alt.layer(bars), "Tasks by success rate")
+    return _chart([bars], "Tasks by success rate")
 
 
 def histogram(frame: pl.DataFrame, value: str, of: str, *, title: str, x_title: str) -> Chart:
     """How many (column `of`) there are of each `value`, a text in the order of the rows."""
-    bars = (
-        alt.Chart(frame)
-        .mark_bar(color=POSITIVE, cornerRadiusEnd=2)
-        .encode(
-            x=alt.X(f"{value}:N", title=x_title, sort=None, axis=alt.Axis(labelAngle=0, grid=False, labelOverlap=True)),
-            y=alt.Y(f"{of}:Q", title=None, axis=alt.Axis(tickMinStep=1, tickCount=4, format="~s")),
-            tooltip=[alt.Tooltip(f"{value}:N", title=x_title), alt.Tooltip(f"{of}:Q", title=of, format=",")],
-        )
+    bars = _layer(
+        frame,
+        "bar",
+        {"color": POSITIVE, "cornerRadiusEnd": 2},
+        x=_name(value, x_title, sort=None, axis={"labelAngle": 0, "grid": False, "labelOverlap": True}),
+        y=_number(of, axis={"tickMinStep": 1, "tickCount": 4, "format": "~s"}),
+        tooltip=[_name(value, x_title), _number(of, of, format=",")],
     )
-    return _sized(alt.layer(bars), title, height=150)
+    return _chart([bars], title, height=150)
 
 
 def metric(
@@ -182,33 +157,29 @@ def metric(
         titled: the name stands above the chart.
     """
     shown = frame.filter(pl.col("value").is_not_null())
-    x = alt.X("step:Q", title=None, axis=_STEPS)
-    axis = alt.Axis(format=_labels(shown["value"]), tickCount=4, **_CLOSE)
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=axis)
-    layers: list[alt.Chart] = []
+    x = _number("step", axis=_STEPS)
+    y = _number("value", scale={"zero": False}, axis={"format": _labels(shown["value"]), "tickCount": 4, **_CLOSE})
+    layers = []
     if alarms:
         stretches = pl.DataFrame([(first - 0.5, last + 0.5) for first, last in alarms], ["step", "until"], orient="row")
-        marks = alt.Chart(stretches).mark_rect(color=NEGATIVE, opacity=0.14)
-        layers.append(marks.encode(x=alt.X("step:Q", title=None, axis=_STEPS), x2=alt.X2("until:Q")))
+        layers.append(_layer(stretches, "rect", {"color": NEGATIVE, "opacity": 0.14}, x=x, x2={"field": "until"}))
     if others is not None:
-        beside = alt.Chart(others.drop_nulls("value")).mark_line(strokeWidth=1.2)
-        colours = alt.Scale(range=OTHERS)
-        layers.append(
-            beside.encode(x=x, y=y, color=alt.Color("job:N", scale=colours, legend=None), tooltip=alt.Tooltip("job:N"))
-        )
-    base = alt.Chart(shown).encode(x=x, y=y)
-    layers.append(base.mark_line(color=POSITIVE, strokeWidth=1.5, opacity=1 if span == 1 else 0.3))
+        colour = _name("job", "job", scale={"range": list(OTHERS)}, legend=None)
+        beside, tip = others.drop_nulls("value"), _name("job", "job")
+        layers.append(_layer(beside, "line", {"strokeWidth": 1.2}, x=x, y=y, color=colour, tooltip=tip))
+    line = {"color": POSITIVE, "strokeWidth": 1.5, "opacity": 1 if span == 1 else 0.3}
+    layers.append(_layer(shown, "line", line, x=x, y=y))
     if span > 1:
         smooth = shown.sort("step").with_columns(value=pl.col("value").ewm_mean(span=span))
-        layers.append(alt.Chart(smooth).mark_line(color=POSITIVE, strokeWidth=2).encode(x=x, y=y))
-    tips = [alt.Tooltip("step:Q", title="Step", format="d"), alt.Tooltip("value:Q", title=name, format=".5~g")]
-    points = base.mark_point(size=60, opacity=0 if shown.height > 1 else 1, filled=True, color=POSITIVE)
-    layers.append(points.encode(tooltip=tips).add_params(_pick("step")))
+        layers.append(_layer(smooth, "line", {"color": POSITIVE, "strokeWidth": 2}, x=x, y=y))
+    tips = [_number("step", "Step", format="d"), _number("value", name, format=".5~g")]
+    dots = {"size": 60, "opacity": 0 if shown.height > 1 else 1, "filled": True, "color": POSITIVE}
+    layers.append(_layer(shown, "point", dots, x=x, y=y, tooltip=tips))
+    marks = []
     if selected is not None:
-        here = alt.Chart(shown.filter(pl.col("step") == selected))
-        marked = here.mark_point(filled=True, size=70, color=ACCENT, opacity=1).encode(x=x, y=y)
-        layers += [_rule(selected), marked]
-    return _sized(alt.layer(*layers), name if titled else None, height=150)
+        here = {"filled": True, "size": 70, "color": ACCENT, "opacity": 1}
+        marks = [_rule(selected), _layer(shown.filter(pl.col("step") == selected), "point", here, x=x, y=y)]
+    return _chart(layers, name if titled else None, marks, height=150, pick=["step"])
 
 
 def by_interest(names: Iterable[str]) -> list[str]:
@@ -235,33 +206,20 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
         unknown="undefined",
     )
     rows = shares.unpivot(index="step", variable_name="sign", value_name="share").filter(pl.col("share").is_not_null())
-    areas = (
-        alt.Chart(rows.head(MOST_ROWS))
-        .mark_area(opacity=0.85)
-        .encode(
-            x=alt.X("step:Q", title=None, axis=_STEPS),
-            y=alt.Y(
-                "share:Q",
-                title=None,
-                stack="zero",
-                scale=alt.Scale(domain=[0, 1]),
-                axis=alt.Axis(format="%", tickCount=4, **_CLOSE),
-            ),
-            color=alt.Color(
-                "sign:N",
-                title=None,
-                scale=alt.Scale(domain=list(names), range=list(names.values())),
-                legend=alt.Legend(orient="top", padding=0),
-            ),
-            tooltip=[
-                alt.Tooltip("step:Q", title="Update", format="d"),
-                alt.Tooltip("sign:N", title="Advantage"),
-                alt.Tooltip("share:Q", title="Share", format=".1%"),
-            ],
-        )
+    areas = _layer(
+        rows.head(MOST_ROWS),
+        "area",
+        {"opacity": 0.85},
+        x=_number("step", axis=_STEPS),
+        y=_number("share", stack="zero", scale={"domain": [0, 1]}, axis={"format": "%", "tickCount": 4, **_CLOSE}),
+        color=_name("sign", scale={"domain": list(names), "range": list(names.values())}, legend=_ON_TOP),
+        tooltip=[
+            _number("step", "Update", format="d"),
+            _name("sign", "Advantage"),
+            _number("share", "Share", format=".1%"),
+        ],
     )
-    layers = [areas] if selected is None else [areas, _rule(selected)]
-    return _sized(alt.layer(*layers), "Signs of the advantages")
+    return _chart([areas], "Signs of the advantages", [] if selected is None else [_rule(selected)])
 
 
 def _labels(values: pl.Series) -> str:
@@ -274,31 +232,76 @@ def _labels(values: pl.Series) -> str:
     return f".{min(max(digits, 3), 9)}~g"
 
 
-def _of_shares(largest: object) -> alt.Scale:
+def _of_shares(largest: object) -> Spec:
     """The scale of shares: up to 100 %, or less where all are small, as of errors, which would look like none."""
     most = float(largest) if isinstance(largest, int | float) else 1.0
-    return alt.Scale(domain=[0, 1 if most > 0.4 else max(1.2 * most, 0.05)])
+    return {"domain": [0, 1 if most > 0.4 else max(1.2 * most, 0.05)]}
 
 
-def _pick(*fields: str) -> alt.Parameter:
-    """The selection of the point that is nearest to a click, by some of its fields."""
-    picked: alt.Parameter = alt.selection_point(
-        name=PICK, fields=list(fields), nearest=True, on="click", empty=False, clear=False
-    )
-    return picked
+def _number(field: str, title: str | None = None, **options: Any) -> Spec:
+    """A channel of numbers."""
+    return {"field": field, "type": "quantitative", "title": title, **options}
 
 
-def _rule(step: int) -> alt.Chart:
+def _name(field: str, title: str | None = None, **options: Any) -> Spec:
+    """A channel of names."""
+    return {"field": field, "type": "nominal", "title": title, **options}
+
+
+def _layer(frame: pl.DataFrame, mark: str, look: Spec, **channels: Any) -> Spec:
+    return {"data": frame, "mark": {"type": mark, **look}, "encoding": channels}
+
+
+def _joined_dots(frame: pl.DataFrame, channels: Spec, tips: list[Spec]) -> list[Spec]:
+    """A line and its points."""
+    dots = _layer(frame, "point", {"filled": True, "size": 40, "opacity": 1}, **channels, tooltip=tips)
+    return [_layer(frame, "line", {"strokeWidth": 2}, **channels), dots]
+
+
+def _rule(step: int) -> Spec:
     """The line that marks the selected step."""
-    base = alt.Chart(pl.DataFrame({"step": [step]}))
-    rule: alt.Chart = base.mark_rule(color=ACCENT, strokeWidth=1.5).encode(x=alt.X("step:Q"))
-    return rule
+    return _layer(pl.DataFrame({"step": [step]}), "rule", {"color": ACCENT, "strokeWidth": 1.5}, x=_number("step"))
 
 
-def _sized(chart: Chart, title: str | None, height: int = 190) -> Chart:
+def _chart(
+    layers: Sequence[Spec],
+    title: str | None,
+    marks: Sequence[Spec] = (),
+    *,
+    height: int = 190,
+    pick: Sequence[str] = (),
+) -> Chart:
+    """Layers of `_layer`, and marks over them.
+
+    Args:
+        layers: from below; a click picks of the last one.
+        title: above the chart.
+        marks: what lies above the layers.
+        height: in pixels.
+        pick: fields of the point nearest to a click that `PICK` tells; none: a click means nothing.
+    """
+    datasets: dict[str, pl.DataFrame] = {}
+    named = [layer | {"data": {"name": _kept(layer["data"], datasets)}} for layer in (*layers, *marks)]
     # On a canvas: a thousand points, each with what a click is nearest to, would be thousands of elements of the page.
-    given: dict[str, Any] = {"height": height, "padding": _ROOM, "usermeta": {"embedOptions": {"renderer": "canvas"}}}
+    found: Chart = {
+        "layer": named,
+        "datasets": datasets,
+        "height": height,
+        "padding": _ROOM,
+        "usermeta": {"embedOptions": {"renderer": "canvas"}},
+    }
     if title is not None:
-        given["title"] = alt.Title(title, fontSize=13, anchor="start", fontWeight=600, offset=6)
-    sized: Chart = chart.properties(**given)
-    return sized
+        found["title"] = {"text": title, "fontSize": 13, "anchor": "start", "fontWeight": 600, "offset": 6}
+    if pick:
+        named[len(layers) - 1]["name"] = PICK
+        nearest = {"type": "point", "fields": list(pick), "nearest": True, "on": "click", "clear": False}
+        found["params"] = [{"name": PICK, "select": nearest, "views": [PICK]}]
+    return found
+
+
+def _kept(frame: pl.DataFrame, datasets: dict[str, pl.DataFrame]) -> str:
+    """Put a frame among the datasets, by a name made of its content: other values make another chart."""
+    content = frame.write_ipc_stream(None).getvalue()
+    name = hashlib.blake2b(content, digest_size=8).hexdigest()
+    datasets[name] = frame
+    return name

@@ -113,25 +113,22 @@ async def _with_pages(_: object) -> AsyncIterator[None]:
 
 
 def import_pages() -> None:
-    """Import everything that the pages use, and draw one chart, before sessions run in threads.
+    """Import everything that the pages use, before sessions run in threads.
 
     Libraries ask each other through `sys.modules` whether pandas or Polars is there, and would find the module
     that another session has half imported.
     """
-    import polars as pl
-
     import viewer
     import viewer.queries
     import viewer.transcript
 
-    for name in ("altair", "pandas", "lake.opening"):
+    for name in ("altair", "pandas", "lake.opening"):  # Altair: for the chart of a query
         import_module(name)
     for package in (viewer, viewer.queries, viewer.transcript):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             # The script itself is run, not imported.
             if module.name != "viewer.app":
                 import_module(module.name)
-    import_module("viewer.figures").task_histogram(pl.DataFrame({"success": [0.0], "tasks": [1]})).to_dict()
 
 
 def _announce(address: str, said: str, open_browser: bool) -> None:

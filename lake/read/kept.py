@@ -30,12 +30,18 @@ COLUMNS = {
     "scores": ("episode_id", "step_index", "run_id", "job_id", "scorer", "scorer_version", "value"),
     "batches": ("job_id", "attempt", "optimizer_step", "episode_id", "first_step", "last_step", "action_tokens"),
     "metrics": ("job_id", "attempt", "step", "name", "value"),
+    "jobs": (
+        *("job_id", "series_id", "event", "kind", "at", "sequence", "run_id", "input_fingerprint"),
+        *("rows_in", "rows_out", "rows_dropped", "seconds", "parameters", "input_snapshot", "counts", "error"),
+    ),
 }
 """What is held, by table."""
 SUMMED = {"episode_steps": "steps"}
 """Views with a row for each episode of a table that are held whole, and that table."""
 _MOST_ROWS = 4_000_000
 """Rows of a table, beyond which none of it is held: a row takes 20 to 40 bytes."""
+_MOST_JOBS = 20_000
+"""The same of `jobs`, where texts make a row one or two kilobytes."""
 _MOST_SUMMED = 25_000_000
 """Rows of a table, beyond which nothing is held of what they come to."""
 _PORTION = 100_000
@@ -79,7 +85,7 @@ class Kept:
         Raises:
             LakeAccessError: a file is gone or damaged.
         """
-        if name not in COLUMNS or not _may_hold(files, _MOST_ROWS):
+        if name not in COLUMNS or not _may_hold(files, _MOST_JOBS if name == "jobs" else _MOST_ROWS):
             return ()
         return self._parts(name, files, lambda missing: _read(name, missing, self._objects))
 

@@ -26,7 +26,7 @@ from testkit.lakes import rollout, siblings
 TOOLS = {"episode_id": pl.Int64, "tools": pl.List(pl.String)}
 QUESTIONS = (
     "SELECT * EXCLUDE (initial_messages) FROM episodes",
-    *(f"SELECT {', '.join(columns)} FROM {name}" for name, columns in COLUMNS.items()),
+    *(f"SELECT {', '.join(f'{name}.{column}' for column in columns)} FROM {name}" for name, columns in COLUMNS.items()),
     "SELECT run_id, count(*), avg(env_return), max(task_id) FROM episodes GROUP BY ALL",
     "SELECT episode_id FROM episodes WHERE task_id LIKE 'b%' AND collection_round BETWEEN 1 AND 2 AND seed IS NOT NULL",
     "SELECT episode_id, outcome FROM (SELECT *, env_return AS outcome FROM episodes) WHERE outcome IN (0, 1)",
@@ -239,6 +239,10 @@ def test_what_is_held_is_bounded(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(part.num_rows for part in held.rows("episodes", files)) == 20
     monkeypatch.setattr(kept, "_MOST_ROWS", 19)
     assert held.rows("episodes", files) == ()
+    jobs = lk.snapshot().files("jobs")
+    assert sum(part.num_rows for part in held.rows("jobs", jobs)) == 2
+    monkeypatch.setattr(kept, "_MOST_JOBS", 1)
+    assert held.rows("jobs", jobs) == ()
 
 
 @pytest.mark.parametrize(("empty", "other"), [(5, 0), (300_000, 3)])
