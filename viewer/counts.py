@@ -21,6 +21,7 @@ _WORDS = {
     "one_action_anchors": "anchor states where all took the same action",
     "error_anchors": "anchor states that are error texts",
     "error_steps": "steps in error texts",
+    "empty_steps": "steps in empty states",
     "sign_disagreements": "steps whose A_E and A_S have opposite signs",
     "copied_siblings": "groups with exact copies among the siblings",
     "already_present": "already present",

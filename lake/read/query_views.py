@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib import resources
 
 from lake import ids
+from lake.read.empty_states import EMPTY_STATES
 from lake.read.visibility import DataFile
 from lake.tables import TABLES
 from lake.tables.columns import Table
@@ -25,7 +26,11 @@ _WORD = re.compile(r"\w+")
 @lru_cache(maxsize=1)
 def macros() -> list[str]:
     """The shipped macros, as SQL."""
-    return [text.replace("{alphabet}", ids.ALPHABET) for name, text in _scripts() if "CREATE MACRO" in text]
+    filled_in = {"{alphabet}": ids.ALPHABET, "{empty_states}": ", ".join(map(str, EMPTY_STATES))}
+    found = [text for _, text in _scripts() if "CREATE MACRO" in text]
+    for name, value in filled_in.items():
+        found = [text.replace(name, value) for text in found]
+    return found
 
 
 @lru_cache(maxsize=1)

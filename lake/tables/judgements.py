@@ -200,6 +200,12 @@ CREDIT_GROUPS = Table(
             "Shared anchors whose state is an error text. NULL if that was not read.",
         ),
         Column("error_steps", Type.SMALL_INT, "Steps in those anchors. NULL if that was not read."),
+        Column(
+            "empty_steps",
+            Type.SMALL_INT,
+            "Steps in shared anchors whose states say nothing (`is_empty_state`) and are no error texts. NULL if that "
+            "was not read, and of jobs before format 7.",
+        ),
         Column("sign_disagreements", Type.SMALL_INT, "Steps where A_E and A_S have opposite signs.", required=True),
     ),
 )

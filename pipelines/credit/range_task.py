@@ -24,7 +24,7 @@ from pipelines.credit.inputs.ranges import Range, arranged, episode_figures, rea
 _START = "initial_messages"
 _CHECKED = ("task_id", "expected_group_size", "policy", "policy_version", _START)
 """Columns of `episodes` that the integrity checks look at."""
-PURITY_COLUMNS = ("state_is_error", "action", "tool_calls")
+PURITY_COLUMNS = ("state_is_error", "state_hash", "action", "tool_calls")
 """Columns of `steps` that tell what shared anchors are worth; texts among them are hashed while they are read."""
 _STEP_COLUMNS = ("episode_id", "step_index", "reward", "is_active", "is_action_valid")
 
@@ -99,7 +99,7 @@ def run_range(item: tuple[Task, Range]) -> RangeResult:
     )
     seen = None
     if task.looks_at_anchors and rows["anchor_key"].null_count() < rows.height:
-        seen = steps.lazy().select("episode_id", "step_index", "taken", "state_is_error")
+        seen = steps.lazy().select("episode_id", "step_index", *seen_at_steps(steps.columns))
     groups = group_diagnostics(rows.lazy(), episodes.lazy(), seen, report.findings)
     return RangeResult(written, collected(groups), report, count_unknown(rows))
 

@@ -138,8 +138,12 @@ def test_what_is_said_after_the_job(tau: Lake) -> None:
     assert [warning[:46] for warning in warnings if "trajlake anchors" in warning] == [
         "62% of the steps are in a state that no other ",
         "48 of the 910 steps with a shared state are at",
+        "98 of the 910 steps with a shared state are at",
     ]
-    said = "62 % of the steps are in a state that no other step of their group has, and that 48 of the 910 steps with a"
+    said = (
+        "62 % of the steps are in a state that no other step of their group has, that 48 of the 910 steps with a "
+        "shared state are at error texts, and 98 at empty states"
+    )
     assert said in " ".join(PAGE.split())
     query = PAGE.split("```sql\n", 1)[1].split("```", 1)[0]
     rows = tau.sql(query)

@@ -43,7 +43,7 @@ def rollout(rng: random.Random, run: str, task: str, index: int) -> EpisodeRecor
     """A rollout with everything that some estimator reads."""
     steps = [
         StepRecord(
-            state=rng.choice(["hall", "kitchen", "cellar"]),
+            state=rng.choice(["hall", "kitchen", "[]"]),
             action="go",
             reward=rng.choice([0.0, 1.0, -0.5]),
             value_estimate=rng.random(),
@@ -134,6 +134,7 @@ def test_processes_give_the_same_bits(lk: Lake) -> None:
     here = run_credit(lk, estimator)
     there = run_credit(lk, estimator, force=True, executor=LocalExecutor(2, processes=True), memory_gb=2e-6)
     assert rows_of(lk, here).equals(rows_of(lk, there), null_equal=True)
+    assert groups_of(lk, here)["empty_steps"].sum() == here.summary.empty_steps == there.summary.empty_steps != 0
 
 
 def test_a_budget_of_nothing_is_refused(lk: Lake) -> None:

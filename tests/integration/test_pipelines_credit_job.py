@@ -1,15 +1,18 @@
 """The credit job over a real lake: what it writes, when it skips, what it refuses."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from polars.testing import assert_frame_equal
 
 import lake
 from lake import EpisodeRecord, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from lake.lake import Lake
+from lake.storage.migrations import FORMAT_KEY
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from pipelines.credit import GiGPO, summarise
@@ -22,7 +25,7 @@ TERMINAL = GiGPO(step_source="terminal_score")
 
 
 def record(
-    task: str, rollout: int, score: float | None, states: str, run: str = "r", reward: float | None = None
+    task: str, rollout: int, score: float | None, states: Sequence[str], run: str = "r", reward: float | None = None
 ) -> EpisodeRecord:
     steps = [StepRecord(state=state, action=f"a{rollout}", reward=reward) for state in states]
     return EpisodeRecord(run_id=run, task_id=task, rollout_index=rollout, env_return=score, steps=steps)
@@ -174,7 +177,7 @@ def test_summary_of_a_skipped_job_equals_the_first(target: Lake) -> None:
 
 
 def test_what_shared_anchors_are_worth_is_a_row_per_group_unless_nobody_asks(target: Lake) -> None:
-    looked = ["one_action_anchors", "last_actions_mean", "error_anchors", "error_steps"]
+    looked = ["one_action_anchors", "last_actions_mean", "error_anchors", "error_steps", "empty_steps"]
     asked = run_credit(target, TERMINAL)
     groups = target.scan("credit_groups").filter(job_id=asked.job_id).collect()
     assert groups.select(looked).null_count().sum_horizontal().item() == 0
@@ -187,6 +190,29 @@ def test_what_shared_anchors_are_worth_is_a_row_per_group_unless_nobody_asks(tar
     assert unasked.series_id == asked.series_id
     same = [name for name in groups.columns if name not in (*looked, "job_id", "write_id", "input_fingerprint")]
     assert_frame_equal(groups_again.select(same), groups.select(same), check_row_order=False)
+
+
+def without_column(folder: Path, table: str, column: str, format_version: int) -> None:
+    """The lake as a package of an older format wrote it: a column does not exist in one of its tables."""
+    handle = DeltaTable(folder / table)
+    rows, configuration = handle.to_pyarrow_table().drop_columns([column]), handle.metadata().configuration
+    write_deltalake(handle, rows, mode="overwrite", schema_mode="overwrite")
+    configuration = configuration | {FORMAT_KEY: str(format_version)}
+    DeltaTable(folder / table).alter.set_table_properties(configuration, raise_if_not_exists=False)
+
+
+def test_groups_of_a_lake_that_did_not_count_empty_states_are_unknown_until_they_are_computed(target: Lake) -> None:
+    fill(target, [record("empty", i, float(i), ["", "x"]) for i in range(2)])
+    assert run_credit(target, TERMINAL).summary.empty_steps == 2
+    without_column(Path(target.uri), "credit_groups", "empty_steps", 6)
+    old = lake.open(target.uri)
+    assert old.scan("credit_groups").select("error_steps", "empty_steps").collect().null_count().row(0) == (0, 4)
+    assert run_credit(old, TERMINAL).summary.empty_steps is None
+    fill(old, [record("new", i, float(i), ["", "x"]) for i in range(2)])
+    mixed = run_credit(old, TERMINAL)
+    assert (mixed.groups_computed, mixed.groups_kept) == (1, 4)
+    assert mixed.summary.empty_steps is None, "what four of five groups did not count is not 0"
+    assert run_credit(old, TERMINAL, force=True).summary.empty_steps == 4
 
 
 def test_a_batch_key_that_is_no_column_is_refused(target: Lake) -> None:

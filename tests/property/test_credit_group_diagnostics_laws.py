@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lake.ids import text_hash
 from pipelines.credit import GiGPO
 from pipelines.credit.health.diagnosis import diagnose, summarise
 from pipelines.credit.health.groups import SCHEMA, group_diagnostics
@@ -47,6 +48,7 @@ def groups(draw: st.DrawFn, **options: Any) -> tuple[list[Row], list[Row]]:
         row["action"] = draw(st.sampled_from(["go", "look", ""]))
         row["tool_calls"] = draw(st.sampled_from([None, None, '[{"name":"f"}]']))
         row["state_is_error"] = row["state"] == "kitchen"
+        row["state_hash"] = None if row["state"] is None else text_hash(row["state"])
         known.setdefault(row["episode_id"], row)
     episodes = [
         {

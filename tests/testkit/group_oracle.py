@@ -5,7 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from lake.ids import text_hash
+
 Row = dict[str, Any]
+EMPTY = ("", "[]", "{}", '""', "null", "None")
+BLANKS = ("", " ", "\n", "\r\n")
 
 
 def by(rows: Sequence[Row], *names: str) -> dict[Any, list[Row]]:
@@ -110,6 +114,7 @@ def _anchors(rows: list[Row], step_at: dict[tuple[int, int], Row]) -> Row:
     }
     meetings = [len({row["episode_id"] for row in met}) for met in shared.values()]
     errors = [steps for steps in visits.values() if any(step["state_is_error"] for step in steps)]
+    empty = [steps for steps in visits.values() if steps not in errors and says_nothing(steps)]
     return {
         "anchors": len(members),
         "singleton_steps": sum(len(met) == 1 for met in members.values()),
@@ -119,7 +124,15 @@ def _anchors(rows: list[Row], step_at: dict[tuple[int, int], Row]) -> Row:
         "one_action_anchors": sum(len({choice(step) for step in steps}) == 1 for steps in visits.values()),
         "error_anchors": len(errors),
         "error_steps": sum(map(len, errors)),
+        "empty_steps": sum(map(len, empty)),
     }
+
+
+def says_nothing(steps: list[Row]) -> bool:
+    """Whether all known states of some steps are one of the texts that say nothing, whatever blanks are around it."""
+    known = {step["state_hash"] for step in steps} - {None}
+    texts = [text_hash(f"{before}{text}{after}") for before in BLANKS for text in EMPTY for after in BLANKS]
+    return bool(known) and known.issubset(texts)
 
 
 def choice(step: Row | None) -> Any:

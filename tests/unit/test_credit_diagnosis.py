@@ -24,8 +24,11 @@ FINE: dict[str, Any] = {
     "one_action_anchors": 3,
     "error_anchors": 0,
     "error_steps": 0,
+    "empty_steps": 0,
     "sign_disagreements": 4,
 }
+UNREAD = ("one_action_anchors", "error_anchors", "error_steps", "empty_steps")
+"""Figures that a job may not have looked for."""
 
 
 def diagnosis(**changes: Any) -> CreditDiagnosis:
@@ -34,7 +37,7 @@ def diagnosis(**changes: Any) -> CreditDiagnosis:
 
 def test_nothing_is_said_where_nothing_looks_wrong() -> None:
     assert diagnosis().warnings() == []
-    assert diagnosis(one_action_anchors=None, error_anchors=None, error_steps=None).warnings() == []
+    assert diagnosis(**dict.fromkeys(UNREAD)).warnings() == []
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,7 @@ def test_nothing_is_said_where_nothing_looks_wrong() -> None:
         ),
         ({"undefined_steps": 51}, "51 of 100 advantages are unknown"),
         ({"error_steps": 4, "error_anchors": 1}, "4 of the 70 steps with a shared state are at error texts"),
+        ({"empty_steps": 4}, "4 of the 70 steps with a shared state are at empty states (blank, [] or null)"),
     ],
 )
 def test_each_warning_says_what_and_what_to_do(changes: dict[str, Any], said: str) -> None:
@@ -68,6 +72,7 @@ def test_lonely_steps_point_to_the_command_that_tells_why() -> None:
         {"live_groups": 5, "dead_groups": 5},
         {"undefined_steps": 50},
         {"error_steps": 3, "error_anchors": 1},
+        {"empty_steps": 3},
         {"live_groups": 5, "dead_groups": 0, "singleton_groups": 5},
     ],
 )
@@ -83,8 +88,8 @@ def test_nothing_at_all() -> None:
     nothing = diagnose(pl.LazyFrame(schema=SCHEMA))
     assert nothing.warnings() == []
     assert nothing.shared_fraction is None
-    assert nothing.model_dump(exclude={"has_anchors", "one_action_anchors", "error_anchors", "error_steps"}) == {
-        name: 0 for name in FINE if name not in ("has_anchors", "one_action_anchors", "error_anchors", "error_steps")
+    assert nothing.model_dump(exclude={"has_anchors", *UNREAD}) == {
+        name: 0 for name in FINE if name not in ("has_anchors", *UNREAD)
     }
 
 
@@ -96,10 +101,10 @@ def group(**values: Any) -> dict[str, Any]:
 
 def test_groups_are_added_up() -> None:
     rows = [
-        group(group_id=1, is_dead=True, one_action_anchors=2, error_steps=3, error_anchors=1),
-        group(group_id=2, scored=1, defined_steps=5),
-        group(group_id=3, scored=0),
-        group(group_id=4, episodes=4, scored=4, one_action_anchors=1),
+        group(group_id=1, is_dead=True, one_action_anchors=2, error_steps=3, error_anchors=1, empty_steps=2),
+        group(group_id=2, scored=1, defined_steps=5, shared_steps=0),
+        group(group_id=3, scored=0, **dict.fromkeys(UNREAD, 0)),
+        group(group_id=4, episodes=4, scored=4, **dict.fromkeys(UNREAD, 0) | {"one_action_anchors": 1}),
         group(group_id=5, episodes=0, scored=0, steps=0, defined_steps=0, anchors=0),
     ]
     found = diagnose(pl.LazyFrame(rows, schema=SCHEMA))
@@ -112,18 +117,26 @@ def test_groups_are_added_up() -> None:
         "dead_groups": 1,
         "singleton_groups": 1,
         "unscored_groups": 1,
-        "shared_steps": 4,
+        "shared_steps": 3,
         "singleton_steps": 4,
         "has_anchors": True,
         "anchors": 4,
         "one_action_anchors": 3,
         "error_anchors": 1,
         "error_steps": 3,
+        "empty_steps": 2,
         "sign_disagreements": 4,
     }
-    assert found.shared_fraction == 0.2
+    assert found.shared_fraction == 0.15
 
 
 def test_figures_nobody_read_stay_unknown() -> None:
     found = diagnose(pl.LazyFrame([group(group_id=1)], schema=SCHEMA))
-    assert (found.one_action_anchors, found.error_anchors, found.error_steps) == (None, None, None)
+    assert found.model_dump(include=set(UNREAD)) == dict.fromkeys(UNREAD)
+
+
+def test_a_figure_that_one_group_lacks_is_unknown_of_all() -> None:
+    """A group that an older job computed stands beside new ones: what it was not asked for is not 0."""
+    rows = [group(group_id=1, error_steps=1, empty_steps=1), group(group_id=2, error_steps=2)]
+    found = diagnose(pl.LazyFrame(rows, schema=SCHEMA))
+    assert (found.error_steps, found.empty_steps) == (3, None)

@@ -7,6 +7,7 @@ import duckdb
 import polars as pl
 import pytest
 
+from lake.ids import text_hash
 from lake.read.query_views import macros
 from lake.tables import TABLES
 from pipelines.credit import GiGPO
@@ -14,7 +15,8 @@ from pipelines.credit.health.groups import FILLED_IN_BY_THE_JOB, SCHEMA, group_d
 from testkit.credit_strategies import frame
 
 Row = dict[str, Any]
-PURITY = ("last_actions_mean", "one_action_anchors", "error_anchors", "error_steps")
+EMPTY = text_hash("")
+PURITY = ("last_actions_mean", "one_action_anchors", "error_anchors", "error_steps", "empty_steps")
 
 
 def advantages(*walks: str, scores: list[float | None] | None = None, **options: Any) -> pl.LazyFrame:
@@ -35,14 +37,14 @@ def episodes(*rows: Row) -> pl.LazyFrame:
 
 
 def steps(*walks: list[tuple[Any, ...]]) -> pl.LazyFrame:
-    """(action, tool_calls, state_is_error) of every step of every episode."""
+    """(action, tool_calls, state_is_error) of every step of every episode, whose states are empty."""
     rows = [
-        {"episode_id": e, "step_index": n, "action": a, "tool_calls": t, "state_is_error": x}
+        {"episode_id": e, "step_index": n, "action": a, "tool_calls": t, "state_is_error": x, "state_hash": EMPTY}
         for e, walk in enumerate(walks)
         for n, (a, t, x) in enumerate(walk)
     ]
     schema = {"episode_id": pl.Int64, "step_index": pl.Int32, "action": pl.String, "tool_calls": pl.String}
-    return pl.LazyFrame(rows, schema=schema | {"state_is_error": pl.Boolean})
+    return pl.LazyFrame(rows, schema=schema | {"state_is_error": pl.Boolean, "state_hash": pl.Int64})
 
 
 def only_row(lazy: pl.LazyFrame) -> Row:
@@ -93,14 +95,15 @@ def test_unscored_episodes_are_counted_and_have_no_part_in_the_figures() -> None
 def test_what_was_not_read_is_null_and_what_was_not_found_is_0() -> None:
     rows, known = advantages("ab", "cd"), episodes({}, {})
     unread = only_row(group_diagnostics(rows, known))
-    assert [unread[name] for name in PURITY] == [None] * 4
+    assert [unread[name] for name in PURITY] == [None] * 5
     quiet = [("go", None, False)] * 2
     read = only_row(group_diagnostics(rows, known, steps(quiet, quiet)))
-    assert [read[name] for name in PURITY] == [None, 0, 0, 0], "no shared anchor: nothing to take a mean of"
+    assert [read[name] for name in PURITY] == [None, 0, 0, 0, 0], "no shared anchor: nothing to take a mean of"
     marks_only = steps(quiet, quiet).drop("action", "tool_calls")
-    assert [only_row(group_diagnostics(rows, known, marks_only))[name] for name in PURITY] == [None, None, 0, 0]
-    actions_only = steps(quiet, quiet).drop("tool_calls", "state_is_error")
-    assert [only_row(group_diagnostics(rows, known, actions_only))[name] for name in PURITY] == [None, 0, None, None]
+    assert [only_row(group_diagnostics(rows, known, marks_only))[name] for name in PURITY] == [None, None, 0, 0, 0]
+    actions_only = steps(quiet, quiet).drop("tool_calls", "state_is_error", "state_hash")
+    found = only_row(group_diagnostics(rows, known, actions_only))
+    assert [found[name] for name in PURITY] == [None, 0, None, None, None]
 
 
 def test_purity_by_hand() -> None:
@@ -112,7 +115,7 @@ def test_purity_by_hand() -> None:
     found = only_row(group_diagnostics(advantages("ax", "ax"), episodes({}, {}), walks))
     assert found["one_action_anchors"] == 1
     assert found["last_actions_mean"] == (1 + 2) / 2
-    assert (found["error_anchors"], found["error_steps"]) == (1, 2)
+    assert (found["error_anchors"], found["error_steps"], found["empty_steps"]) == (1, 2, 2)
 
 
 def test_the_same_call_with_another_id_is_the_same_action() -> None:

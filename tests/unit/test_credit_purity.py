@@ -1,13 +1,16 @@
 """What is seen at shared anchors: hashed while it is read, in the rows' order or not, with the same figures."""
 
+from collections.abc import Mapping
+
 import polars as pl
 from polars.testing import assert_frame_equal
 
+from lake.ids import text_hash
 from pipelines.credit import GiGPO
 from pipelines.credit.health.groups import purity, seen_at_steps
 from testkit.credit_strategies import frame
 
-COLUMNS = ("action", "tool_calls", "state_is_error")
+COLUMNS = ("action", "tool_calls", "state_is_error", "state_hash")
 WALKS = {0: "aab", 1: "ab", 2: "ba", 3: "zz"}
 
 
@@ -20,18 +23,23 @@ def advantages() -> pl.DataFrame:
     return GiGPO(step_source="terminal_score").advantages(frame(rows).drop("state_hash").lazy()).collect()
 
 
-def steps() -> pl.DataFrame:
+def steps(texts: Mapping[str, str | None]) -> pl.DataFrame:
+    """The steps of the walks; `texts` has the state behind a letter, where it is not the letter itself."""
     rows = [
-        {"episode_id": e, "step_index": n, "action": f"go {e % 2}", "tool_calls": None, "state_is_error": letter == "b"}
+        {
+            **{"episode_id": e, "step_index": n, "action": f"go {e % 2}", "tool_calls": None},
+            "state_is_error": letter == "b",
+            "state_hash": None if (text := texts.get(letter, letter)) is None else text_hash(text),
+        }
         for e, walk in WALKS.items()
         for n, letter in enumerate(walk)
     ]
     schema = {"episode_id": pl.Int64, "step_index": pl.Int32, "action": pl.String, "tool_calls": pl.String}
-    return pl.DataFrame(rows, schema=schema | {"state_is_error": pl.Boolean})
+    return pl.DataFrame(rows, schema=schema | {"state_is_error": pl.Boolean, "state_hash": pl.Int64})
 
 
-def seen(present: tuple[str, ...] = COLUMNS) -> pl.DataFrame:
-    return steps().select("episode_id", "step_index", *seen_at_steps(present))
+def seen(present: tuple[str, ...] = COLUMNS, **texts: str | None) -> pl.DataFrame:
+    return steps(texts).select("episode_id", "step_index", *seen_at_steps(present))
 
 
 def test_figures_by_hand() -> None:
@@ -44,8 +52,27 @@ def test_figures_by_hand() -> None:
             "last_actions_mean": (2 + 3) / 2,
             "error_anchors": 1,
             "error_steps": 3,
+            "empty_steps": 0,
         }
     ]
+
+
+def test_steps_in_empty_states_are_those_of_anchors_that_say_nothing_and_are_no_errors() -> None:
+    assert purity(advantages(), seen(a=""))["empty_steps"].to_list() == [4]
+    assert purity(advantages(), seen(a="[]", b="null"))["empty_steps"].to_list() == [4], "`b` counts as an error text"
+    without_marks = seen(("state_hash",), a="said", b=" null")
+    assert purity(advantages(), without_marks)["empty_steps"].to_list() == [3]
+    assert purity(advantages(), seen(a=None, b=None))["empty_steps"].to_list() == [0], "not known, so not empty"
+
+
+def test_an_anchor_of_several_texts_is_empty_only_if_all_that_are_known_are() -> None:
+    nothing, known = text_hash(""), pl.col("episode_id") == 0
+    facts = seen(a="")
+    unknown = facts.with_columns(state_hash=pl.when(known).then(pl.lit(None, pl.Int64)).otherwise("state_hash"))
+    assert unknown.filter(state_hash=nothing).height == 2
+    assert purity(advantages(), unknown)["empty_steps"].to_list() == [4]
+    told = facts.with_columns(state_hash=pl.when(known).then(pl.lit(text_hash("a"))).otherwise("state_hash"))
+    assert purity(advantages(), told)["empty_steps"].to_list() == [0]
 
 
 def test_the_order_of_the_steps_does_not_matter() -> None:
@@ -65,6 +92,7 @@ def test_what_was_read_as_a_hash_is_taken_as_it_is() -> None:
 def test_only_what_was_looked_at_has_figures() -> None:
     assert purity(advantages(), seen(("action",))).columns == ["group_id", "one_action_anchors", "last_actions_mean"]
     assert purity(advantages(), seen(("state_is_error",))).columns == ["group_id", "error_anchors", "error_steps"]
+    assert purity(advantages(), seen(("state_hash",))).columns == ["group_id", "empty_steps"]
     alone = advantages().filter(pl.col("group_id") == 1)
     assert purity(alone, seen()).is_empty(), "nobody shares a state"
     assert purity(alone, seen()).columns == purity(advantages(), seen()).columns

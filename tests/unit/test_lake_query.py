@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lake import Lake, ids
 from lake.errors import LakeAccessError, QueryError
+from lake.read.empty_states import EMPTY_STATES
 from lake.read.query import Session
 from lake.read.query_views import macros, views
 from lake.tables import TABLES
@@ -74,7 +75,7 @@ def test_every_table_and_every_shipped_view_answers(session: Session) -> None:
 
 
 def test_every_shipped_file_says_what_it_is() -> None:
-    assert len(macros()) == 3
+    assert len(macros()) == 4
     assert all(text.startswith("-- ") for text in macros())
     for name, text in views().items():
         assert text.startswith(f"-- {name}: "), name
@@ -252,6 +253,25 @@ def test_values_are_those_of_python_and_sums_integers_where_they_fit(
         found = found.to_list()
     assert found == expected
     assert type(found) is type(expected) or isinstance(found, dict)
+
+
+# ---------------------------------------------------------------- states that say nothing
+
+
+@pytest.mark.parametrize(
+    ("state", "is_empty"),
+    [
+        *((text, True) for text in ("", " ", "\n", "[]", "{}", '""', "null", "None", " []\n", "null\r\n")),
+        *((text, False) for text in ("0", "no", "[1]", "nothing", "NULL and void")),
+        (None, None),
+    ],
+)
+def test_a_state_that_says_nothing_is_known_by_its_hash(
+    session: Session, state: str | None, is_empty: bool | None
+) -> None:
+    state_hash = None if state is None else ids.text_hash(state)
+    assert value(session, "SELECT is_empty_state(?::BIGINT)", [state_hash]) is is_empty
+    assert pl.Series([state_hash], dtype=pl.Int64).is_in(EMPTY_STATES).to_list() == [is_empty]
 
 
 # ---------------------------------------------------------------- ids

@@ -105,6 +105,7 @@ def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     found = groups.page(snap, GroupFilter(), Window(), Sort("error_share", descending=True))
     assert found["task_id"].to_list() == ["false", "sound"]
     assert found["error_share"].to_list() == pytest.approx([1 / 3, 0.0])
+    assert found["empty_share"].to_list() == pytest.approx([1 / 3, 0.0])
     assert found["shared_share"].to_list() == pytest.approx([6 / 8, 2 / 6])
     group = found["group_id"][0]
     rows = snap.sql("SELECT * FROM advantages WHERE group_id = ?", [group])
@@ -115,6 +116,7 @@ def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     weights = {row["state"]: row["share"] for row in anchors.page(snap, group, find_credit(snap), Window()).to_dicts()}
     assert weights["[]"] == pytest.approx(by_step[1] / sum(by_step.values()))
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    assert column(open_page("groups", sort="-empty_share"), "groups", "empty_share") == ["0.33", "0.00"]
     warnings = [warning.value for warning in open_page("group", group=group).warning]
     assert warnings == [
         "4 of 6 shared steps are from error texts or empty states, which anything may lead to: "
@@ -126,7 +128,7 @@ def test_lists_have_no_columns_of_which_nothing_is_known(tmp_path: Path, monkeyp
     """But the one that they are ordered by."""
     lk = show(build_lake(tmp_path), monkeypatch)
     found = groups.page(lk.snapshot(), GroupFilter(), Window())
-    of_credit = ("shared_share", "error_share", "ways_in")
+    of_credit = ("shared_share", "error_share", "empty_share", "ways_in")
     assert all(found[name].null_count() == found.height == 6 for name in of_credit)
     assert not set(of_credit) & set(columns(open_page("groups"), "groups"))
     assert "ways_in" in columns(open_page("groups", sort="-ways_in"), "groups")

@@ -22,7 +22,6 @@ __all__ = [
     "Sort",
     "Window",
     "count",
-    "is_empty",
     "like",
     "literal",
     "only_row",
@@ -108,11 +107,6 @@ def themselves(*names: str) -> dict[str, tuple[str, ...]]:
     return {name: (f'"{name}"',) for name in names}
 
 
-def is_empty(column: str) -> str:
-    """SQL: whether a state says nothing, so that anything may lead to it: blank, or an empty list, object or null."""
-    return f"trim({column}) IN ('', '[]', '{{}}', '\"\"', 'null', 'None')"
-
-
 def replies(where: str) -> str:
     """SQL of what came back from steps: episode_id, step_index (of the step that was answered), is_error, is_empty.
 
@@ -122,7 +116,8 @@ def replies(where: str) -> str:
         where: a condition on the next step.
     """
     return f"""(
-        SELECT episode_id, step_index - 1 AS step_index, state_is_error AS is_error, {is_empty("state")} AS is_empty
+        SELECT episode_id, step_index - 1 AS step_index, state_is_error AS is_error,
+               is_empty_state(state_hash) AS is_empty
         FROM steps WHERE {where}
     )"""
 

@@ -12,7 +12,7 @@ from polars.dataframe.group_by import GroupBy
 
 from lake.judgements.credit import Credit
 from lake.judgements.scores import ENV_RETURN
-from viewer.queries import EXCERPT, Reads, Row, Sort, Window, count, is_empty, order_by, outcomes, taken, themselves
+from viewer.queries import EXCERPT, Reads, Row, Sort, Window, count, order_by, outcomes, taken, themselves
 
 ORDERS = (
     *("size", "episodes", "actions", "spread", "lowest", "highest"),
@@ -89,7 +89,7 @@ def _visited(lake: Reads, group_id: int, credit: Credit) -> pl.DataFrame:
     query = f"""
         SELECT a.episode_id, a.step_index, a.anchor_key, a.anchor_size, a.anchor_episodes, a.return_to_go, a.a_step,
                left(s.state, {EXCERPT}) AS state, s.state_hash, s.state_is_error,
-               {is_empty("s.state")} AS state_is_empty, hash({taken("s")}) AS taken, s.led_here
+               is_empty_state(s.state_hash) AS state_is_empty, hash({taken("s")}) AS taken, s.led_here
         FROM {credit.rows} AS a
         JOIN {_steps(lake, group_id)} AS s ON s.episode_id = a.episode_id AND s.step_index = a.step_index
         WHERE a.group_id = $group
@@ -234,7 +234,7 @@ def seen(lake: Reads, credit: Credit, anchor_keys: Sequence[int], group_id: int 
                count(DISTINCT s.state_hash) AS states, count(DISTINCT {taken("s")}) AS actions,
                count(DISTINCT {taken("b")}) FILTER (b.step_index IS NOT NULL) AS ways_in,
                CASE WHEN bool_or(s.state_is_error) THEN 'error text'
-                    WHEN bool_and({is_empty("s.state")}) THEN 'empty' END AS doubt
+                    WHEN bool_and(is_empty_state(s.state_hash)) THEN 'empty' END AS doubt
         FROM drawn AS d JOIN there AS s ON s.episode_id = d.episode_id AND s.step_index = d.step_index
         LEFT JOIN there AS b ON b.episode_id = d.episode_id AND b.step_index = d.step_index - 1
         GROUP BY d.anchor_key

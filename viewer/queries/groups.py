@@ -66,7 +66,8 @@ class GroupFilter:
 # What the current credit found in each group, by its newest job.
 _OF_CREDIT = """
     SELECT g.group_id, g.shared_steps / nullif(g.steps, 0) AS shared_share,
-           g.error_steps / nullif(g.shared_steps, 0) AS error_share, g.last_actions_mean AS ways_in
+           g.error_steps / nullif(g.shared_steps, 0) AS error_share,
+           g.empty_steps / nullif(g.shared_steps, 0) AS empty_share, g.last_actions_mean AS ways_in
     FROM credit_groups AS g JOIN job_runs AS r USING (job_id)
     WHERE g.series_id = (SELECT series_id FROM credit_series WHERE is_current)
     QUALIFY row_number() OVER (
@@ -76,7 +77,7 @@ _OF_CREDIT = """
 ORDERS = themselves(
     *("run_id", "collection_round", "signal", "size", "scored"),
     *("mean_return", "sd_return", "lowest", "highest", "mean_steps"),
-    *("shared_share", "error_share", "ways_in"),
+    *("shared_share", "error_share", "empty_share", "ways_in"),
 ) | {"task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")}
 """Columns that may order the list."""
 _USUAL_ORDER = "run_id, collection_round NULLS FIRST, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id, group_id"
@@ -86,7 +87,8 @@ def page(lake: Reads, wanted: GroupFilter, window: Window, sort: Sort | None = N
     """A page of the groups, by run, round and task if nothing else is asked for; sd_return is the sample deviation.
 
     By the current credit, NULL where it did not look: shared_share of the steps were taken from a state that siblings
-    share, error_share of those from an error text; ways_in is the mean number of distinct actions that led to them.
+    share, error_share of those from an error text, empty_share from a state that says nothing; ways_in is the mean
+    number of distinct actions that led to them.
     """
     query, params = _filtered(lake, wanted)
     order = order_by(sort, ORDERS, _USUAL_ORDER)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lake.judgements.credit import Credit
-from viewer.queries import EXCERPT, Reads, is_empty, outcomes, replies, taken
+from viewer.queries import EXCERPT, Reads, outcomes, replies, taken
 
 MOST = 8
 """Episodes side by side."""
@@ -80,7 +80,7 @@ def texts(lake: Reads, places: Sequence[tuple[int, int]]) -> pl.DataFrame:
     mine = f"episode_id IN ({_listed({episode for episode, _ in places})})"
     query = f"""
         SELECT episode_id, step_index, left(state, {EXCERPT}) AS state, left(action, {EXCERPT}) AS action,
-               left(tool_calls, {CALLS}) AS tool_calls, state_is_error, {is_empty("state")} AS state_is_empty,
+               left(tool_calls, {CALLS}) AS tool_calls, state_is_error, is_empty_state(state_hash) AS state_is_empty,
                r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
         FROM steps LEFT JOIN {replies(mine)} AS r USING (episode_id, step_index)
         WHERE {mine} AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))

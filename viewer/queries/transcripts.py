@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from lake.judgements.scores import scores_of
-from viewer.queries import Params, Reads, Window, is_empty, replies, taken
+from viewer.queries import Params, Reads, Window, replies, taken
 from viewer.queries.episodes import JSON, TEXT, whole
 
 HEAD = 240
@@ -35,7 +35,7 @@ def outline(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
             FROM steps WHERE episode_id = $episode ORDER BY step_index LIMIT $limit OFFSET $offset
         )
         SELECT m.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_is_error,
-               {is_empty("state")} AS state_is_empty, r.is_error AS reply_is_error,
+               is_empty_state(state_hash) AS state_is_empty, r.is_error AS reply_is_error,
                r.is_empty AS reply_is_empty, latency, agent_id, left(action, $head) AS action,
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
@@ -68,7 +68,7 @@ def steps(lake: Reads, episode_id: int, indices: Sequence[int], limit: int = TEX
     )
     query = f"""
         SELECT s.step_index, reward, is_action_valid, is_active, trainable, is_copied_context, state_role,
-               state_is_error, {is_empty("state")} AS state_is_empty, r.is_error AS reply_is_error,
+               state_is_error, is_empty_state(state_hash) AS state_is_empty, r.is_error AS reply_is_error,
                r.is_empty AS reply_is_empty, model, policy_version, finish_reason,
                value_estimate, latency, prompt_tokens, completion_tokens, {cut}
         FROM steps AS s

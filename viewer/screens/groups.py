@@ -26,6 +26,9 @@ _COLUMNS = {
     "mean_steps": tables.value("Mean steps", digits=1),
     "shared_share": tables.share("Shared steps", "By the current credit: taken from a state that siblings share."),
     "error_share": tables.share("In error texts", "Of the shared steps: what is compared there is no one situation."),
+    "empty_share": tables.share(
+        "In empty states", "Of the shared steps: anything may lead there. A dash: not counted."
+    ),
     "ways_in": tables.value("Ways in", "Mean number of distinct actions that led to a shared state.", digits=1),
     "group_id": tables.ident("Group"),
 }

@@ -71,9 +71,9 @@ def _carrying(flag: Flag, flags: list[str]) -> list[str]:
 HEALTHY_SINGLETONS = 0.35
 """GiGPO trains well with fewer singleton steps than this (arXiv 2505.10978)."""
 MOSTLY = 0.5
-MANY_ERRORS = 0.05
+MANY_DOUBTED = 0.05
 _ADDED = ("episodes", "steps", "shared_steps", "singleton_steps", "anchors", "sign_disagreements")
-_KNOWN = ("one_action_anchors", "error_anchors", "error_steps")
+_KNOWN = ("one_action_anchors", "error_anchors", "error_steps", "empty_steps")
 DIAGNOSED = (*_ADDED, *_KNOWN, "defined_steps", "scored", "is_dead")
 """The columns of `credit_groups` that a diagnosis reads."""
 
@@ -91,6 +91,8 @@ class CreditDiagnosis(CreditSummary):
     """Shared anchors whose state is an error text; None if that was not read."""
     error_steps: int | None
     """Steps in those."""
+    empty_steps: int | None
+    """Steps in shared anchors whose states say nothing; None if that was not read."""
     sign_disagreements: int
     """Steps where A_E and A_S have opposite signs."""
 
@@ -128,18 +130,24 @@ class CreditDiagnosis(CreditSummary):
                 f"advantage (usual: below {HEALTHY_SINGLETONS:.0%}). See what makes the states differ: "
                 "`trajlake anchors --lake LAKE`"
             )
-        if self.error_steps and self.error_steps > MANY_ERRORS * self.shared_steps:
-            found.append(
-                f"{self.error_steps} of the {self.shared_steps} steps with a shared state are at error texts, which "
-                "say little of the situation. See what leaving them out would give: `trajlake anchors --lake LAKE`"
-            )
+        said = {
+            "error texts, which say little of the situation. See what leaving them out would give": self.error_steps,
+            "empty states (blank, [] or null), which anything may lead to. See how many ways did": self.empty_steps,
+        }
+        found.extend(
+            f"{steps} of the {self.shared_steps} steps with a shared state are at {what}: "
+            "`trajlake anchors --lake LAKE`"
+            for what, steps in said.items()
+            if steps and steps > MANY_DOUBTED * self.shared_steps
+        )
         return found
 
 
 def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
     """Add up one row per group with the `DIAGNOSED` columns of `credit_groups`; those without episodes do not count.
 
-    Figures of actions and error texts are None if no group has them.
+    Figures of actions, error texts and empty states are None if a group that shares states lacks them: a group that an
+    older job computed, which did not look for them, may stand beside newer ones.
     """
     scored, dead = pl.col("scored"), pl.col("is_dead")
     row = (
@@ -153,10 +161,14 @@ def diagnose(groups: pl.LazyFrame) -> CreditDiagnosis:
             (scored == 1).sum().alias("singleton_groups"),
             (scored == 0).sum().alias("unscored_groups"),
             (pl.col("anchors") > 0).any().alias("has_anchors"),
-            # The sum of the known values; NULL if there are none.
-            *(pl.when(pl.col(n).count() > 0).then(pl.col(n).cast(pl.Int64).sum()).alias(n) for n in _KNOWN),
+            *(pl.when(_is_known(n)).then(pl.col(n).cast(pl.Int64).sum()).alias(n) for n in _KNOWN),
         )
         .collect()
         .row(0, named=True)
     )
     return CreditDiagnosis.model_validate(row)
+
+
+def _is_known(name: str) -> pl.Expr:
+    found = pl.col(name).is_not_null()
+    return found.any() & (found | (pl.col("shared_steps") == 0)).all()

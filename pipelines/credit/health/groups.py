@@ -2,8 +2,9 @@
 
 Three questions per group. Do its outcomes differ (a dead group teaches nothing)? Do its steps meet in the same states
 (a step alone in its state has no step advantage)? And are those states what they seem? Where everyone took the same
-action nothing is compared, a text reached by many different actions is hardly one situation, an error text is none.
-The last question needs texts (actions) of the steps that share a state, and is answered only if they are given.
+action nothing is compared, a text reached by many different actions is hardly one situation, an error text is none, nor
+is a state that says nothing. The last question needs texts (actions) of the steps that share a state, and is answered
+only if they are given.
 
 By segment reductions, and rows gathered by anchor as estimators gather them: group-bys and joins would cost several
 times the advantages themselves. Texts are hashed while they are read, so that none is kept.
@@ -17,6 +18,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from lake.read.empty_states import EMPTY_STATES
 from lake.tables import TABLES
 from pipelines.credit.estimators.anchor_groups import gathered
 from pipelines.credit.flags import Flag
@@ -27,11 +29,16 @@ _STEP = ["episode_id", "step_index"]
 _ODD = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB], np.uint64)
 """Odd numbers with about as many ones as zeros: a product with one keeps every bit of what it is made of."""
 _CALL_IDS = ("id", "call_id")
-_FIGURES = {"taken": ("one_action_anchors", "last_actions_mean"), "state_is_error": ("error_anchors", "error_steps")}
+_FIGURES = {
+    "taken": ("one_action_anchors", "last_actions_mean"),
+    "state_is_error": ("error_anchors", "error_steps"),
+    "state_hash": ("empty_steps",),
+}
+_COUNTS = ("one_action_anchors", "error_anchors", "error_steps", "empty_steps")
 
 
 def seen_at_steps(present: Sequence[str]) -> list[pl.Expr]:
-    """What to select from `steps`, where it is present: `taken` (UInt64, maybe there already) and `state_is_error`."""
+    """What to select of `steps`, where it is there: `taken` (UInt64, maybe already), `state_is_error`, `state_hash`."""
     found = []
     if "taken" in present:
         found.append(pl.col("taken"))
@@ -39,6 +46,8 @@ def seen_at_steps(present: Sequence[str]) -> list[pl.Expr]:
         found.append(choice(list(present)).alias("taken"))
     if "state_is_error" in present:
         found.append(pl.col("state_is_error").cast(pl.Boolean))
+    if "state_hash" in present:
+        found.append(pl.col("state_hash"))
     return found
 
 
@@ -46,8 +55,8 @@ def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Figures of the shared anchors: one row for each group that has one.
 
     group_id, with `taken` one_action_anchors and last_actions_mean, with `state_is_error` error_anchors and
-    error_steps. Rows are advantages in canonical order; the steps have episode_id, step_index and what `seen_at_steps`
-    gives, inactive ones included: fastest in the order of the rows.
+    error_steps, with `state_hash` empty_steps. Rows are advantages in canonical order; the steps have episode_id,
+    step_index and what `seen_at_steps` gives, inactive ones included: fastest in the order of the rows.
     """
     shared_N = rows.select((pl.col("anchor_episodes") >= 2) & pl.col("anchor_key").is_not_null()).to_series()
     facts, rows = _beside(rows, steps).drop(_STEP), rows.select("group_id", "anchor_key")
@@ -69,11 +78,22 @@ def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         ways_K = batch.distinct(led_M, anchors).astype(np.float64)
         figures["one_action_anchors"] = pl.Series(of_group.count(~anchors.any(differs_M)))
         figures["last_actions_mean"] = pl.Series(of_group.sum(ways_K) / of_group.lengths_K)
+    error_K = np.zeros(len(anchors.lengths_K), np.bool_)
     if "state_is_error" in facts.columns:
         error_K = anchors.any(facts["state_is_error"].fill_null(value=False).to_numpy()[order_M])
         figures["error_anchors"] = pl.Series(of_group.count(error_K))
-        figures["error_steps"] = pl.Series(of_group.sum(np.where(error_K, anchors.lengths_K, 0).astype(np.float64)))
+        figures["error_steps"] = _steps_of(error_K, anchors, of_group)
+    if "state_hash" in facts.columns:
+        known_M = facts["state_hash"].is_not_null().to_numpy()[order_M]
+        empty_M = facts["state_hash"].is_in(EMPTY_STATES).fill_null(value=False).to_numpy()[order_M]
+        empty_K = anchors.any(empty_M) & ~anchors.any(known_M & ~empty_M) & ~error_K
+        figures["empty_steps"] = _steps_of(empty_K, anchors, of_group)
     return pl.DataFrame(figures)
+
+
+def _steps_of(chosen_K: Bools, anchors: Segments, of_group: Segments) -> pl.Series:
+    """How many steps of each group are in some of its anchors."""
+    return pl.Series(of_group.sum(np.where(chosen_K, anchors.lengths_K, 0).astype(np.float64)))
 
 
 def decisions(steps: pl.DataFrame) -> pl.DataFrame:
@@ -237,8 +257,8 @@ def group_diagnostics(
         advantages: rows as an estimator returns them, sorted by (group_id, episode_id, step_index).
         episodes: `episode_id`, `group_id` (the one the estimator used), `episode_score`, and where known `run_id` and
             `policy_version`. `score_*` are figures of `episode_score`, also where the estimator used another score.
-        steps: `episode_id`, `step_index`, and any of `action`, `tool_calls` and `state_is_error`, or what
-            `seen_at_steps` makes of them; figures that need what is not there are NULL.
+        steps: `episode_id`, `step_index`, and any of `action`, `tool_calls`, `state_is_error` and `state_hash`, or
+            what `seen_at_steps` makes of them; figures that need what is not there are NULL.
         findings: `group_id` and `findings`, as `check_groups` gives them.
     """
     rows = advantages.collect()
@@ -263,7 +283,7 @@ def _typed(present: list[str]) -> Iterator[pl.Expr]:
     for name, dtype in SCHEMA.items():
         # A group that shares no state has no error anchors: 0, if they were looked for.
         value = pl.col(name) if name in present else pl.lit(None)
-        if name in ("one_action_anchors", "error_anchors", "error_steps") and name in present:
+        if name in _COUNTS and name in present:
             value = pl.col(name).fill_null(0)
         yield (value if name == "group_id" else value.cast(dtype)).alias(name)
 
