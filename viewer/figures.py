@@ -33,11 +33,18 @@ _ON_TOP: Spec = {"orient": "top", "padding": 0}
 
 
 def curve(
-    frame: pl.DataFrame, value: str, *, title: str, x_title: str, band: bool = False, share: bool = False
+    frame: pl.DataFrame,
+    value: str,
+    *,
+    title: str,
+    x_title: str,
+    band: bool = False,
+    share: bool = False,
+    picks: Sequence[str] = ("x",),
 ) -> Chart:
     """A value along `x`, with the band from `low` to `high` if asked for; shares are shown as percentages.
 
-    A click picks the nearest point, by its `x`.
+    A click picks the nearest point, by the columns `picks`.
     """
     scale = _of_shares(frame["high" if band else value].max()) if share else {"zero": False}
     axis = {"format": "%" if share else _labels(frame[value]), "tickCount": 4, **_CLOSE}
@@ -56,7 +63,7 @@ def curve(
     if band:
         low = _number("low", scale=scale)
         layers.insert(0, _layer(frame, "area", {"opacity": 0.18, "color": POSITIVE}, x=x, y=low, y2={"field": "high"}))
-    return _chart(layers, title, pick=["x"])
+    return _chart(layers, title, pick=picks)
 
 
 def tools(frame: pl.DataFrame, x_title: str) -> Chart:

@@ -1,6 +1,7 @@
 """The part of the training page that is about an online run (`trajlake loop`): where it is, its curves, its rounds."""
 
 from datetime import timedelta
+from functools import partial
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
@@ -8,9 +9,9 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.read.online_runs import evaluation_run
 from viewer import components as ui
-from viewer import figures, pinned, tables
+from viewer import figures, over_rounds, pinned, tables
 from viewer.links import Page, given_int
-from viewer.navigation import changed
+from viewer.navigation import changed, href
 from viewer.pinned import read
 from viewer.plain import number, percent, seconds, slug, visible
 from viewer.queries import Row, loops
@@ -142,26 +143,60 @@ def _curves(loop: Loop, evaluations: pl.DataFrame) -> None:
     if evaluations.height:
         points = evaluations.with_columns(x=pl.col("version" if chosen == "Rounds" else "tokens"))
         title = "Held-out success, 95 % interval over tasks"
-        charts.append(figures.curve(points, "success", title=title, x_title=x_title, band=True, share=True))
+        drawn = figures.curve(
+            points, "success", title=title, x_title=x_title, band=True, share=True, picks=("version",)
+        )
+        charts.append((drawn, "loop-success", partial(held_out_of, loop)))
     frame = frame.with_columns(x=pl.col(_AXES[chosen]))
     across = "Round" if chosen == "Rounds" else x_title
-    charts += [
-        figures.curve(frame.drop_nulls(name), name, title=title, x_title=across, share=share)
-        for name, title, share in (
-            ("mean_return", "Mean return of the rollouts", False),
-            ("live_share", "Groups with signal", True),
-            ("entropy", "Entropy of the policy, nats", False),
-            ("kl", "KL of a round's updates, nats", False),
-            ("seconds", "Seconds of a round", False),
-            ("tokens", "Tokens of a round", False),
-            ("parity", "Largest log-probability difference to an engine", False),
-            ("stale", "Trained tokens of older versions", True),
-        )
-        if frame[name].drop_nulls().len() and (name != "stale" or frame[name].max())
-    ]
-    grid = st.columns(3)
-    for position, chart in enumerate(charts):
-        ui.chart(grid[position % 3], chart, f"loop-{position}")
+    for name, title, share, opens in (
+        ("mean_return", "Mean outcome of the rollouts", False, episodes_of),
+        ("live_share", "Groups with signal", True, groups_of),
+        ("entropy", "Entropy of the policy, nats", False, updates_of),
+        ("kl", "KL of a round's updates, nats", False, updates_of),
+        ("seconds", "Seconds of a round", False, round_of),
+        ("tokens", "Tokens of a round", False, episodes_of),
+        ("parity", "Largest log-probability difference to an engine", False, round_of),
+        ("stale", "Trained tokens of older versions", True, updates_of),
+    ):
+        if frame[name].drop_nulls().len() and (name != "stale" or frame[name].max()):
+            points = frame.drop_nulls(name)
+            drawn = figures.curve(points, name, title=title, x_title=across, share=share, picks=_PICKED)
+            charts.append((drawn, f"loop-{name}", partial(opens, loop)))
+    over_rounds.grid(charts)
+    st.caption("A point opens what it is of: held-out episodes, the round's episodes, groups or updates, or the round.")
+
+
+_PICKED = ("round", "last", "first_update")
+"""What is known of a clicked point, which stands for the rounds up to `last`; see `loops.curves`."""
+
+
+def held_out_of(loop: Loop, point: Row) -> str:
+    """The address of the episodes that a version was evaluated by."""
+    return href(Page.EPISODES, run=evaluation_run(loop.run), version=point["version"])
+
+
+def episodes_of(loop: Loop, point: Row) -> str:
+    """The address of the episodes of a point's rounds."""
+    return href(Page.EPISODES, run=loop.run, **over_rounds.within("round", point["round"], point["last"]))
+
+
+def groups_of(loop: Loop, point: Row) -> str:
+    """The address of the groups of a round; of several rounds, which no list of groups is of, their episodes."""
+    if point["last"] > point["round"]:
+        return episodes_of(loop, point)
+    return href(Page.GROUPS, run=loop.run, round=point["round"])
+
+
+def updates_of(loop: Loop, point: Row) -> str:
+    """The address of the first update of a round."""
+    job = ids.to_text(loop.train_job)
+    return href(Page.TRAINING, job=job, round=point["round"], update=point["first_update"])
+
+
+def round_of(loop: Loop, point: Row) -> str:
+    """The address of a round on this page, with the links to all that it is made of."""
+    return href(Page.TRAINING, job=ids.to_text(loop.train_job), round=point["round"])
 
 
 def _rounds(loop: Loop, total: int, evaluations: pl.DataFrame) -> None:
@@ -173,7 +208,7 @@ def _rounds(loop: Loop, total: int, evaluations: pl.DataFrame) -> None:
     columns = {
         "round": tables.value("Round"),
         "success": tables.share("Held-out success", "Of the version that played it, where that was evaluated."),
-        "mean_return": tables.value("Mean return", "A dash means not scored, which is not 0."),
+        "mean_return": tables.value("Mean outcome", "A dash means not scored, which is not 0."),
         "live_groups": tables.value("Live groups"),
         "dead_groups": tables.value("Dead groups", "All siblings scored the same: no signal."),
         "updates": tables.value("Updates"),

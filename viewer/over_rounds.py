@@ -36,11 +36,15 @@ def opens(run: str, axis: runs.Axis, score: str | None, frame: pl.DataFrame) -> 
     def address(point: Row) -> str:
         first = int(point["x"])
         last = lasts.get(first, first)
-        ends = {name: first} if last == first else {f"{name}_from": first, f"{name}_to": last}
         failed = {"failed": point["tool"]} if "tool" in point else {}
-        return href(Page.EPISODES, run=run, score=score, **ends, **failed)
+        return href(Page.EPISODES, run=run, score=score, **within(name, first, last), **failed)
 
     return address
+
+
+def within(name: str, first: int, last: int) -> dict[str, int]:
+    """The part of an address that names a value of an axis, or a span of values."""
+    return {name: first} if last == first else {f"{name}_from": first, f"{name}_to": last}
 
 
 def scores(run: str, axis: runs.Axis, but: str | None = None) -> list[tuple[str, pl.DataFrame]]:

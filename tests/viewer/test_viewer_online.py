@@ -123,7 +123,20 @@ def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, l
         assert row["entropy"] == pytest.approx(entropies.item())
         assert row["stale"] == 0
     assert loops.rounds(lk, loop, Window(1, 1))["round"].to_list() == [1]
-    assert loops.curves(lk, loop)["mean_return"].to_list() == [rows[number]["mean_return"] for number in range(3)]
+    curves = loops.curves(lk, loop)
+    assert curves["mean_return"].to_list() == [rows[number]["mean_return"] for number in range(3)]
+    assert curves.select("round", "last", "first_update").rows() == [(0, 0, 0), (1, 1, 2), (2, 2, 4)]
+
+
+def test_a_point_of_several_rounds_opens_all_their_episodes(
+    lk: Lake, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "POINTS", 2)
+    both, alone = loops.curves(lk, loop).to_dicts()
+    assert [(point["round"], point["last"], point["first_update"]) for point in (both, alone)] == [(0, 1, 0), (2, 2, 4)]
+    assert online.episodes_of(loop, both) == "/episodes?run=asking&round_from=0&round_to=1"
+    assert online.groups_of(loop, both) == online.episodes_of(loop, both), "no list of groups is of several rounds"
+    assert online.groups_of(loop, alone) == "/groups?run=asking&round=2"
 
 
 def test_evaluations_are_those_of_the_loop_with_the_intervals_of_eval(

@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -13,9 +14,10 @@ import lake
 from lake import ids
 from lake.read.online_runs import LOOP
 from testkit.browsers import chromium
-from testkit.loops import loop_process, write_config
+from testkit.loops import loop_process, looped, write_config
 from testkit.viewer_process import viewer
 from testkit.word_game import save_model
+from trainer.online.settings import read_config
 
 pytestmark = pytest.mark.browser
 
@@ -67,3 +69,29 @@ def test_the_page_follows_a_run_and_shows_its_rounds(tmp_path: Path) -> None:
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.communicate()
+
+
+def test_points_open_what_they_are_of(tmp_path: Path) -> None:
+    """Of three rounds of two updates: held-out episodes, a round's episodes, groups and updates, and the round."""
+    looped(tmp_path, read_config(str(write_config(tmp_path, save_model(tmp_path / "model"))), {}))
+    query = f"SELECT json_extract_string(parameters, '$.train_job') FROM job_runs WHERE kind = '{LOOP}'"
+    job = lake.open(tmp_path / "lake").sql(query).item()
+    expected = {
+        "success": ("/episodes", {"run": ["asking-eval"], "version": ["3"]}),
+        "mean_return": ("/episodes", {"run": ["asking"], "round": ["2"]}),
+        "live_share": ("/groups", {"run": ["asking"], "round": ["2"]}),
+        "entropy": ("/training", {"job": [job], "round": ["2"], "update": ["4"]}),
+        "seconds": ("/training", {"job": [job], "round": ["2"]}),
+    }
+    with viewer(str(tmp_path / "lake")) as shown, chromium() as browser:
+        page = browser.new_page(viewport={"width": 1440, "height": 1400})
+        page.set_default_timeout(PATIENCE)
+        for name, (path, asked) in expected.items():
+            page.goto(f"{shown.address}/training?job={job}&axis=Tokens")
+            chart = page.locator(f".st-key-loop-{name}").get_by_test_id("stVegaLiteChart")
+            chart.locator("canvas").first.wait_for()
+            box = chart.bounding_box()
+            page.mouse.click(box["x"] + box["width"] * 0.95, box["y"] + box["height"] / 2)
+            page.wait_for_url(lambda url, was=page.url: url != was)
+            found = urlsplit(page.url)
+            assert (found.path, parse_qs(found.query)) == (path, asked), name

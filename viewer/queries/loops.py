@@ -149,14 +149,18 @@ def sums(lake: Reads, loop: Loop) -> dict[str, float]:
 
 
 def curves(lake: Reads, loop: Loop) -> pl.DataFrame:
-    """The rounds in order, at most `POINTS`: neighbouring ones are put together by their mean."""
+    """The rounds in order, at most `POINTS`: neighbouring ones, up to `last`, are put together by their mean.
+
+    first_update is the first of their updates; NULL if there is none.
+    """
     query = f"""
         WITH {_ROUNDS},
         span AS (
             SELECT min(round) AS first, greatest(1, ceil((max(round) - min(round) + 1) / {POINTS}))::BIGINT AS width
             FROM rounds
         )
-        SELECT first + (round - first) // width * width AS round, sum(episodes) AS episodes,
+        SELECT first + (round - first) // width * width AS round, max(round) AS last, sum(episodes) AS episodes,
+               arg_min(first_update, round) FILTER (updates > 0) AS first_update,
                avg(mean_return) AS mean_return, avg(live_share) AS live_share, avg(tokens) AS tokens,
                avg(seconds) AS seconds, avg(entropy) AS entropy, avg(kl) AS kl, avg(stale) AS stale,
                max(parity) AS parity, max(tokens_so_far) AS tokens_so_far
