@@ -503,7 +503,7 @@ def test_training_before_any_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lk = show(build_lake(tmp_path), monkeypatch)
     add_training(lk)
     at = open_page("training", update=0)
-    assert "returns only" in words(at)
+    assert "outcomes only" in words(at)
     assert "mean_advantage" not in columns(at, "batch"), "nothing is known of it"
 
 

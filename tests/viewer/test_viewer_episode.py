@@ -1,5 +1,6 @@
 """The page of an episode, run by Streamlit without a browser: what its transcript is given, and what is above it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from lake import Lake, ids
 from testkit.lakes import add_credit, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import assert_sound, elements, episode_id, open_page, show, transcript, words
 from viewer.navigation import href
-from viewer.transcript import drawn
+from viewer.pinned import Reader
+from viewer.transcript import drawn, page
 from viewer.transcript.answers import STEPS, answer
+from viewer.transcript.route import ask
 from viewer.transcript.told import told
 
 
@@ -189,6 +192,12 @@ def test_the_bar_says_the_outcome_that_the_run_goes_by(tmp_path: Path, monkeypat
     every = lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"]
     for episode, said in zip(every, ("0.25", "\N{EN DASH}"), strict=True):
         assert f"<span>&lt;judge&gt; {said}</span>" in words(open_page("episode", episode=ids.to_text(episode)))
+    group = ids.to_text(rows["group_id"][0])
+    sent = page.html(page.of(partial(ask, Reader(lk.snapshot())), None, None, group)).decode()
+    assert "<th>Outcome</th>" in sent
+    for said in ("0.25", "\N{EN DASH}"):
+        assert f"completed \N{MIDDLE DOT} &lt;judge&gt; {said} \N{MIDDLE DOT} 3 steps" in sent
+        assert f"<td>completed</td><td>{said}</td><td>3</td>" in sent
 
 
 def test_the_bar_says_where_the_episode_belongs(lk: Lake) -> None:
@@ -199,7 +208,7 @@ def test_the_bar_says_where_the_episode_belongs(lk: Lake) -> None:
         '<a href="/episodes?run=demo&amp;task=mixed">mixed</a>',
         '<a href="/group?group=',
         "rollout 2, round 0",
-        "<span>completed</span><span>return 0</span>",
+        "<span>completed</span><span>outcome 0</span>",
     ):
         assert said in bar, said
 

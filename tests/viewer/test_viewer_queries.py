@@ -21,9 +21,10 @@ from lake.errors import UsageError
 from lake.judgements.credit import Credit, covering, find_credit, jobs_of
 from lake.judgements.predicates import select_where
 from lake.tables import STATUSES
+from lake.write.jobs import Job
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
-from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, rollout, siblings
+from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, judged_lake, rollout, siblings
 from viewer import download
 from viewer.pinned import Reader
 from viewer.queries import (
@@ -823,7 +824,7 @@ def test_the_batch_of_an_update_with_its_advantages(
     for row in found.to_dicts():
         fact = find(facts, episode_id=row["episode_id"])
         known = [value for value in advantages[row["episode_id"]] if value is not None]
-        assert row["env_return"] == fact["env_return"]
+        assert row["outcome"] == fact["env_return"]
         assert row["action_tokens"] == 5 * fact["num_steps"]
         assert row["undefined"] == fact["num_steps"] - len(known)
         assert row["dead"] == (fact["task_id"] == "dead")
@@ -848,7 +849,7 @@ def test_the_groups_of_a_batch(snap: Reader, facts: Rows, training_job: int, cre
         assert (group["task_id"], group["collection_round"]) == (fact["task_id"], fact["collection_round"])
         assert (group["episodes"], group["dead"]) == (len(mine), any(row["dead"] for row in mine))
         assert group["policy_version"] == min(row["policy_version"] for row in mine)
-        known = [row["env_return"] for row in mine if row["env_return"] is not None]
+        known = [row["outcome"] for row in mine if row["outcome"] is not None]
         assert group["mean_return"] == pytest.approx(statistics.fmean(known))
         assert group["action_tokens"] == sum(row["action_tokens"] for row in mine)
     sizes = [value for value in found["mean_size"] if value is not None]
@@ -869,7 +870,7 @@ def test_what_the_updates_consumed(snap: Reader, training_job: int, credit_job: 
     assert found["episodes"].to_list() == [6, 6, 6, 6]
     for row in found.to_dicts():
         rows = training.batch(snap, training_job, row["step"], credit_job, ALL).to_dicts()
-        returns = [r["env_return"] for r in rows if r["env_return"] is not None]
+        returns = [r["outcome"] for r in rows if r["outcome"] is not None]
         assert row["mean_return"] == pytest.approx(statistics.fmean(returns))
         assert row["dead_share"] == pytest.approx(sum(r["dead"] for r in rows) / len(rows)), "all have 3 steps"
         assert row["undefined"] == pytest.approx(sum(r["undefined"] for r in rows) / (3 * len(rows)))
@@ -911,6 +912,24 @@ def test_a_training_job_that_names_nothing_read_the_newest_credit_before_it(tmp_
     assert training.credit_of(lk.snapshot(), 1) is None
 
 
+def consumed(lk: Lake, job: Job, update: int, where: str = "true") -> None:
+    """What an optimizer step of a training job consumed: whole episodes."""
+    mine = lk.sql(f"SELECT episode_id, num_steps FROM episodes WHERE {where}")
+    fixed = {"optimizer_step": update, "first_step": 0, "action_tokens": 1, "epoch": 0}
+    rows = mine.select("episode_id", last_step=pl.col("num_steps") - 1)
+    job.write("batches", rows.with_columns(pl.lit(value).alias(name) for name, value in fixed.items()))
+
+
+def test_a_batch_has_the_outcomes_by_which_its_runs_go(tmp_path: Path) -> None:
+    lk = judged_lake(tmp_path)
+    with lk.job(kind="train", run_id=RUN) as job:
+        consumed(lk, job, 0)
+    snap = lk.snapshot()
+    assert training.batch(snap, job.job_id, 0, None, ALL, _falling("outcome"))["outcome"].to_list() == [1.0, 0.25]
+    assert training.batch_groups(snap, job.job_id, 0, None)["mean_return"].to_list() == [0.625]
+    assert training.consumption(snap, job.job_id, None)["mean_return"].to_list() == [0.625]
+
+
 def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tmp_path: Path) -> None:
     """One training job over two rounds, each with a credit job of its own; what came later it has not read."""
     lk = build_lake(tmp_path)
@@ -920,14 +939,7 @@ def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tm
             where = f"collection_round = {number}"
             run_credit(lk, GiGPO(gamma=0.5), only=where)
             rounds.append(run_credit(lk, GiGPO(), only=where).job_id)
-            mine = lk.sql(f"SELECT episode_id, num_steps FROM episodes WHERE {where}")
-            fixed = {"optimizer_step": number, "first_step": 0, "action_tokens": 1, "epoch": 0}
-            job.write(
-                "batches",
-                mine.select("episode_id", last_step=pl.col("num_steps") - 1).with_columns(
-                    pl.lit(value).alias(name) for name, value in fixed.items()
-                ),
-            )
+            consumed(lk, job, number, where)
     add_credit(lk, omega=0.0)
     assert [credit_jobs(lk, job.job_id, number) for number in (0, 1)] == [{rounds[0]}, {rounds[1]}]
     found = training.consumption(lk.snapshot(), job.job_id, training.credit_of(lk.snapshot(), job.job_id))

@@ -104,6 +104,14 @@ def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
     return ordered.select("scorer", "step_index", "value", "reason", "error").head(200)
 
 
+def outcome(lake: Reads, episode_id: int, run: str) -> tuple[str, float | None]:
+    """What the episode's run goes by (`env_return`, or a scorer), and what it says of the episode; NULL if unknown."""
+    name = outcomes.of_run(lake, run, None)
+    judged, params = outcomes.judged(lake, name)
+    value = lake.sql(f"SELECT outcome FROM {judged} WHERE episode_id = $episode", params | {"episode": episode_id})
+    return name, value.item()
+
+
 _TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
 _USUAL_ORDER = "b.block, e.rollout_index, e.attempt, e.episode_id"
 # Runs, rounds and tasks are few, and numbers are quicker to order than texts.

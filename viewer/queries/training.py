@@ -11,7 +11,7 @@ import polars as pl
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import Credit, find_credit
 from lake.read.online_runs import LOOP
-from viewer.queries import Params, Reads, Row, Sort, Window, only_row
+from viewer.queries import Params, Reads, Row, Sort, Window, only_row, outcomes
 
 _SOME = 50
 """Episodes of a job that are looked at first, as nearly always all of them have advantages or none."""
@@ -133,7 +133,8 @@ def credit_of(lake: Reads, job_id: int) -> Credit | None:
 def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame:
     """What the updates of a job consumed, in order, at most `POINTS` points; NULL where there is no credit.
 
-    dead_share, positive, negative and undefined are shares of the steps; mean_size is the mean |advantage|.
+    mean_return is of the outcomes by which the runs go. dead_share, positive, negative and undefined are shares of the
+    steps; mean_size is the mean |advantage|.
     """
     mine = f"""
         WITH mine AS (SELECT * FROM trained_batches WHERE job_id = $job),
@@ -142,10 +143,11 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
                  FROM mine),
         binned AS (SELECT *, first + (optimizer_step - first) // width * width AS step FROM mine, span)
         """
+    judged, params = outcomes.judged(lake, None)
     of_episodes = f"""{mine}
         SELECT step, count(*) AS episodes, count(DISTINCT e.group_id) AS groups,
-               sum(b.action_tokens)::BIGINT AS action_tokens, avg(e.env_return) AS mean_return
-        FROM binned AS b LEFT JOIN episodes AS e USING (episode_id) GROUP BY step ORDER BY step
+               sum(b.action_tokens)::BIGINT AS action_tokens, avg(e.outcome) AS mean_return
+        FROM binned AS b LEFT JOIN {judged} AS e USING (episode_id) GROUP BY step ORDER BY step
         """
     # Apart from the episodes: it goes through all advantages, and its answer outlives a commit of episodes. They are
     # thinned out first, or the join would hold all of them.
@@ -165,17 +167,18 @@ def consumption(lake: Reads, job_id: int, credit: Credit | None) -> pl.DataFrame
                (credited - defined) / credited AS undefined
         FROM sums
         """
-    episodes, steps = (lake.sql(query, {"job": job_id}) for query in (of_episodes, of_steps))
+    episodes = lake.sql(of_episodes, params | {"job": job_id})
+    steps = lake.sql(of_steps, {"job": job_id})
     return episodes.join(steps, on="step", how="left", maintain_order="left")
 
 
 BATCH_ORDERS = (
-    *("run_id", "task_id", "rollout_index", "policy_version", "status", "env_return", "action_tokens"),
+    *("run_id", "task_id", "rollout_index", "policy_version", "status", "outcome", "action_tokens"),
     *("undefined", "dead", "a_episode", "mean_advantage", "lowest", "highest"),
 )
 """Columns that may order a batch."""
 _BATCH = (
-    *("episode_id", "group_id", "run_id", "task_id", "rollout_index", "policy_version", "status", "env_return"),
+    *("episode_id", "group_id", "run_id", "task_id", "rollout_index", "policy_version", "status", "outcome"),
     *("first_step", "last_step", "action_tokens", "credit_job", "a_episode", "mean_advantage", "lowest", "highest"),
     *("mean_size", "undefined", "dead"),
 )
@@ -210,7 +213,7 @@ def batch_groups(lake: Reads, job_id: int, update: int, credit: Credit | None, l
         pl.col("run_id", "task_id", "collection_round").drop_nulls().first(),
         pl.col("policy_version").min(),
         episodes=pl.col("episode_id").n_unique().cast(pl.Int64),
-        mean_return=pl.col("env_return").filter(pl.col("episode_id").is_first_distinct()).mean(),
+        mean_return=pl.col("outcome").filter(pl.col("episode_id").is_first_distinct()).mean(),
         mean_size=pl.when(defined > 0).then(pl.col("total_size").sum() / defined),
         action_tokens=pl.col("action_tokens").sum(),
         dead=pl.col("dead").any(),
@@ -235,7 +238,7 @@ def _of_update(lake: Reads, job_id: int, update: int, credit: Credit | None) -> 
     if credit is not None:
         of_update = "SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update"
         chosen = credit.rows_of(lake, lake.sql(of_update, {"job": job_id, "update": update})["episode_id"])
-    consumed, params = _consumed(job_id, chosen, "AND b.optimizer_step = $update")
+    consumed, params = _consumed(lake, job_id, chosen, "AND b.optimizer_step = $update")
     query = f"""
         SELECT * REPLACE (dead > 0 AS dead), TRY_CAST(task_id AS BIGINT) AS task_number,
                total_size / nullif(defined, 0) AS mean_size, nullif(credited, 0) - defined AS undefined
@@ -282,15 +285,15 @@ def metrics_at(lake: Reads, job_id: int, step: int) -> Row:
     return dict(rows.iter_rows())
 
 
-def _consumed(job_id: int, chosen: str, where: str = "") -> tuple[str, Params]:
+def _consumed(lake: Reads, job_id: int, chosen: str, where: str = "") -> tuple[str, Params]:
     """SQL of one row per batch row with its episode and the advantages of its steps, and its parameters.
 
     `chosen`: the advantages, as SQL.
     """
-    params: Params = {"job": job_id}
+    judged, params = outcomes.judged(lake, None)
     query = f"""
         SELECT b.optimizer_step, b.episode_id, b.first_step, b.last_step, b.action_tokens, e.group_id, e.run_id,
-               e.task_id, e.rollout_index, e.collection_round, e.policy_version, e.status, e.env_return,
+               e.task_id, e.rollout_index, e.collection_round, e.policy_version, e.status, e.outcome,
                any_value(a.job_id) AS credit_job,
                arg_min(a.a_episode, a.step_index) AS a_episode, avg(a.advantage) AS mean_advantage,
                min(a.advantage) AS lowest, max(a.advantage) AS highest, sum(abs(a.advantage)) AS total_size,
@@ -298,13 +301,13 @@ def _consumed(job_id: int, chosen: str, where: str = "") -> tuple[str, Params]:
                count(*) FILTER (a.advantage > 0) AS positive, count(*) FILTER (a.advantage < 0) AS negative,
                count(*) FILTER (list_contains(string_split(a.flags, ','), 'dead_group')) AS dead
         FROM trained_batches AS b
-        LEFT JOIN episodes AS e ON e.episode_id = b.episode_id
+        LEFT JOIN {judged} AS e ON e.episode_id = b.episode_id
         LEFT JOIN {chosen} AS a
             ON a.episode_id = b.episode_id AND a.step_index BETWEEN b.first_step AND b.last_step
         WHERE b.job_id = $job {where}
         GROUP BY ALL
         """
-    return query, params
+    return query, params | {"job": job_id}
 
 
 def credit_named(lake: Reads, wanted: str | None = None, before: int | None = None) -> Credit | None:

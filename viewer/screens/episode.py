@@ -9,18 +9,17 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.errors import TrajlakeError
 from lake.judgements.credit import Credit, covering
-from lake.judgements.scores import ENV_RETURN
 from viewer import annotations, choices, gone, links, plain, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given_int
 from viewer.navigation import anchor, changed, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
-from viewer.queries import PAGE_ROWS, Row, Window, episodes, outcomes, search, training
+from viewer.queries import PAGE_ROWS, Row, Window, episodes, search, training
 from viewer.queries import annotations as said
 from viewer.queries.episodes import EpisodeFilter
 from viewer.transcript import component, drawn, ledger
-from viewer.transcript.told import Told
+from viewer.transcript.told import Told, outcome
 
 # Related episodes with a link. (A string here would be printed: Streamlit shows stray expressions of its scripts.)
 RELATED = 20
@@ -50,7 +49,7 @@ def show() -> None:
 
 
 def _path(facts: Row) -> str:
-    """Where the episode belongs, as HTML: run, task, group, rollout; how it ended, and its return."""
+    """Where the episode belongs, as HTML: run, task, group, rollout; how it ended, and its outcome."""
     run, task = facts["run_id"], facts["task_id"]
     steps = [
         (run, href(Page.RUNS, run=run)),
@@ -61,20 +60,12 @@ def _path(facts: Row) -> str:
     rollout = f"rollout {facts['rollout_index']}" + (f", attempt {facts['attempt']}" if facts["attempt"] else "")
     if facts["collection_round"] is not None:
         rollout += f", round {facts['collection_round']}"
+    judged, value = outcome(read, facts)
     separator = " \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
     return (
         f'<h1 class="path">Episode {separator.join([*path, escape(rollout)])}</h1>'
-        f"<span>{escape(one_line(facts['status']))}</span><span>{escape(_outcome(facts))}</span>"
+        f"<span>{escape(one_line(facts['status']))}</span><span>{escape(one_line(judged, 40))} {number(value)}</span>"
     )
-
-
-def _outcome(facts: Row) -> str:
-    """The outcome by which its run goes, under its name."""
-    scorer = read(outcomes.of_run, facts["run_id"], None)
-    if scorer == ENV_RETURN:
-        return f"return {number(facts['env_return'])}"
-    said = read(episodes.scores, facts["episode_id"]).filter(pl.col("step_index").is_null(), scorer=scorer)
-    return f"{one_line(scorer, 40)} {number(said['value'][0] if said.height else None)}"
 
 
 def _place(episode_id: int) -> str:

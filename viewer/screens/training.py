@@ -286,10 +286,10 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
     st.subheader("What the updates consumed", anchor=False)
     stale.line(credit)
     if credit is None:
-        st.caption("No credit job covered what this job consumed: returns only.")
+        st.caption("No credit job covered what this job consumed: outcomes only.")
     else:
         st.caption(f"With the advantages of {chip(credit.title, 300)}, as they were when the job read them.")
-    titles = {"mean_return": "Mean return of the batch"}
+    titles = {"mean_return": "Mean outcome of the batch"}
     if credit is not None:
         titles |= {"mean_size": "Mean |advantage|", "dead_share": "Steps of dead groups"}
     grid = st.columns(4 if credit else 3)

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.judgements.scores import ENV_RETURN
 from viewer import links, theme
 from viewer.plain import number, one_line, signed
 from viewer.queries import Sort, Window, groups
@@ -58,7 +57,7 @@ def of(read: Read, credit: str | None, episode: str | None, group: str | None) -
         wanted = [ids.from_text(episode or "")]
     else:
         order = Sort("outcome", descending=True)
-        found = read(groups.siblings, ids.from_text(group), None, Window(SIBLINGS), ENV_RETURN, order)
+        found = read(groups.siblings, ids.from_text(group), None, Window(SIBLINGS), None, order)
         wanted = found["episode_id"].to_list()
     transcripts = [one for one in (told(read, _nowhere, one, credit) for one in wanted) if one is not None]
     if not transcripts:
@@ -118,7 +117,7 @@ def _held(one: Told, budget: int) -> tuple[dict[str, Any], int]:
 def _heading(one: Told, data: dict[str, Any]) -> str:
     """What stands above an episode: where it belongs, how it ended, whose advantages these are, what was left out."""
     facts, count = one.facts, one.count
-    said = [one_line(facts["status"]), f"return {number(facts['env_return'])}", f"{number(count)} steps"]
+    said = [one_line(facts["status"]), " ".join(_outcome(one)), f"{number(count)} steps"]
     if one.credit is not None:
         said.append(f"advantages by {one_line(one.credit.title, 300)}")
     steps = sum(0 <= step["index"] < count for step in data["held"])
@@ -134,11 +133,17 @@ def _siblings(transcripts: Sequence[Told]) -> str:
     for one in transcripts:
         facts, credit = one.facts, one.advantages
         a_episode = signed(credit["a_episode"][0]) if credit.height else number(None)
-        values = (one_line(facts["status"]), number(facts["env_return"]), number(one.count), a_episode)
+        values = (one_line(facts["status"]), _outcome(one)[1], number(one.count), a_episode)
         cells = "".join(f"<td>{escape(value)}</td>" for value in values)
         rows.append(f'<tr><td><a href="#{_name(one)}">rollout {facts["rollout_index"]}</a></td>{cells}</tr>')
-    names = ("", "Status", "Return", "Steps", "A_E")
+    names = ("", "Status", "Outcome", "Steps", "A_E")
     return f'<table class="siblings"><tr>{"".join(f"<th>{name}</th>" for name in names)}</tr>{"".join(rows)}</table>'
+
+
+def _outcome(one: Told) -> tuple[str, str]:
+    """Its outcome as every page has it: what it is called, and its value."""
+    name, value = one.outcome
+    return one_line(name, 40), number(value)
 
 
 def _name(one: Told) -> str:

@@ -12,6 +12,7 @@ import polars as pl
 
 from lake import ids
 from lake.judgements.credit import Credit
+from lake.judgements.scores import ENV_RETURN
 from viewer import links, plain
 from viewer.links import Page
 from viewer.queries import Reads, Row, Window, episodes, training, transcripts
@@ -60,6 +61,11 @@ class Told:
     def lines(self, window: Window) -> pl.DataFrame:
         """The rows of `transcripts.outline`."""
         return self.read(transcripts.outline, self.episode_id, window)
+
+    @cached_property
+    def outcome(self) -> tuple[str, float | None]:
+        """What its run goes by, as people read it, and what that says of the episode."""
+        return outcome(self.read, self.facts)
 
     @cached_property
     def advantages(self) -> pl.DataFrame:
@@ -118,6 +124,12 @@ def told(read: Read, link: Link, episode_id: int, credit: str | None) -> Told | 
     if facts is None:
         return None
     return Told(read, link, facts, None if credit is None else read(training.credit_named, credit))
+
+
+def outcome(read: Read, facts: Row) -> tuple[str, float | None]:
+    """As `episodes.outcome`; what the environment recorded is called the outcome, a scorer by its name."""
+    name, value = read(episodes.outcome, facts["episode_id"], facts["run_id"])
+    return "outcome" if name == ENV_RETURN else name, value
 
 
 def _by_step(frame: pl.DataFrame) -> dict[int, list[Row]]:
