@@ -119,13 +119,17 @@ MOST_RUNS = 1000
 
 def run() -> str | None:
     """The run to show; None for all."""
+    return one_run("Run", "run")
+
+
+def one_run(label: str, key: str) -> str | None:
+    """A run, which stands in the address under the key; None for all."""
     names = read(runs.names, MOST_RUNS)
-    asked = given("run")
-    if asked is not None and asked not in names and len(names) < MOST_RUNS:
+    asked, is_cut = given(key), len(names) >= MOST_RUNS
+    if asked is not None and asked not in names and not is_cut:
         missing(f"There is no run {chip(asked)} in this lake; showing all runs.")
-    is_cut = len(names) >= MOST_RUNS
     chosen = st.selectbox(
-        "Run", names, index=None, key="run", placeholder="all runs", accept_new_options=is_cut, **FILTER
+        label, names, index=None, key=key, placeholder="all runs", accept_new_options=is_cut, **FILTER
     )
     return None if chosen is None else str(chosen)
 

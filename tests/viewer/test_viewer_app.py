@@ -519,6 +519,29 @@ def test_what_is_cut_or_put_together_is_said(tmp_path: Path, monkeypatch: pytest
     assert "The first 1 of 2 jobs" in said
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_job_that_the_address_names_is_shown_however_old_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    older, old, _ = add_training(lk), add_training(lk, updates=6, episodes_per_update=4), add_training(lk)
+    monkeypatch.setattr(training, "JOBS", most)
+    assert job_choice(open_page("training", job=older)).value == ids.to_text(older)
+    at = open_page("training", job=older, update=2)
+    assert any(heading.value == "Update 2" for heading in at.subheader)
+    assert job_choice(open_page("training", update=4)).value == ids.to_text(old), "the newest that has such an update"
+    assert not open_page("training", update=4).warning
+    assert "no training job" in open_page("training", job=UNKNOWN_ID).warning[0].value
+
+
+def test_a_job_beside_another_is_drawn_however_old_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(build_lake(tmp_path), monkeypatch)
+    older, _, newest = (add_training(lk) for _ in range(3))
+    monkeypatch.setattr(training, "JOBS", 2)
+    at = open_page("training", job=newest, beside=ids.to_text(older))
+    assert at.multiselect[0].value == [ids.to_text(older)]
+
+
 def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lk = show(build_lake(tmp_path), monkeypatch)
     old, new = add_training(lk), add_training(lk, updates=2)

@@ -18,6 +18,7 @@ from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
+from viewer import choices
 from viewer.environment import ENVIRONMENT
 from viewer.over_rounds import opens
 from viewer.pinned import Reader
@@ -314,6 +315,15 @@ def test_a_point_opens_all_rounds_that_it_stands_for() -> None:
     assert address({"x": 0}) == "/episodes?run=r&round_from=0&round_to=2"
     assert address({"x": 3, "tool": "pay"}) == "/episodes?run=r&round=3&failed=pay"
     assert opens("r", "policy_version", None, points.drop("last"))({"x": 0}) == "/episodes?run=r&version=0"
+
+
+def test_a_run_beyond_those_that_are_listed_can_be_compared(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    monkeypatch.setattr(choices, "MOST_RUNS", 1)
+    at = open_page("change", a_run=RUN, b_run="other")
+    assert [at.selectbox(key=f"{side}_run").value for side in "ab"] == [RUN, "other"]
+    monkeypatch.setattr(choices, "MOST_RUNS", 3)
+    assert "There is no run" in open_page("change", a_run=RUN, b_run="nobody").warning[0].value
 
 
 def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ Which rows a choice of credit means is decided in `lake.judgements.credit`, as f
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -26,16 +27,19 @@ JOBS = 500
 """Training jobs that can be chosen at most."""
 
 
-def jobs(lake: Reads, limit: int = JOBS) -> pl.DataFrame:
+def jobs(lake: Reads, named: Sequence[int] = (), limit: int = JOBS) -> pl.DataFrame:
     """Jobs with metrics or batches: updates with a batch, names of metrics, and when the last metric was written.
 
-    Training comes first, the newest in front; total is the number of jobs. An online run is the one of its training
-    job, and told by its state.
+    Training comes first, the newest in front; total is the number of jobs. Those that are `named` are among them
+    however old they are. An online run is the one of its training job, and told by its state.
     """
     query = f"""
         SELECT r.job_id, r.kind, r.run_id, r.parameters, coalesce(l.status, r.status) AS status, r.started_at,
                r.seconds, l.status IS NOT NULL AS online, coalesce(b.updates, 0) AS updates,
-               coalesce(m.metrics, 0) AS metrics, m.last_at, count(*) OVER () AS total
+               coalesce(m.metrics, 0) AS metrics, m.last_at, count(*) OVER () AS total,
+               row_number() OVER (
+                   ORDER BY r.kind = 'train' OR b.updates > 0 DESC, r.started_at DESC, r.job_id
+               ) AS place
         FROM job_runs AS r
         LEFT JOIN (
             SELECT job_id, count(DISTINCT optimizer_step) AS updates FROM trained_batches GROUP BY job_id
@@ -48,9 +52,9 @@ def jobs(lake: Reads, limit: int = JOBS) -> pl.DataFrame:
             WHERE kind = '{LOOP}'
         ) AS l ON l.train_job = id_text(r.job_id)
         WHERE r.kind <> '{LOOP}' AND (r.kind = 'train' OR b.updates > 0 OR m.metrics > 0)
-        ORDER BY r.kind = 'train' OR b.updates > 0 DESC, r.started_at DESC, r.job_id LIMIT ?
+        ORDER BY list_contains($named::BIGINT[], r.job_id) DESC, place LIMIT $limit
         """
-    return lake.sql(query, [limit])
+    return lake.sql(query, {"named": list(named), "limit": limit}).sort("place").drop("place")
 
 
 def metrics(lake: Reads, job_id: int) -> pl.DataFrame:
@@ -255,8 +259,11 @@ def update_range(lake: Reads, job_id: int) -> tuple[int, int] | None:
 
 
 def with_update(lake: Reads, update: int) -> list[int]:
-    """Training jobs that have a batch of an optimizer step."""
-    query = "SELECT DISTINCT job_id FROM trained_batches WHERE optimizer_step = ? ORDER BY job_id"
+    """Training jobs that have a batch of an optimizer step, the newest first."""
+    query = """
+        SELECT job_id FROM job_runs WHERE job_id IN (SELECT job_id FROM trained_batches WHERE optimizer_step = ?)
+        ORDER BY started_at DESC, job_id
+        """
     return lake.sql(query, [update])["job_id"].to_list()
 
 

@@ -119,10 +119,8 @@ def _experiments(newest: tuple[str, ...]) -> None:
 
 def _side(name: str) -> Side:
     """The choice of a side, which stands in the address as `a_run`, `a_rounds`, ..."""
-    names = read(runs.names, choices.MOST_RUNS)
-    label = name.upper()
     with st.container(border=True):
-        run = st.selectbox(f"{label}: run", names, index=None, key=f"{name}_run", placeholder="all runs", **ui.FILTER)
+        run = choices.one_run(f"{name.upper()}: run", f"{name}_run")
         of_rounds, of_version, of_credit = st.columns(3)
         rounds = of_rounds.text_input("Rounds", key=f"{name}_rounds", placeholder="all, 3 or 2-5", **ui.FILTER)
         version = of_version.text_input("Policy version", key=f"{name}_version", placeholder="all", **ui.FILTER)

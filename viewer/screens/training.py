@@ -43,13 +43,13 @@ class Look:
 def show() -> None:
     """The page."""
     ui.header("Training")
-    jobs = read(training.jobs)
+    jobs = _jobs()
     if jobs.is_empty():
         advice = "trajlake train --lake LAKE ...      # or: trajlake demo"
         ui.empty("No training job has written to this lake yet.", advice)
         return
     began = time.monotonic()
-    jobs = ui.first(jobs, training.JOBS, "jobs, the newest, can be chosen; *Jobs* lists all")
+    jobs = ui.first(jobs, training.JOBS, "jobs, the newest and those of the address, can be chosen; *Jobs* lists all")
     labels = _labels(jobs)
     job_id, loop = _job(jobs, labels)
     if loop is not None:
@@ -69,6 +69,18 @@ def show() -> None:
     _checkpoints(job_id)
     if loop is not None:
         online.follow(loop, time.monotonic() - began)
+
+
+def _jobs() -> pl.DataFrame:
+    """The jobs that can be chosen: the newest, and those that the address names."""
+    newest = read(training.jobs, (), training.JOBS)
+    job, update = _training_job(given("job")), given_int("update")
+    named = [ids.from_text(text) for text in (job, *st.query_params.get_all("beside")) if text and ids.is_text(text)]
+    if job is None and update is not None:
+        named += read(training.with_update, update)[:1]
+    older = tuple(one for one in named if one not in newest["job_id"])
+    is_cut = newest.height and newest["total"][0] > newest.height
+    return read(training.jobs, older, training.JOBS) if older and is_cut else newest
 
 
 def _labels(jobs: pl.DataFrame) -> dict[str, str]:
@@ -102,7 +114,8 @@ def _job(jobs: pl.DataFrame, labels: dict[str, str]) -> tuple[int, Loop | None]:
     if asked is None and update is None and (mine := _of_run(looked_at(), rows)) is not None:
         asked = st.query_params["job"] = mine
     elif asked is None and update is not None:
-        newest = next((option for option in options if option in _with_update(update)), newest)
+        having = map(ids.to_text, read(training.with_update, update))
+        newest = next((option for option in having if option in rows), newest)
     # A browser remembers the label of its choice, and labels of a running job change: they are part of the key.
     key = f"training-job-{hashlib.blake2b(str(labels).encode(), digest_size=8).hexdigest()}"
 
@@ -132,11 +145,6 @@ def _of_run(run: str | None, rows: Mapping[str, Row]) -> str | None:
         ),
         None,
     )
-
-
-def _with_update(update: int) -> frozenset[str]:
-    """The jobs that have an update, for an address that names none: the newest of them is shown."""
-    return frozenset(map(ids.to_text, read(training.with_update, update)))
 
 
 def _training_job(asked: str | None) -> str | None:
