@@ -5,6 +5,7 @@ What a list is of stands in the address of its download, under the names that it
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
 import polars as pl
 
@@ -75,7 +76,9 @@ def _shared_states(lake: Reads, given: Given) -> Page:
 
 def _anchors(lake: Reads, given: Given) -> Page:
     credit = _credit(lake, given)
-    return lambda window, order: anchors.explored(lake, credit, window, order)
+    # All advantages are gone through for the states, so once, and not for each part.
+    states = cache(partial(anchors.explored_states, lake, credit))
+    return lambda window, order: anchors.with_texts(lake, credit, states(order).slice(window.offset, window.limit))
 
 
 def _jobs(lake: Reads, given: Given) -> Page:
@@ -105,8 +108,8 @@ def _credit(lake: Reads, given: Given) -> Credit:
 LISTS: Mapping[str, Listed] = {
     "groups": Listed(_groups),
     "siblings": Listed(_siblings),
+    "shared-states": Listed(_shared_states),
     # The texts of each state's steps are read.
-    "shared-states": Listed(_shared_states, 100),
     "anchors": Listed(_anchors, 100),
     "jobs": Listed(_jobs),
     "annotations": Listed(_annotations),

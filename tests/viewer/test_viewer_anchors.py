@@ -4,17 +4,21 @@ import json
 import random
 import shlex
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
 from lake import Lake, ids
 from lake.cli import trajlake
+from lake.cli.options import readable
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
+from viewer import lists
 from viewer.environment import ENVIRONMENT
 from viewer.pinned import Reader
 from viewer.queries import Sort, Window, anchors
@@ -108,6 +112,32 @@ def test_how_much_is_shared(lk: Lake, snap: Reader, visits: dict[int, list[dict[
         "steps": lk.snapshot().scan("advantages").collect().height,
         "shared": sum(map(len, visits.values())),
     }
+
+
+class Counting(Reader):
+    """A reader that knows what it was asked."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked: list[str] = []
+
+    def sql(self, query: str, params: Any = None) -> pl.DataFrame:
+        self.asked.append(query)
+        return super().sql(query, params)
+
+
+@pytest.mark.parametrize("order", ["", "-spread", "ways_in"])
+def test_a_whole_list_goes_through_the_advantages_once(
+    lk: Lake, snap: Reader, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.setitem(lists.LISTS, "anchors", replace(lists.LISTS["anchors"], part=2))
+    reader = Counting(lk.snapshot())
+    parts = list(lists.parts(reader, "anchors", {"credit": "gigpo", "sort": order}))
+    assert [part.height for part in parts] == [2, 2, 1], "five states"
+    expected = anchors.explored(snap, find_credit(snap), ALL, Sort.named(order))
+    assert pl.concat(parts).equals(readable(expected))
+    through_all = [query for query in reader.asked if "GROUP BY anchor_key, group_id" in query]
+    assert len(through_all) == 1
 
 
 @pytest.mark.parametrize("descending", [False, True])

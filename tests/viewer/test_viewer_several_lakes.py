@@ -111,7 +111,8 @@ class World:
             "page": shown.to_frame(), "search.excerpts.page": shown.to_frame().with_columns(found_step=1),
             "group_id": self.of("mixed", "group_id"), "indices": [0, 1], "job_id": train, "kind": "credit",
             "training.credit_summary.job_id": self.job("credit 1"),
-            "label": "rating", "loop": loops.Loop(self.job("loop 0"), train, "looped", "started", None, {}, {}),
+            "label": "rating", "listed": pl.DataFrame({"anchor_key": [anchor]}),
+            "loop": loops.Loop(self.job("loop 0"), train, "looped", "started", None, {}, {}),
             "number": 0, "runs": [RUN, "other"],
             "lineage.jobs_of_runs.one": "looped", "lineage.jobs_of_runs.other": "looped",
             "lineage.jobs_beside.one": self.job("credit 0"), "lineage.jobs_beside.other": self.job("credit 1"),
@@ -120,7 +121,7 @@ class World:
             "reject_id": 1, "run": RUN, "score": "judge", "series_id": 1, "side": Side(run=RUN), "sort": None,
             "status": None, "step": 1, "step_index": 1, "success_at": 1.0, "text": "hall", "update": 1,
             "wanted": everything, "groups.page.wanted": GroupFilter(), "groups.total.wanted": GroupFilter(),
-            "training.credit_named.wanted": None, "limit": 50, "window": Window(1000),
+            "training.credit_named.wanted": None, "named": (), "limit": 50, "window": Window(1000),
         }  # fmt: skip
 
     def told(self, value: Any) -> Any:

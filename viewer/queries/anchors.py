@@ -134,6 +134,7 @@ SEEN_ORDERS = ("actions", "ways_in")
 MOST_SEEN = 300
 SAMPLE = 400
 """Steps of a state, drawn fairly, whose texts are read for a row of `explored`."""
+_ALL = Window(2**62)
 _STATES = """
     SELECT anchor_key, count(*) AS groups, sum(size)::BIGINT AS size, sum(episodes)::BIGINT AS episodes,
            avg(spread) AS spread, sum(weight) / nullif(sum(sum(weight)) OVER (), 0) AS share
@@ -153,6 +154,11 @@ def explored(lake: Reads, credit: Credit, window: Window, sort: Sort | None = No
     state, states (distinct texts), actions (distinct ones taken there), ways_in (distinct ones that led there), doubt
     (why it may stand for several situations: an error, or empty).
     """
+    return with_texts(lake, credit, explored_states(lake, credit, sort, window))
+
+
+def explored_states(lake: Reads, credit: Credit, sort: Sort | None, window: Window = _ALL) -> pl.DataFrame:
+    """`explored` without what texts tell, unless they are what the states are ordered by."""
     by_seen = sort if sort is not None and sort.column in SEEN_ORDERS else None
     if by_seen is not None and explored_total(lake, credit)["anchors"] > MOST_SEEN:
         sort = by_seen = None
@@ -161,12 +167,19 @@ def explored(lake: Reads, credit: Credit, window: Window, sort: Sort | None = No
         f"SELECT * FROM ({_STATES.format(rows=credit.rows)}) ORDER BY {order} LIMIT $limit OFFSET $offset",
         (Window(MOST_SEEN) if by_seen else window).params(),
     )
-    if by_seen is not None:
-        all_seen = seen(lake, credit, listed["anchor_key"].to_list())
-        found = listed.join(all_seen, on="anchor_key", how="left", maintain_order="left")
-        found = found.sort(by_seen.column, descending=by_seen.descending, nulls_last=True, maintain_order=True)
-        return found.slice(window.offset, window.limit)
-    return listed.join(seen(lake, credit, listed["anchor_key"].to_list()), on="anchor_key", how="left")
+    if by_seen is None:
+        return listed
+    found = with_texts(lake, credit, listed)
+    found = found.sort(by_seen.column, descending=by_seen.descending, nulls_last=True, maintain_order=True)
+    return found.slice(window.offset, window.limit)
+
+
+def with_texts(lake: Reads, credit: Credit, listed: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `explored_states` with what the texts of their states tell."""
+    if "doubt" in listed.columns:
+        return listed
+    found = seen(lake, credit, listed["anchor_key"].to_list())
+    return listed.join(found, on="anchor_key", how="left", maintain_order="left")
 
 
 def explored_total(lake: Reads, credit: Credit) -> Row:
