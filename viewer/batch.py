@@ -8,7 +8,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from lake import ids
 from lake.judgements.credit import Credit
 from lake.read.text_table import counted
-from viewer import choices, figures, tables
+from viewer import choices, figures, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import changed, chip_link, href, into_view
@@ -33,13 +33,7 @@ def show(job_id: int, update: int, credit: Credit | None, labels: dict[str, str]
         previous, following = (changed(update=number, page=None) for number in (update - 1, update + 1))
         ui.turn("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK} Previous", previous if update > first else None, "k")
         ui.turn("Next \N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}", following if update < last else None, "j")
-        ui.link(
-            Page.EPISODES,
-            "As a filtered list of episodes",
-            "format_list_bulleted",
-            job=ids.to_text(job_id),
-            update=update,
-        )
+        taking.as_list(job=ids.to_text(job_id), update=update)
     if given("job") is None:
         _instead(job_id, update, labels)
     _figures(job_id, update)

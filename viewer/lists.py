@@ -1,6 +1,7 @@
 """Lists as a whole, filtered and ordered as their pages show them: read in parts, for downloads.
 
-What a list is of stands in the address of its download, under the names that its page has for it.
+What a list is of stands in the address of its download, under the names that its page has for it; a filter of episodes
+stands in one of them (`viewer.choices.LIST`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from lake import ids
 from lake.cli.options import readable
 from lake.errors import UsageError
 from lake.judgements.credit import Credit
-from viewer.links import whole
+from viewer import choices
 from viewer.queries import Reads, Sort, Window, anchors, annotations, groups, lineage, sql, training
 from viewer.queries.groups import GroupFilter, Signal
 
@@ -52,15 +53,9 @@ def parts(lake: Reads, name: str, given: Given) -> Iterator[pl.DataFrame]:
 
 
 def _groups(lake: Reads, given: Given) -> Page:
+    having, _ = choices.unpacked(given.get(choices.LIST))
     signal = given.get("signal")
-    wanted = GroupFilter(
-        given.get("run"),
-        given.get("task"),
-        None if signal is None else Signal(signal),
-        whole(given.get("round")),
-        given.get("score"),
-        given.get("grouping"),
-    )
+    wanted = GroupFilter(having, None if signal is None else Signal(signal), given.get("grouping"))
     return lambda window, order: groups.page(lake, wanted, window, order)
 
 

@@ -13,6 +13,8 @@ from lake.export import TARGETS
 from lake.export.job import NO_CREDIT
 from lake.judgements.credit import Credit
 from viewer import choices, download, pinned
+from viewer import components as ui
+from viewer.links import Page
 from viewer.navigation import Value, anchor, query
 from viewer.pinned import read
 from viewer.plain import number
@@ -40,6 +42,11 @@ def rows(name: str, order: Sort | None, **what: Value) -> None:
     sort = None if order is None else str(order)
     target = download.PATH + query(format="csv", rows=name, of=pinned.name(), sort=sort, **what)
     st.html(f'<span class="trajlake-turn">{anchor("The whole list as CSV", target)}</span>', width="content")
+
+
+def as_list(**wanted: Value) -> None:
+    """The link from the episodes that a page shows to just these on the page of episodes, with facets and downloads."""
+    ui.link(Page.EPISODES, "As a list of episodes", "format_list_bulleted", **wanted)
 
 
 def one_file(credit: Credit | None, **what: str) -> None:

@@ -154,7 +154,7 @@ def test_the_groups_of_a_state(snap: Reader, visits: dict[int, list[dict[str, An
     for anchor, mine in visits.items():
         expected = {rows[0]["group_id"]: rows for rows in by_group(mine)}
         found = anchors.groups_of(snap, credit, anchor, ALL).to_dicts()
-        assert anchors.groups_total(snap, credit, anchor) == len(found)
+        assert anchors.sharing(snap, credit, anchor)["groups"] == len(found)
         for row in found:
             steps = anchors.visits(snap, row["group_id"], anchor, credit, ALL)
             assert anchors.visits_total(snap, row["group_id"], anchor, credit) == steps.height == row["size"]

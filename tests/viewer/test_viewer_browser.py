@@ -178,6 +178,34 @@ def test_facets_narrow_the_list_and_chips_take_filters_off(page: Any) -> None:
     page.wait_for_function("document.querySelector('input[aria-label=Text]').value === 'hall'")
 
 
+def test_groups_are_narrowed_by_what_their_episodes_have(page: Any) -> None:
+    go(page, f"/groups?run={RUN}&signal=live&facets=true", "Groups")
+    page.get_by_role("link", name="failed rollout 2").click()
+    page.get_by_text("1 to 2 of 2 groups").wait_for()
+    narrowed = {"run": RUN, "signal": "live", "facets": "true", "error": "rollout"}
+    assert address(page) == narrowed
+    open_row(page, "Groups", 1)
+    settled(page, "Group")
+    page.get_by_role("link", name="As a list of episodes").click()
+    settled(page, "Episodes")
+    page.get_by_text("1 to 4 of 4 episodes").wait_for()
+    page.go_back()
+    settled(page, "Group")
+    page.go_back()
+    settled(page, "Groups")
+    assert narrowed.items() <= address(page).items()
+    assert rows_of(page, "Groups").nth(1).get_attribute("aria-current") == "true"
+    page.get_by_role("link", name="error: failed rollout").click()
+    page.get_by_text("1 to 4 of 4 groups").wait_for()
+    assert "error" not in address(page)
+    page.get_by_label("Text", exact=True).fill("tool server")
+    page.keyboard.press("Enter")
+    page.get_by_text("1 to 2 of 2 groups").wait_for()
+    page.get_by_role("link", name="clear all").click()
+    page.wait_for_function("!location.search.includes('signal')")
+    page.get_by_text(re.compile("of 7 groups")).wait_for()
+
+
 def test_the_whole_list_is_downloaded(page: Any) -> None:
     go(page, "/episodes?task=d*", "Episodes")
     page.get_by_role("button", name="Download").click()

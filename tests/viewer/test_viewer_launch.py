@@ -61,7 +61,7 @@ def test_a_list_is_downloaded_by_its_address_and_by_own_pages_alone(running: Vie
         assert answer.headers["content-disposition"] == 'attachment; filename="episodes.csv"'
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert len(answer.read().splitlines()) == 2
-    with urlopen(f"{running.address}/download?format=csv&rows=groups&task=t") as answer:
+    with urlopen(f"{running.address}/download?format=csv&rows=groups&list=task%3Dt") as answer:
         assert answer.headers["content-disposition"] == 'attachment; filename="groups.csv"'
         assert len(answer.read().splitlines()) == 2
     for address, headers, status in [

@@ -489,7 +489,7 @@ def test_the_chosen_outcome_is_shown_filtered_and_ordered(
     assert listed() == known + [None] * outcome.count(None)
     assert listed(low=0.5) == [value for value in known if value >= 0.5]
     assert listed(unscored=True) == [None] * outcome.count(None)
-    (group,) = groups.page(judged, GroupFilter(run="chats", score=score), ALL).to_dicts()
+    (group,) = groups.page(judged, GroupFilter(EpisodeFilter(run="chats", score=score)), ALL).to_dicts()
     assert group["scored"] == sum(value is not None for value in outcome[:3])
     assert groups.group(judged, group["group_id"], score).items() <= group.items()
     assert groups.siblings(judged, group["group_id"], None, ALL, score)["outcome"].to_list() == outcome[:3]
@@ -619,7 +619,7 @@ def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: C
 
 
 def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
-    found = groups.page(snap, GroupFilter(run=RUN), ALL)
+    found = groups.page(snap, GroupFilter(EpisodeFilter(run=RUN)), ALL)
     assert found.select("collection_round", "task_id", "signal").rows() == [
         (0, "dead", "dead"),
         (0, "mixed", "live"),
@@ -639,10 +639,10 @@ def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
         (GroupFilter(), 11),
         (GroupFilter(signal=Signal.DEAD), 2),
         (GroupFilter(signal=Signal.UNJUDGED), 5),
-        (GroupFilter(run=RUN, signal=Signal.LIVE, collection_round=1), 2),
-        (GroupFilter(task="m*"), 2),
-        (GroupFilter(task="50%_off"), 1),
-        (GroupFilter(run="nobody"), 0),
+        (GroupFilter(EpisodeFilter(run=RUN, collection_round=1), Signal.LIVE), 2),
+        (GroupFilter(EpisodeFilter(task="m*")), 2),
+        (GroupFilter(EpisodeFilter(task="50%_off")), 1),
+        (GroupFilter(EpisodeFilter(run="nobody")), 0),
     ],
 )
 def test_filters_of_groups(snap: Reader, wanted: GroupFilter, number: int) -> None:

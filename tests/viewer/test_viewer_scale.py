@@ -77,7 +77,7 @@ def test_episodes_by_what_a_scorer_says(reader: Reader) -> None:
     assert episodes.totals(reader, wanted)["episodes"] == EPISODES // 2
     assert set(episodes.page(reader, wanted, Sort("outcome", descending=True), Window.page(1))["outcome"]) == {0.9}
     assert runs.page(reader, 0.5, Window(), "judge")["success"].to_list() == [0.5]
-    assert groups.total(reader, GroupFilter(signal=Signal.DEAD, score="judge")) == EPISODES // SIBLINGS
+    assert groups.total(reader, GroupFilter(EpisodeFilter(score="judge"), Signal.DEAD)) == EPISODES // SIBLINGS
 
 
 def test_one_episode_and_its_group(reader: Reader) -> None:

@@ -35,8 +35,10 @@ from viewer.queries.groups import GroupFilter
 EPISODES = [*sample_episodes(), *siblings("late", [0.0, 1.0, 1.0], run_id="other", collection_round=2)]
 SIBLINGS_APART = [EPISODES[0::2], EPISODES[1::2]]
 _OF_A_WRITE = {"write_id", "sequence", "seconds", "files", "bytes", "data_snapshot", "content_hash", "before"}
-_UNORDERED = {"annotations.page", "episodes.scores_of", "search.excerpts", "side_by_side.facts"}
+_UNORDERED = {"annotations.page", "episodes.scores_of", "groups.scores_of", "search.excerpts", "side_by_side.facts"}
 """What comes in no order that two lakes could share: none, or that of a random id."""
+_OF_GROUPS = ("groups.", "facets.of_groups")
+"""Queries whose filter is of groups."""
 _SQL = "SELECT episode_id, task_id FROM episodes ORDER BY ALL"
 
 
@@ -107,9 +109,12 @@ class World:
             "credit": current, "current": current, "one": current, "other": older, "episode_id": episode,
             "compare.by_length.one": Side(run=RUN), "compare.by_length.other": Side(run="other"),
             "episode_ids": tuple(shown), "shown": shown, "facts": shown.to_frame(), "facet": "scorer",
+            "rows": shown.to_frame(),
             "frame": pl.DataFrame({"t": ["hall"], "n": [4]}), "lengths": {"t": "n"},
             "page": shown.to_frame(), "search.excerpts.page": shown.to_frame().with_columns(found_step=1),
-            "group_id": self.of("mixed", "group_id"), "indices": [0, 1], "job_id": train, "kind": "credit",
+            "group_id": self.of("mixed", "group_id"),
+            "group_ids": tuple(self.of(task, "group_id") for task in ("mixed", "dead")),
+            "indices": [0, 1], "job_id": train, "kind": "credit",
             "training.credit_summary.job_id": self.job("credit 1"),
             "label": "rating", "listed": pl.DataFrame({"anchor_key": [anchor]}),
             "loop": loops.Loop(self.job("loop 0"), train, "looped", "started", None, {}, {}),
@@ -120,7 +125,8 @@ class World:
             "name": RUN, "order": None, "places": [(episode, 0), (episode, 1)], "query": _SQL, "reason": None,
             "reject_id": 1, "run": RUN, "score": "judge", "series_id": 1, "side": Side(run=RUN), "sort": None,
             "status": None, "step": 1, "step_index": 1, "success_at": 1.0, "text": "hall", "update": 1,
-            "wanted": everything, "groups.page.wanted": GroupFilter(), "groups.total.wanted": GroupFilter(),
+            "wanted": everything,
+            **{f"{name}.wanted": GroupFilter(everything) for name in QUERIES if name.startswith(_OF_GROUPS)},
             "training.credit_named.wanted": None, "named": (), "limit": 50, "window": Window(1000),
         }  # fmt: skip
 

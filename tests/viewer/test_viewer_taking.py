@@ -55,6 +55,7 @@ def test_the_printed_commands_select_and_retract_the_list(
     ("page", "address", "of"),
     [
         ("groups", {"task": "*e*", "sort": "-mean_steps"}, {"groups": "group_id"}),
+        ("groups", {"text": "tool server", "error": "rollout", "signal": "live"}, {"groups": "group_id"}),
         ("group", {}, {"siblings": "episode_id", "anchors": "anchor_key"}),
         ("anchors", {"sort": "size"}, {"states": "anchor_key"}),
         ("jobs", {"kind": "collect"}, {"jobs": "job_id"}),

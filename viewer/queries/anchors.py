@@ -216,10 +216,19 @@ def groups_of(lake: Reads, credit: Credit, anchor_key: int, window: Window, sort
     return lake.sql(query, {"anchor": anchor_key} | window.params())
 
 
-def groups_total(lake: Reads, credit: Credit, anchor_key: int) -> int:
-    """Number of groups whose siblings share a state."""
-    query = f"SELECT count(DISTINCT group_id) FROM {credit.rows} WHERE anchor_key = $anchor AND anchor_episodes > 1"
-    return count(lake, query, {"anchor": anchor_key})
+def sharing(lake: Reads, credit: Credit, anchor_key: int) -> Row:
+    """How many siblings share a state: groups, episodes."""
+    query = f"""
+        SELECT count(DISTINCT group_id) AS groups, count(DISTINCT episode_id) AS episodes
+        FROM {credit.rows} WHERE anchor_key = $anchor AND anchor_episodes > 1
+        """
+    return lake.sql(query, {"anchor": anchor_key}).row(0, named=True)
+
+
+def passed(credit: Credit, anchor_key: int, group_id: int | None = None) -> str:
+    """A SELECT of the episodes that passed a state, in a group or wherever siblings share it, for a list (`sql=`)."""
+    where = "anchor_episodes > 1" if group_id is None else f"group_id = {group_id}"
+    return f"SELECT DISTINCT episode_id FROM {credit.rows} WHERE anchor_key = {anchor_key} AND {where} ORDER BY ALL"
 
 
 def seen(lake: Reads, credit: Credit, anchor_keys: Sequence[int], group_id: int | None = None) -> pl.DataFrame:

@@ -1,6 +1,6 @@
 """The list of episodes (filter, order, pages, neighbours), and one episode: facts, documents, a text in full."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import polars as pl
@@ -227,6 +227,11 @@ class EpisodeFilter:
         """Whether a part of it is no SQL over the lake's tables: the episodes must be found before it can be."""
         return self.text is not None or self.sql is not None
 
+    @property
+    def narrows(self) -> bool:
+        """Whether it asks for anything that an episode may lack."""
+        return replace(self, score=None, about=None) != EpisodeFilter()
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -287,7 +292,7 @@ def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
             """
         return lake.sql(query, params or None).row(0, named=True)
     query = f"SELECT e.episode_id, e.group_id, e.outcome, e.num_steps FROM {judged} AS e WHERE {where}"
-    found = _found(lake, wanted, lake.sql(query, params or None))
+    found = looked_up(lake, wanted, lake.sql(query, params or None))
     figures = found.select(
         pl.len().alias("episodes"),
         pl.col("group_id").n_unique().alias("groups"),
@@ -334,7 +339,7 @@ def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> pl.Series:
     Raises:
         QueryError: the query of the filter has no result.
     """
-    found = _found(lake, wanted, _ordered(lake, wanted, order))
+    found = looked_up(lake, wanted, _ordered(lake, wanted, order))
     if wanted.sql is not None and order is None:
         found = sql.named(lake, wanted.sql).join(found, on="episode_id", how="semi", maintain_order="left")
     return found["episode_id"]
@@ -349,8 +354,12 @@ def _ordered(lake: Reads, wanted: EpisodeFilter, order: Sort | None, limit: str 
     return lake.sql(query, params or None)
 
 
-def _found(lake: Reads, wanted: EpisodeFilter, rows: pl.DataFrame) -> pl.DataFrame:
-    """Those of rows whose episodes the text and the query of a filter find, too."""
+def looked_up(lake: Reads, wanted: EpisodeFilter, rows: pl.DataFrame) -> pl.DataFrame:
+    """Those of rows (`episode_id` among their columns) whose episodes the text and the query of a filter find, too.
+
+    Raises:
+        QueryError: the query has no result.
+    """
     if wanted.text is not None:
         rows = rows.join(lake.holding(wanted.text), on="episode_id", how="semi", maintain_order="left")
     if wanted.sql is not None:

@@ -1,11 +1,15 @@
-"""Facets: what steps and judgements say of a list's episodes, by value, with counts; a value narrows the list."""
+"""Facets: what steps and judgements say of the episodes of a list, or of its groups, by value, with counts.
+
+A value narrows the list to what it counts.
+"""
 
 from dataclasses import dataclass
 
 import polars as pl
 
-from viewer.queries import Params, Reads, outcomes
+from viewer.queries import Params, Reads, groups, outcomes
 from viewer.queries.episodes import EACH_ONCE, FACETS, EpisodeFilter, conditions, listed
+from viewer.queries.groups import GroupFilter
 
 MOST = 12
 """Values of a facet that are shown at first."""
@@ -15,10 +19,10 @@ ALL = 500
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Values of a facet among the episodes of a list, the most frequent first."""
+    """Values of a facet among the rows of a list, the most frequent first."""
 
     frame: pl.DataFrame
-    """value, episodes."""
+    """value, number (of episodes, or groups)."""
     total: int
     """How many values there are."""
 
@@ -27,6 +31,9 @@ def values(lake: Reads, facet: str, wanted: EpisodeFilter, most: int = MOST) -> 
     """How many episodes of a filter have each value of a facet; one with several values counts for each of them.
 
     At most so many values, the most frequent first.
+
+    Raises:
+        QueryError: the query of the filter has no result.
     """
     if not wanted.is_looked_up:
         judged, params = outcomes.judged(lake, wanted.score, wanted.run)
@@ -38,10 +45,26 @@ def values(lake: Reads, facet: str, wanted: EpisodeFilter, most: int = MOST) -> 
         params = {"ids": listed(lake, wanted, None).to_list()}
     # Of millions of pairs a count of distinct episodes would take seconds.
     pairs = FACETS[facet] if facet in EACH_ONCE else f"SELECT DISTINCT episode_id, value FROM ({FACETS[facet]})"
+    if among:
+        pairs = f"SELECT value FROM ({pairs}) WHERE episode_id IN ({among})"
+    return _counted(lake, pairs, params, most)
+
+
+def of_groups(lake: Reads, facet: str, wanted: GroupFilter, most: int = MOST) -> Values:
+    """As `values`, of the groups of a list: how many have an episode of the filter with each value.
+
+    Raises:
+        QueryError: the query of the filter has no result.
+    """
+    among, params = groups.among(lake, wanted)
+    pairs = f"SELECT group_id, value FROM ({FACETS[facet]}) JOIN ({among}) USING (episode_id)"
+    return _counted(lake, pairs, params, most, "count(DISTINCT group_id)")
+
+
+def _counted(lake: Reads, pairs: str, params: Params, most: int, number: str = "count(*)") -> Values:
     query = f"""
-        SELECT value, count(*) AS episodes, count(*) OVER () AS total
-        FROM ({pairs}) WHERE value <> '' {f"AND episode_id IN ({among})" if among else ""}
-        GROUP BY value ORDER BY episodes DESC, value LIMIT {most}
+        SELECT value, {number} AS number, count(*) OVER () AS total FROM ({pairs}) WHERE value <> ''
+        GROUP BY value ORDER BY number DESC, value LIMIT {most}
         """
     found = lake.sql(query, params or None)
     return Values(found.drop("total"), int(found["total"][0]) if found.height else 0)

@@ -10,6 +10,7 @@ from lake.judgements.credit import Credit
 from viewer import choices, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
+from viewer.locked_sql import MOST_ROWS
 from viewer.navigation import changed, href
 from viewer.pinned import lakes, read
 from viewer.plain import chip, number, percent, visible
@@ -82,12 +83,12 @@ def _groups(chosen: Credit) -> None:
         ui.missing(f"{chip(text)} is not the id of an anchor.")
         return
     anchor_key = ids.from_text(text)
-    total = read(anchors.groups_total, chosen, anchor_key)
-    if not total:
+    total = read(anchors.sharing, chosen, anchor_key)
+    if not total["groups"]:
         ui.missing(f"No siblings share a state with anchor {chip(text)}.")
         return
     st.subheader("Groups that share this state", anchor=False)
-    window = ui.pager(total, "groups", name="groups")
+    window = ui.pager(total["groups"], "groups", name="groups")
     frame = read(anchors.groups_of, chosen, anchor_key, window, tables.ordered_by("by"))
     columns = {
         "run_id": tables.text("Run"),
@@ -109,7 +110,10 @@ def _groups(chosen: Credit) -> None:
         parameter="by",
         page="groups",
     )
-    st.caption("A row opens the steps that its siblings took from the state.")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption("A row opens the steps that its siblings took from the state.", width="content")
+        if total["episodes"] <= MOST_ROWS:
+            taking.as_list(sql=anchors.passed(chosen, anchor_key), about=f"passed state {text}")
 
 
 def _definitions(chosen: Credit) -> None:

@@ -1,6 +1,5 @@
 """One episode: where it belongs, what it took, its scores, and its transcript with the ledger of its credit."""
 
-from dataclasses import replace
 from html import escape
 
 import polars as pl
@@ -17,7 +16,6 @@ from viewer.pinned import read
 from viewer.plain import chip, number, one_line, signed, visible, word
 from viewer.queries import PAGE_ROWS, Row, Window, episodes, search, training
 from viewer.queries import annotations as said
-from viewer.queries.episodes import EpisodeFilter
 from viewer.transcript import component, drawn, ledger
 from viewer.transcript.told import Told, outcome
 
@@ -86,7 +84,7 @@ def _place(episode_id: int) -> str:
         return _turns(back, queue.previous, queue.next, told)
     if place is None:
         return f'<span class="turn">{back} This episode is not in the filtered list.</span>'
-    filtered = " that match the filter" if replace(wanted, score=None) != EpisodeFilter() else ""
+    filtered = " that match the filter" if wanted.narrows else ""
     return _turns(back, place.previous, place.next, f"{place.position:,} of {place.total:,} episodes{filtered}")
 
 

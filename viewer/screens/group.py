@@ -106,7 +106,10 @@ def _siblings(facts: Row, chosen: Credit | None, score: str) -> None:
         page="siblings",
     )
     credit = None if chosen is None else chosen.text
-    taking.rows("siblings", order, group=ids.to_text(facts["group_id"]), credit=credit, score=score)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        group = ids.to_text(facts["group_id"])
+        taking.rows("siblings", order, group=group, credit=credit, score=score)
+        taking.as_list(group=group, score=given("score"))
 
 
 def _beside(group_id: int, chosen: Credit | None, score: str) -> None:
@@ -207,6 +210,7 @@ def _visits(group_id: int, chosen: Credit, score: str) -> None:
     }
     frame = frame.with_columns(action=actions)
     tables.table(frame, tables.known(frame, columns), label="Steps", href=_sibling(group_id, chosen, score))
+    taking.as_list(sql=anchors.passed(chosen, anchor_key, group_id), about=f"passed state {text}")
 
 
 def _sibling(group_id: int, chosen: Credit | None, score: str, order: Sort | None = None) -> Callable[[Row], str]:

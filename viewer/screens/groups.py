@@ -1,15 +1,15 @@
-"""Groups: the server-paged list, with what tells a live group from a dead one."""
+"""Groups: the filtered, server-paged list, with what tells a live group from a dead one."""
 
 import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
-from viewer import choices, tables, taking
+from viewer import choices, filters, score_columns, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
 from viewer.navigation import href
 from viewer.pinned import read
 from viewer.plain import chip
-from viewer.queries import groups
+from viewer.queries import facets, groups, runs
 from viewer.queries.groups import GroupFilter, Signal
 
 _COLUMNS = {
@@ -30,65 +30,51 @@ _COLUMNS = {
         "In empty states", "Of the shared steps: anything may lead there. A dash: not counted."
     ),
     "ways_in": tables.value("Ways in", "Mean number of distinct actions that led to a shared state.", digits=1),
-    "group_id": tables.ident("Group"),
 }
+_IDS = {"group_id": tables.ident("Group")}
 
 
 def show() -> None:
     """The page."""
     ui.header("Groups")
-    if not read(groups.total, GroupFilter()):
+    if not read(runs.total):
         ui.empty("This lake holds no groups yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
-    wanted = _filter()
-    total = read(groups.total, wanted)
+    line, order = filters.line(), tables.ordered_by()
+    wanted = GroupFilter(line.wanted, _signal(line.aside), _grouping(line.more))
+    own = {"signal": wanted.signal, "grouping": wanted.grouping}
+    filters.chips(choices.parameters(wanted.having) | {name: value for name, value in own.items() if value})
+    filters.look_up(wanted.having)
+    filters.facets(wanted.having, lambda facet, most: read(facets.of_groups, facet, wanted, most))
+    total = read(groups.total, wanted, order)
     if not total:
         st.info("No group matches these filters.", icon=":material/filter_alt_off:")
         return
-    order = tables.ordered_by()
     frame = read(groups.page, wanted, ui.pager(total, "groups"), order)
+    scores = read(groups.scores_of, wanted, tuple(frame["group_id"]))
+    frame, scored = score_columns.beside(frame, scores, wanted.having.score, means=True)
     tables.table(
         frame,
-        tables.known(frame, _COLUMNS, order),
+        tables.known(frame, _COLUMNS | scored | _IDS, order),
         label="Groups",
-        href=lambda row: href(Page.GROUP, group=row["group_id"], score=wanted.score),
+        href=lambda row: href(Page.GROUP, group=row["group_id"], score=wanted.having.score),
         key="group_id",
         sortable=groups.ORDERS,
     )
-    taking.rows(
-        "groups",
-        order,
-        run=wanted.run,
-        task=wanted.task,
-        signal=wanted.signal,
-        round=wanted.collection_round,
-        score=wanted.score,
-        grouping=wanted.grouping,
+    taking.rows("groups", order, list=choices.packed(wanted.having), **own)
+
+
+def _signal(place: DeltaGenerator) -> Signal | None:
+    chosen = place.segmented_control(
+        "Signal", list(map(str, Signal)), key="signal", label_visibility="collapsed", **ui.FILTER
     )
+    return Signal(chosen) if chosen else None
 
 
-def _filter() -> GroupFilter:
-    with st.container(border=True):
-        names = read(groups.groupings)
-        widths = [2, 2, 2, 1.2, 2.5, *([1.6] if names else [])]
-        columns = st.columns(widths, vertical_alignment="bottom")
-        with columns[0]:
-            run = choices.run()
-        with columns[1]:
-            task = choices.task()
-        with columns[2]:
-            score = choices.outcome(run)
-        with columns[3]:
-            round_ = st.number_input("Round", 0, value=None, step=1, key="round", placeholder="any", **ui.FILTER)
-        with columns[4]:
-            signal = st.segmented_control("Signal", list(map(str, Signal)), key="signal", **ui.FILTER)
-        grouping = _grouping(names, columns[5]) if names else None
-    return GroupFilter(
-        run, task, Signal(signal) if signal else None, None if round_ is None else int(round_), score, grouping
-    )
-
-
-def _grouping(names: list[str], place: DeltaGenerator) -> str | None:
+def _grouping(place: DeltaGenerator) -> str | None:
+    names = read(groups.groupings)
+    if not names:
+        return None
     asked = given("grouping")
     if asked is not None and asked not in names:
         ui.missing(f"There is no grouping {chip(asked)} in this lake; showing groups as they were collected.")
