@@ -20,7 +20,7 @@ from viewer import choices, pinned, tables
 from viewer.author import author, remember
 from viewer.components import missing
 from viewer.environment import is_read_only
-from viewer.navigation import changed
+from viewer.navigation import changed, go
 from viewer.plain import chip, number, one_line
 from viewer.queries import annotations
 
@@ -138,7 +138,7 @@ def _form(episode_id: int, step: int | None, queued: Queued | None) -> None:
             )
             st.text_input("Words", key=_key("text"))
             if queued is None:
-                st.text_input("Author", value=author(), key=_key("author"), width=160)
+                st.text_input("Author", value=author(), key=_by(), width=160)
         with st.container(horizontal=True, vertical_alignment="center"):
             args = (episode_id, step, queued)
             st.form_submit_button("Add" if queued is None else "Add and go on", on_click=_submit, args=args)
@@ -158,7 +158,7 @@ def _submit(episode_id: int, step: int | None, queued: Queued | None, takes_back
     """Write what the form holds."""
     of, value, text = (st.session_state[key] for key in (_of(step), _key("value"), _key("text")))
     if queued is None:
-        label, by = (st.session_state[_key(name)] for name in ("label", "author"))
+        label, by = (st.session_state[key] for key in (_key("label"), _by()))
         remember(by)
     else:
         label, by = queued.label, queued.author
@@ -186,12 +186,16 @@ def _write(said: Annotation, by: str, queued: Queued | None) -> None:
     # The fold's label counts what was said: with another label it is another one.
     st.session_state[_FOLD] = True
     if queued is not None and queued.following is not None:
-        st.query_params.pop("step", None)
-        st.query_params["episode"] = ids.to_text(queued.following)
+        go(episode=ids.to_text(queued.following), step=None)
 
 
 def _key(name: str) -> str:
     return f"annotation-{name}"
+
+
+def _by() -> str:
+    # The form empties its fields to what they began with: of another author it is another field.
+    return _key(f"author-{author()}")
 
 
 def _of(step: int | None) -> str:

@@ -32,5 +32,5 @@ page = st.navigation(
     position="top",
 )
 navigation.install(page.url_path)
-with friendly():
+with friendly(), navigation.parameters_of_its_own():
     page.run()

@@ -15,8 +15,9 @@ from lake.judgements.credit import Covering, Credit, outdated
 from lake.judgements.scores import ENV_RETURN
 from lake.tables import STATUSES
 from viewer import stale
-from viewer.components import FILTER, first_page, missing
+from viewer.components import FILTER, missing
 from viewer.links import finite, given, given_id, given_int, whole
+from viewer.navigation import go
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line
 from viewer.queries import Sort, outcomes, runs, training
@@ -154,11 +155,7 @@ def outcome(run: str | None) -> str | None:
     key = f"score-{asked}"
 
     def remember() -> None:
-        first_page()
-        if (chosen := st.session_state[key]) is None:
-            st.query_params.pop("score", None)
-        else:
-            st.query_params["score"] = chosen
+        go(score=st.session_state[key], page=None)
 
     options = [None, *names]
     st.selectbox(
@@ -198,7 +195,7 @@ def credit(found: list[Covering], subject: str) -> Credit | None:
         st.warning(f"The current credit, {chip(usual.title)}, does not cover this.", icon=":material/info:")
 
     def remember() -> None:
-        st.query_params["credit"] = st.session_state[key]
+        go(credit=st.session_state[key])
 
     chosen = st.selectbox(
         "Credit",

@@ -13,7 +13,7 @@ from lake.errors import TrajlakeError
 from viewer import pinned, views
 from viewer.figures import PICK, Chart
 from viewer.links import Page, given, given_id, given_int, nonsense
-from viewer.navigation import Value, anchor, href, to_newest, visit
+from viewer.navigation import Value, anchor, go, href, to_newest, visit
 from viewer.plain import chip, slug, visible
 from viewer.queries import PAGE_ROWS, Row, Window
 from viewer.theme import STATUS_COLOURS, STYLE
@@ -83,8 +83,8 @@ def _age() -> None:
         since = older or f"{at:%Y-%m-%dT%H:%M:%S.%f}"
         target = to_newest(Page.SINCE, since=since)
         st.html(f'<span class="trajlake-turn">{anchor("What changed since", target)}</span>')
-    if (fault := st.session_state.pop(_NO_SUCH_STATE, None)) is not None:
-        missing(chip(fault, 400))
+        if (fault := st.session_state.pop(_NO_SUCH_STATE, None)) is not None:
+            missing(chip(fault, 400))
     if older is None:
         _news()
 
@@ -99,7 +99,11 @@ def _go_back() -> None:
 @st.fragment(run_every=_LOOK_SECONDS)
 def _news() -> None:
     """Say what is newer, and leave the page as it is until the reader wants it."""
-    if new := pinned.news():
+    try:
+        new = pinned.news()
+    except TrajlakeError:
+        return  # the lake cannot be read any more: whatever the page reads next says so
+    if new:
         st.button(new, icon=":material/refresh:", key="news", on_click=pinned.refresh)
 
 
@@ -252,10 +256,7 @@ def page_switch(pages: int, number: int, name: str, value: Callable[[int], int])
 
     def turn() -> None:
         chosen = st.session_state[key]
-        if chosen == 1:
-            st.query_params.pop(name, None)
-        else:
-            st.query_params[name] = str(value(chosen))
+        go(**{name: None if chosen == 1 else value(chosen)})
 
     st.pagination(pages, default=number, key=key, on_change=turn, width=340)
 

@@ -6,7 +6,8 @@ as long as all queries of their page. Tests check whole charts against the schem
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -150,6 +151,7 @@ def metric(
     span: int = 1,
     alarms: Sequence[tuple[int, int]] = (),
     others: pl.DataFrame | None = None,
+    colours: Mapping[str, str] = MappingProxyType({}),
     titled: bool = True,
 ) -> Chart:
     """A training metric over steps: columns step, value. A click picks a step; the selected one is marked.
@@ -158,9 +160,11 @@ def metric(
         frame: the values; NULL is a gap.
         name: of the metric.
         selected: a step.
-        span: of the exponential moving average that is drawn over the values, in points; 1: none.
+        span: of the exponential moving average that is drawn over the values, and instead of those of other jobs, in
+            points; 1: none.
         alarms: first and last steps of stretches that are marked.
         others: the same metric of other jobs, beside it: columns job, step, value.
+        colours: of all jobs beside it, those that have no such metric too.
         titled: the name stands above the chart.
     """
     shown = frame.filter(pl.col("value").is_not_null())
@@ -171,13 +175,15 @@ def metric(
         stretches = pl.DataFrame([(first - 0.5, last + 0.5) for first, last in alarms], ["step", "until"], orient="row")
         layers.append(_layer(stretches, "rect", {"color": NEGATIVE, "opacity": 0.14}, x=x, x2={"field": "until"}))
     if others is not None:
-        colour = _name("job", "job", scale={"range": list(OTHERS)}, legend=None)
-        beside, tip = others.drop_nulls("value"), _name("job", "job")
+        # Without a domain Vega gives the colours out by name, to the jobs that have this metric.
+        scale = {"domain": list(colours), "range": list(colours.values())}
+        colour = _name("job", "job", scale=scale, legend=None)
+        beside, tip = _smooth(others.drop_nulls("value"), span), _name("job", "job")
         layers.append(_layer(beside, "line", {"strokeWidth": 1.2}, x=x, y=y, color=colour, tooltip=tip))
     line = {"color": POSITIVE, "strokeWidth": 1.5, "opacity": 1 if span == 1 else 0.3}
     layers.append(_layer(shown, "line", line, x=x, y=y))
     if span > 1:
-        smooth = shown.sort("step").with_columns(value=pl.col("value").ewm_mean(span=span))
+        smooth = _smooth(shown.with_columns(job=pl.lit(None, pl.String)), span)
         layers.append(_layer(smooth, "line", {"color": POSITIVE, "strokeWidth": 2}, x=x, y=y))
     tips = [_number("step", "Step", format="d"), _number("value", name, format=".5~g")]
     dots = {"size": 60, "opacity": 0 if shown.height > 1 else 1, "filled": True, "color": POSITIVE}
@@ -187,6 +193,11 @@ def metric(
         here = {"filled": True, "size": 70, "color": ACCENT, "opacity": 1}
         marks = [_rule(selected), _layer(shown.filter(pl.col("step") == selected), "point", here, x=x, y=y)]
     return _chart(layers, name if titled else None, marks, height=150, pick=["step"])
+
+
+def _smooth(curves: pl.DataFrame, span: int) -> pl.DataFrame:
+    """The exponential moving average of each job's values."""
+    return curves.sort("step").with_columns(pl.col("value").ewm_mean(span=span).over("job"))
 
 
 def by_interest(names: Iterable[str]) -> list[str]:
@@ -219,7 +230,11 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
         {"opacity": 0.85},
         x=_number("step", axis=_STEPS),
         y=_number("share", stack="zero", scale={"domain": [0, 1]}, axis={"format": "%", "tickCount": 4, **_CLOSE}),
-        color=_name("sign", scale={"domain": list(names), "range": list(names.values())}, legend=_ON_TOP),
+        color=_name(
+            "sign",
+            scale={"domain": list(names), "range": list(names.values())},
+            legend=_ON_TOP | {"columns": 2},  # four in a line are wider than a small chart
+        ),
         tooltip=[
             _number("step", "Update", format="d"),
             _name("sign", "Advantage"),

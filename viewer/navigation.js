@@ -5,6 +5,9 @@
 // browser's history, one, and Streamlit is told as if the reader had gone there with Back or Forward, which it
 // follows by running the page that the address names. (Streamlit's own links with query parameters make two entries.)
 //
+// Links of the menu are taken, too: Streamlit's own way takes filters of the page that is left along, in a second entry.
+// They carry nothing but the older state that the reader looks at.
+//
 //   data-opened   the id of what a row opens; it is put into the address left behind, where the list marks that row
 //   data-key      the key that follows the link from anywhere but a text field
 
@@ -16,6 +19,8 @@
 const NAME = Symbol.for("trajlake.navigation");
 const APP = "[data-testid=stApp]";
 const OURS = "[data-testid=stHtml], [data-testid=stMarkdown], .trajlake-transcript";
+const MENU = "[data-testid=stTopNavLink]";
+const AS_OF = "as_of"; // of addresses: the older state that they show
 const PATIENCE_MS = 60000;
 const THEME = "stActiveTheme-"; // of the keys in the browser's storage: then the path that was loaded, then a version
 
@@ -41,11 +46,14 @@ function start() {
 function follow(event, state) {
   if (event.button !== 0 || isModified(event)) return;
   const link = event.target.closest?.("a[href]");
-  if (!link?.closest(OURS)) return;
+  const isOfMenu = link?.matches(MENU);
+  if (!isOfMenu && !link?.closest(OURS)) return;
   const target = new URL(link.href, location.href);
   if (target.origin !== location.origin || !state.pages.has(target.pathname)) return;
   event.preventDefault();
   event.stopPropagation();
+  const older = new URL(location.href).searchParams.get(AS_OF);
+  if (isOfMenu && older) target.searchParams.set(AS_OF, older);
   if (link.dataset.opened) {
     const here = new URL(location.href);
     here.searchParams.set("opened", link.dataset.opened);

@@ -1,15 +1,17 @@
 """Addresses of the viewer's pages, and links to them that keep the session (`navigation.js` says how)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+from streamlit.runtime.state import get_session_state  # noqa: TID253
 
 from viewer import pinned
-from viewer.links import Page, given
+from viewer.links import PARAMETERS, Page, given
 from viewer.plain import one_line
 
 _VISIT, _VISITS, _HERE, _RUN = "navigation-visit", "navigation-visits", "here", "looked-at-run"
@@ -33,6 +35,22 @@ def install(path: str) -> None:
         data["visit"] = {"target": target, "number": number}
     with st.container(key="navigation"):
         _SCRIPT(key="navigation-script", data=data)
+
+
+@contextmanager
+def parameters_of_its_own() -> Iterator[None]:
+    """A page's run, after which no parameter is bound to a widget of that page any more: the next run binds anew.
+
+    Streamlit takes out of the address of another page what a widget of this one is bound to. A link, or Back, from the
+    list of episodes would lead to groups of all runs, and to the page of a group without the group.
+    """
+    try:
+        yield
+    finally:
+        with get_session_state().query_params() as parameters:
+            for name in PARAMETERS:
+                if (binding := parameters.get_binding_for_param(name)) is not None:
+                    parameters.unbind_widget(binding.widget_id)
 
 
 def visit(target: str) -> None:
@@ -94,9 +112,17 @@ def _query(values: Mapping[str, Value], older: str | None) -> str:
 
 def changed(**values: Value) -> str:
     """The present address with some parameters set, or taken out (None)."""
+    return f"?{urlencode(_changed(values), doseq=True)}"
+
+
+def go(**values: Value) -> None:
+    """Go to `changed`: one entry of the browser's history, however many parameters differ; only within a callback."""
+    st.query_params.from_dict(_changed(values))
+
+
+def _changed(values: Mapping[str, Value]) -> dict[str, Any]:
     present = {name: st.query_params.get_all(name) for name in st.query_params}
-    given = {name: value for name, value in (present | values).items() if value not in (None, "")}
-    return f"?{urlencode(given, doseq=True)}"
+    return {name: value for name, value in (present | dict(values)).items() if value not in (None, "", [])}
 
 
 def anchor(text: str, target: str, *, key: str | None = None) -> str:

@@ -20,7 +20,7 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 import lake
 from lake import Lake, ids
 from lake.cli.options import Lakes
-from lake.errors import TrajlakeError, UsageError
+from lake.errors import UsageError
 from lake.read import query_views
 from lake.read.kept import Kept
 from lake.read.parquet import collected
@@ -210,13 +210,16 @@ def home(episode_id: int) -> Lake:
 
 
 def versions() -> tuple[tuple[str, int], ...]:
-    """Table versions that this session is pinned to: at first the newest ones, or those that the address asks for.
+    """Table versions that this session is pinned to: those that the address asks for, else the newest ones.
+
+    Of an address that asks for none they are the newest ones when the session first came to such an address, also by
+    Back from an older state.
 
     Raises:
-        UsageError: the address names no snapshot, time or version; the session is then pinned to the newest.
+        UsageError: the address names no snapshot, time or version.
     """
-    asked = st.query_params.get(AS_OF)
-    if _VERSIONS not in st.session_state or (asked is not None and asked != when()):
+    asked = st.query_params.get(AS_OF) or None
+    if _VERSIONS not in st.session_state or asked != when():
         show(asked)
     return cast("tuple[tuple[str, int], ...]", st.session_state[_VERSIONS])
 
@@ -225,21 +228,13 @@ def show(older: str | None) -> None:
     """Pin this session to an older state (a snapshot's name, a time, a version of `episodes`), or the newest for None.
 
     Raises:
-        UsageError: there is no such state; the session is then pinned to the newest.
+        UsageError: there is no such state; the session then stays where it is.
     """
     found = _open()
-    st.query_params.pop(AS_OF, None)
-    try:
-        then = None if not older else found.at(int(older) if older.isdecimal() else older)
-    except TrajlakeError:
-        _pin(found.snapshot(), None)
-        raise
-    _pin(then or found.snapshot(), older or None)
-    if older:
+    snapshot = found.at(int(older) if older.isdecimal() else older) if older else found.snapshot()
+    # Each time that it is set is an entry of the browser's history.
+    if older and st.query_params.get(AS_OF) != older:
         st.query_params[AS_OF] = older
-
-
-def _pin(snapshot: Snapshot, older: str | None) -> None:
     st.session_state[_VERSIONS] = tuple(sorted(snapshot.versions.items()))
     st.session_state[_MARK] = _mark(snapshot.versions)
     st.session_state[_AT] = datetime.now(UTC)

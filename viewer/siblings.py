@@ -8,9 +8,8 @@ import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.cli.options import readable
-from viewer.components import first_page
 from viewer.links import Page
-from viewer.navigation import href
+from viewer.navigation import go, href
 from viewer.pinned import read
 from viewer.plain import number, one_line
 from viewer.queries import Row, groups, side_by_side
@@ -81,8 +80,7 @@ def choose(group_id: int, score: str | None, chosen: list[int], *, leads: bool =
 
     def follow() -> None:
         if leads and len(wanted := st.session_state[key]) > 1:
-            st.query_params["episode"] = [ids.to_text(one) for one in wanted]
-            first_page()
+            go(episode=[ids.to_text(one) for one in wanted], page=None)
 
     return st.multiselect(
         "Side by side",

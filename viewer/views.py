@@ -46,8 +46,8 @@ def bar() -> None:
             _list()
             if not is_read_only():
                 _form()
-    if (fault := st.session_state.pop(_FAULT, None)) is not None:
-        st.error(chip(fault, 400), icon=":material/error:")
+            if (fault := st.session_state.pop(_FAULT, None)) is not None:
+                st.error(chip(fault, 400), icon=":material/error:")
 
 
 def _list() -> None:

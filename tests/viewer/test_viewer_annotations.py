@@ -3,6 +3,7 @@
 import statistics
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -38,25 +39,30 @@ def open_form(episode: str, **address: int) -> AppTest:
     return assert_sound(at.run())
 
 
+def author_of(at: AppTest) -> Any:
+    """The field of the form that says who writes."""
+    return next(field for field in at.text_input if field.label == "Author")
+
+
 def test_what_is_said_in_the_form_is_written_and_shown(lk: Lake) -> None:
     episode = ids.to_text(first(lk))
     at = open_form(episode, step=1)
     at.number_input(key="annotation-value").set_value(0.5)
     at.text_input(key="annotation-text").set_value("<b>loops</b>")
-    at.text_input(key="annotation-author").set_value("ann")
+    author_of(at).set_value("ann")
     next(button for button in at.button if button.label == "Add").click()
     assert_sound(at.run())
     row = lk.sql("SELECT episode_id, step_index, label, value, text, author FROM latest_annotations").row(0)
     assert row == (first(lk), 1, "rating", 0.5, "<b>loops</b>", "ann")
     assert lk.sql("SELECT scorer, value FROM current_scores WHERE step_index = 1").rows() == [("human", 0.5)]
     assert column(at, "annotations", "text") == ["<b>loops</b>"]
-    assert at.text_input(key="annotation-author").value == "ann", "who writes once writes again"
+    assert author_of(at).value == "ann", "who writes once writes again"
 
     at = open_page("annotations")
     assert links(at, "annotations") == [f"/episode?episode={episode}&step=1"]
 
     at = open_form(episode, step=1)
-    at.text_input(key="annotation-author").set_value("ann")
+    author_of(at).set_value("ann")
     next(button for button in at.button if button.label == "Take back").click()
     assert_sound(at.run())
     assert lk.sql("SELECT count(*) FROM latest_annotations").item() == 0
@@ -68,7 +74,7 @@ def test_what_cannot_be_said_is_told_and_not_written(lk: Lake) -> None:
     assert_sound(at.run())
     assert "say a number, words, or both" in at.error[0].value
     at.number_input(key="annotation-value").set_value(1.0)
-    at.text_input(key="annotation-author").set_value(" ")
+    author_of(at).set_value(" ")
     next(button for button in at.button if button.label == "Add").click()
     assert_sound(at.run())
     assert "is no name of an author" in at.error[0].value

@@ -235,7 +235,7 @@ def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) 
     page.get_by_text("2 of 4 episodes that match the filter").wait_for()
 
 
-def test_from_a_metric_to_the_episodes_of_the_update(page: Any) -> None:
+def test_from_a_metric_to_the_episodes_of_the_update(page: Any, lk: Lake) -> None:
     go(page, "/training", "Training")
     chart = page.get_by_test_id("stVegaLiteChart").first
     chart.locator("canvas, svg").first.wait_for()
@@ -244,7 +244,8 @@ def test_from_a_metric_to_the_episodes_of_the_update(page: Any) -> None:
     heading = page.get_by_role("heading", name=re.compile(r"Update \d"))
     heading.wait_for()
     update = heading.inner_text().split()[1]
-    assert address(page) == {"update": update}
+    job = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'train'").item()
+    assert address(page) == {"job": ids.to_text(job), "update": update}
     page.wait_for_function(
         "() => { const box = [...document.querySelectorAll('h3')].find(h => h.innerText.startsWith('Update'))"
         ".getBoundingClientRect(); return box.top >= 0 && box.bottom < window.innerHeight / 2; }"

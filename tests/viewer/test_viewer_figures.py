@@ -82,11 +82,19 @@ def test_a_metric_of_a_single_point_is_visible() -> None:
 
 def test_alarms_the_average_and_other_jobs_are_drawn_with_the_values() -> None:
     frame = pl.DataFrame({"step": [2, 0, 1], "value": [4.0, 0.0, None]})
-    others = pl.DataFrame({"job": ["b", "b"], "step": [0, 1], "value": [None, 2.0]})
-    drawn = rows(figures.metric(frame, "loss", None, span=3, alarms=[(1, 2), (5, 5)], others=others))
+    others = pl.DataFrame({"job": ["b", "a", "b", "a"], "step": [0, 0, 1, 1], "value": [None, 0.0, 2.0, 6.0]})
+    colours = {"c": "#111111", "b": "#222222", "a": "#333333"}
+    chart = figures.metric(frame, "loss", None, span=3, alarms=[(1, 2), (5, 5)], others=others, colours=colours)
+    drawn = rows(chart)
     alarms, beside, values, average, _ = drawn
     assert [(row["step"], row["until"]) for row in alarms] == [(0.5, 2.5), (4.5, 5.5)]
-    assert beside == [{"job": "b", "step": 1, "value": 2.0}]
+    assert [(row["job"], row["step"], row["value"]) for row in beside] == [
+        ("a", 0, 0.0),
+        ("b", 1, 2.0),
+        ("a", 1, pytest.approx(6 / 1.5)),
+    ], "of others the average alone"
+    scale = spec(chart)["layer"][1]["encoding"]["color"]["scale"]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == colours, "as the legend has them"
     assert sorted(row["value"] for row in values) == [0.0, 4.0], "the average is drawn beside the values"
     # span 3: weights 1/2 and 1 of the two values, in the order of their steps
     assert [(row["step"], row["value"]) for row in average] == [(0, 0.0), (2, pytest.approx(4 / 1.5))]

@@ -109,7 +109,9 @@ def test_an_older_state_is_shown_until_the_newest_is_asked_for(lk: Lake) -> None
     assert parse_qs(urlsplit(href(Page.JOBS)).query) == {"as_of": ["before"]}, "links lead to the same state"
     with pytest.raises(UsageError, match="nowhere"):
         pinned.show("nowhere")
-    assert (pinned.read(tasks), pinned.when()) == (["a", "b"], None), "what is not there is not shown as something else"
+    assert (pinned.read(tasks), pinned.when()) == (["a"], "before"), "what was shown is shown"
+    pinned.refresh()
+    assert (pinned.read(tasks), pinned.when()) == (["a", "b"], None)
     assert href(Page.JOBS) == "/jobs"
 
 

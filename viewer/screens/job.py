@@ -6,6 +6,7 @@ from lake import ids
 from viewer import choices, counts, links, settings
 from viewer import components as ui
 from viewer.links import Page, given
+from viewer.navigation import go
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, percent, pretty, visible
 from viewer.queries import Row, lineage, training
@@ -94,11 +95,7 @@ def _beside(job: Row) -> None:
     key = f"beside-{asked}"
 
     def remember() -> None:
-        chosen = st.session_state[key]
-        if chosen is None:
-            st.query_params.pop("beside", None)
-        else:
-            st.query_params["beside"] = chosen
+        go(beside=st.session_state[key])
 
     chosen = st.selectbox(
         "Parameters beside those of",

@@ -10,7 +10,7 @@ from lake import ids
 from viewer import choices, figures, links, over_rounds, stale, tables
 from viewer import components as ui
 from viewer.links import Page, given
-from viewer.navigation import changed, href, look_at
+from viewer.navigation import changed, go, href, look_at
 from viewer.pinned import read
 from viewer.plain import chip, number, one_line, percent, word
 from viewer.queries import Row, Sort, Window, compare, outcomes, runs, training
@@ -123,11 +123,7 @@ def _order() -> None:
     def remember() -> None:
         chosen = st.session_state[key]
         falls = chosen is not None and _COLUMNS[chosen].kind is not tables.Kind.TEXT
-        if chosen is None:
-            st.query_params.pop("sort", None)
-        else:
-            st.query_params["sort"] = str(Sort(chosen, falls))
-        ui.first_page()
+        go(sort=None if chosen is None else str(Sort(chosen, falls)), page=None)
 
     st.selectbox(
         "Order by",

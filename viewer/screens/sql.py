@@ -17,7 +17,7 @@ from viewer import components as ui
 from viewer import pinned, tables, taking
 from viewer.links import Page, given
 from viewer.locked_sql import MOST_ROWS
-from viewer.navigation import changed, chip_link, href
+from viewer.navigation import changed, chip_link, go, href
 from viewer.plain import number, visible
 from viewer.queries import Row, sql
 
@@ -87,9 +87,8 @@ def _asked(query: str | None) -> None:
 
 
 def _remember() -> None:
-    ui.first_page()
-    query = st.session_state["query"].strip() or _EXAMPLE
-    st.query_params["q"] = st.session_state["query-of-address"] = query
+    query = st.session_state["query-of-address"] = st.session_state["query"].strip() or _EXAMPLE
+    go(q=query, page=None)
 
 
 def _told(error: TrajlakeError, query: str) -> str:

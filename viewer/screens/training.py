@@ -16,11 +16,12 @@ from lake.read.text_table import counted
 from viewer import batch, figures, intake, links, online, stale, tables
 from viewer import components as ui
 from viewer.links import Page, given, given_int
-from viewer.navigation import looked_at
+from viewer.navigation import go, looked_at
 from viewer.pinned import read
 from viewer.plain import chip, one_line
 from viewer.queries import Row, loops, training
 from viewer.queries.loops import Loop
+from viewer.theme import POSITIVE
 
 _FIRST_METRICS = 6
 _MORE_METRICS = 30
@@ -30,14 +31,19 @@ _MEANINGS = METRICS | OF_ROUNDS
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the charts are drawn."""
+    """What the charts are of, and how they are drawn."""
 
+    job_id: int
+    update: int | None
+    """The one that is marked."""
     span: int
     """Points of the moving average; 1: none."""
     alarms: list[tuple[int, int]]
     """Stretches of updates at which an alarm was active."""
     beside: pl.DataFrame
     """Curves of other jobs: job (its label), name, step, value."""
+    colours: dict[str, str]
+    """Of these jobs, by label."""
 
 
 def show() -> None:
@@ -60,11 +66,11 @@ def show() -> None:
     frame = read(training.metrics, job_id)
     metrics = figures.by_interest(frame["name"].unique())
     look = _look(job_id, labels, update)
-    _grid(frame, metrics[:_FIRST_METRICS], update, look)
+    _grid(frame, metrics[:_FIRST_METRICS], look)
     if update is not None:
         batch.show(job_id, update, credit, labels)
-    _more(frame, metrics[_FIRST_METRICS:], update, look)
-    _consumption(job_id, credit, update)
+    _more(frame, metrics[_FIRST_METRICS:], look)
+    _consumption(credit, look)
     intake.show(job_id)
     _checkpoints(job_id)
     if loop is not None:
@@ -112,20 +118,21 @@ def _job(jobs: pl.DataFrame, labels: dict[str, str]) -> tuple[int, Loop | None]:
     newest = next((option for option in options if rows[option]["updates"] or rows[option]["online"]), options[0])
     update = given_int("update")
     if asked is None and update is None and (mine := _of_run(looked_at(), rows)) is not None:
-        asked = st.query_params["job"] = mine
+        asked = mine
     elif asked is None and update is not None:
         having = map(ids.to_text, read(training.with_update, update))
         newest = next((option for option in having if option in rows), newest)
-    # A browser remembers the label of its choice, and labels of a running job change: they are part of the key.
-    key = f"training-job-{hashlib.blake2b(str(labels).encode(), digest_size=8).hexdigest()}"
+    shown = asked.lower() if asked else newest
+    # A browser remembers the label of its choice, and labels of a running job change: they are part of the key. So is
+    # the job shown, which the address alone decides.
+    key = f"training-job-{shown}-{hashlib.blake2b(str(labels).encode(), digest_size=8).hexdigest()}"
 
     def remember() -> None:
-        st.query_params["job"] = st.session_state[key]
-        for name in ("update", "round", "rounds", "page"):
-            st.query_params.pop(name, None)
+        go(job=st.session_state[key], update=None, round=None, rounds=None, page=None)
 
-    index = options.index(asked.lower() if asked else newest)
-    chosen = st.selectbox("Job", options, index=index, format_func=labels.__getitem__, key=key, on_change=remember)
+    chosen = st.selectbox(
+        "Job", options, index=options.index(shown), format_func=labels.__getitem__, key=key, on_change=remember
+    )
     job_id = ids.from_text(chosen)
     loop = read(loops.loop_of, job_id) if rows[chosen]["online"] else None
     if loop is None:
@@ -168,12 +175,9 @@ def _update(job_id: int) -> int | None:
     return asked
 
 
-def _choose(update: int | None) -> None:
-    if update is None:
-        st.query_params.pop("update", None)
-    else:
-        st.query_params["update"] = str(update)
-    st.query_params.pop("page", None)
+def _choose(job_id: int, update: int | None) -> None:
+    """Have the address name an update, and the job whose it is; in a callback."""
+    go(job=ids.to_text(job_id), update=update, page=None)
 
 
 def _look(job_id: int, labels: dict[str, str], update: int | None) -> Look:
@@ -184,20 +188,22 @@ def _look(job_id: int, labels: dict[str, str], update: int | None) -> Look:
         smoothing = st.segmented_control(
             "Moving average", list(_SPANS), default="off", key="average", bind="query-params", required=True
         )
-        beside = _beside(others, labels) if others else []
+        beside = _beside(job_id, others, labels) if others else []
     curves = [
         read(training.metrics, ids.from_text(option)).with_columns(job=pl.lit(labels[option])) for option in beside
     ]
     empty = pl.DataFrame(schema={"name": pl.String, "step": pl.Int64, "value": pl.Float64, "job": pl.String})
+    colours = dict(zip((labels[option] for option in beside), figures.OTHERS, strict=False))
     if beside:
-        ui.legend(dict(zip((labels[option] for option in beside), figures.OTHERS, strict=False)))
+        ui.legend({labels[ids.to_text(job_id)]: POSITIVE} | colours)
     alarms, stretches = read(training.alarms, job_id)
     if alarms:
         cut = f"; the first {len(alarms):,} of {stretches:,} stretches" if stretches > len(alarms) else ""
-        st.caption(f"Shaded red: an alarm was active ({counted(sum(b - a + 1 for a, b in alarms), 'update')}{cut}).")
+        st.caption(f"Shaded: an alarm was active ({counted(sum(b - a + 1 for a, b in alarms), 'update')}{cut}).")
     if (of_a_point := read(training.updates_of_a_point, job_id)) > 1:
         st.caption(f"Each point is the mean of {of_a_point:,} updates; a click on it opens the first of them.")
-    return Look(_SPANS[str(smoothing)], alarms, pl.concat([empty, *(curve.select(empty.columns) for curve in curves)]))
+    drawn = pl.concat([empty, *(curve.select(empty.columns) for curve in curves)])
+    return Look(job_id, update, _SPANS[str(smoothing)], alarms, drawn, colours)
 
 
 def _update_field(job_id: int, update: int | None) -> None:
@@ -207,26 +213,27 @@ def _update_field(job_id: int, update: int | None) -> None:
         return
     first, last = bounds
     key = f"update-field-{job_id}-{update}"
+    st.session_state.setdefault(key, update)  # as a default it could not be taken out of the field
     st.number_input(
         f"Update, {first} to {last}",
         min_value=first,
         max_value=last,
-        value=update,
+        value=None,
         placeholder="or click on a point",
         key=key,
-        on_change=lambda: _choose(st.session_state[key]),
+        on_change=lambda: _choose(job_id, st.session_state[key]),
         width=200,
         help="Shows what the update learned from. A click on a point of a chart does the same.",
     )
 
 
-def _beside(others: list[str], labels: dict[str, str]) -> list[str]:
+def _beside(job_id: int, others: list[str], labels: dict[str, str]) -> list[str]:
     """Jobs whose curves are drawn beside this one's, from the address."""
     asked = [option for option in st.query_params.get_all("beside") if option in others][: len(figures.OTHERS)]
     key = f"beside-{'-'.join(asked)}"
 
     def remember() -> None:
-        st.query_params["beside"] = st.session_state[key]
+        go(job=ids.to_text(job_id), beside=st.session_state[key])
 
     st.multiselect(
         "Beside it",
@@ -241,20 +248,20 @@ def _beside(others: list[str], labels: dict[str, str]) -> list[str]:
     return asked
 
 
-def _more(frame: pl.DataFrame, metrics: list[str], update: int | None, look: Look) -> None:
+def _more(frame: pl.DataFrame, metrics: list[str], look: Look) -> None:
     if not metrics:
         return
     more = st.expander(f"{len(metrics)} more metrics", icon=":material/show_chart:", key="more", on_change="rerun")
     if not more.open:
         return
     with more:
-        _grid(frame, metrics[:_MORE_METRICS], update, look)
+        _grid(frame, metrics[:_MORE_METRICS], look)
         if len(metrics) > _MORE_METRICS:
             left = len(metrics) - _MORE_METRICS
             st.caption(f"{left} further ones are not drawn: `trajlake sql` on `run_metrics` has them.")
 
 
-def _grid(frame: pl.DataFrame, metrics: list[str], update: int | None, look: Look) -> None:
+def _grid(frame: pl.DataFrame, metrics: list[str], look: Look) -> None:
     if not metrics:
         st.info("This job has written no metrics.", icon=":material/info:")
         return
@@ -266,29 +273,30 @@ def _grid(frame: pl.DataFrame, metrics: list[str], update: int | None, look: Loo
         chart = figures.metric(
             frame.filter(pl.col("name") == name),
             name,
-            update,
+            look.update,
             span=look.span,
             alarms=look.alarms,
             others=others if others.height else None,
+            colours=look.colours,
             titled=False,
         )
-        _clickable(place, chart, f"metric-{chip(name)}", update)
+        _clickable(place, chart, f"metric-{chip(name)}", look)
 
 
-def _clickable(place: Any, chart: Any, key: str, update: int | None) -> None:
+def _clickable(place: Any, chart: Any, key: str, look: Look) -> None:
     """A chart whose clicked step becomes the update of the address."""
-    key = f"{key}-{update}"
+    key = f"{key}-{look.update}"
 
     def choose() -> None:
         picked = st.session_state[key]["selection"].get(figures.PICK)
         if picked:
-            _choose(int(picked[0]["step"]))
+            _choose(look.job_id, int(picked[0]["step"]))
 
     ui.chart(place, chart, key, on_select=choose, selection_mode=figures.PICK)
 
 
-def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None:
-    frame = read(training.consumption, job_id, credit)
+def _consumption(credit: Credit | None, look: Look) -> None:
+    frame = read(training.consumption, look.job_id, credit)
     if frame.is_empty():
         return
     st.subheader("What the updates consumed", anchor=False)
@@ -303,9 +311,9 @@ def _consumption(job_id: int, credit: Credit | None, update: int | None) -> None
     grid = st.columns(4 if credit else 3)
     for position, (column, title) in enumerate(titles.items()):
         values = frame.select("step", value=column)
-        _clickable(grid[position], figures.metric(values, title, update), f"consumed-{column}", update)
+        _clickable(grid[position], figures.metric(values, title, look.update), f"consumed-{column}", look)
     if credit is not None:
-        ui.chart(grid[3], figures.signs(frame, update), "signs")
+        ui.chart(grid[3], figures.signs(frame, look.update), "signs")
 
 
 def _checkpoints(job_id: int) -> None:
