@@ -104,8 +104,9 @@ LISTS: Mapping[str, Listed] = {
     "groups": Listed(_groups),
     "siblings": Listed(_siblings),
     "shared-states": Listed(_shared_states),
-    # The texts of each state's steps are read.
-    "anchors": Listed(_anchors, 100),
+    # The texts of a sample of each state's steps are read, which lie all over their table: of a thousand states that
+    # takes as long as of a hundred.
+    "anchors": Listed(_anchors, 1_000),
     "jobs": Listed(_jobs),
     "annotations": Listed(_annotations),
     "rejects": Listed(_rejects),
