@@ -35,6 +35,16 @@ Case = tuple[str, str, Address, Address]
 """What it is called, its page, an address, and another of the same kind."""
 LIST = "run_id, group_id, episode_id, task_id, rollout_index, collection_round, attempt, num_steps, env_return"
 SEARCHES = (("R7919X", "R15838X"), ("lamp199 shelf3", "lamp198 shelf4"), (TOOLS[0], TOOLS[1]), ("door", "key"))
+HAVING = {
+    "tool": (TOOLS[0], TOOLS[1]),
+    "failed": (TOOLS[0], TOOLS[1]),
+    "error": ("state", "action"),
+    "scorer": ("judge", "nobody"),
+    "flag": ("singleton_anchor", "constant_anchor"),
+    "tag": ("rating", "odd"),
+    "text": ("lamp199 shelf3", "lamp198 shelf4"),
+}
+"""Filters of groups by what their episodes have, each with two values."""
 _in_queries = [0.0]
 
 
@@ -68,6 +78,8 @@ def cases(lk: lake.Lake) -> list[Case]:
         ("what changed: runs", "change", *_sides("a_run", "b_run")),
         ("groups", "groups", {}, {"page": "2"}),
         ("groups: dead ones of a run", "groups", run | {"signal": "dead"}, {"run": "run 2", "signal": "dead"}),
+        *((f"groups with {name}", "groups", {name: one}, {name: two}) for name, (one, two) in HAVING.items()),
+        ("groups, facets", "groups", {"facets": "true"}, {"facets": "true", "run": "run 2"}),
         ("anchors", "anchors", {}, {"page": "2"}),
         ("groups of an anchor", "anchors", {"anchor": anchors[0]}, {"anchor": anchors[1]}),
         ("jobs", "jobs", {}, {"sort": "kind"}),
