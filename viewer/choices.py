@@ -166,7 +166,8 @@ def outcome(run: str | None) -> str | None:
         format_func=lambda name: one_line(usual if name is None else name),
         on_change=remember,
         help="What outcomes, success and dead groups are of: `env_return`, which the environment recorded, or what a "
-        "scorer says. A run's own is env_return if an episode of it has one, else the scorer of most of its episodes.",
+        "scorer says. A run's own is env_return if an episode of it has one, else the first scorer that had values for "
+        "most of its episodes.",
     )
     return asked
 

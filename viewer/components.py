@@ -9,7 +9,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from streamlit.delta_generator import DeltaGenerator  # noqa: TID253
 
-from lake.errors import TrajlakeError
+from lake.errors import TrajlakeError, UsageError
 from viewer import pinned, views
 from viewer.figures import PICK, Chart
 from viewer.links import Page, given, given_id, given_int, nonsense
@@ -32,7 +32,9 @@ def friendly() -> Iterator[None]:
     try:
         yield
     except TrajlakeError as error:
-        st.error("The lake could not be read.", icon=":material/error:")
+        is_no_state = isinstance(error, UsageError) and given(pinned.AS_OF) is not None
+        said = "There is no such state." if is_no_state else "The lake could not be read."
+        st.error(said, icon=":material/error:")
         st.code(visible(str(error)), language=None, wrap_lines=True)
         st.button("Try again with the newest data", icon=":material/refresh:", on_click=pinned.refresh)
 

@@ -185,7 +185,7 @@ def metric(
     if span > 1:
         smooth = _smooth(shown.with_columns(job=pl.lit(None, pl.String)), span)
         layers.append(_layer(smooth, "line", {"color": POSITIVE, "strokeWidth": 2}, x=x, y=y))
-    tips = [_number("step", "Step", format="d"), _number("value", name, format=".5~g")]
+    tips = [_number("step", "Update", format="d"), _number("value", name, format=".5~g")]
     dots = {"size": 60, "opacity": 0 if shown.height > 1 else 1, "filled": True, "color": POSITIVE}
     layers.append(_layer(shown, "point", dots, x=x, y=y, tooltip=tips))
     marks = []
@@ -214,7 +214,10 @@ def by_interest(names: Iterable[str]) -> list[str]:
 
 
 def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
-    """Shares of positive, negative, zero and unknown advantages over updates: step, positive, negative, undefined."""
+    """Shares of positive, negative, zero and unknown advantages over updates: step, positive, negative, undefined.
+
+    A click picks the nearest step.
+    """
     names = {"positive": POSITIVE, "zero": "#c9ced6", "negative": NEGATIVE, "unknown": UNKNOWN}
     shares = frame.select(
         "step",
@@ -224,24 +227,31 @@ def signs(frame: pl.DataFrame, selected: int | None) -> Chart:
         unknown="undefined",
     )
     rows = shares.unpivot(index="step", variable_name="sign", value_name="share").filter(pl.col("share").is_not_null())
-    areas = _layer(
+    x = _number("step", axis=_STEPS)
+    stacked = _layer(
         rows.head(MOST_ROWS),
-        "area",
+        "area" if shares.height > 1 else "bar",  # an area needs two steps
         {"opacity": 0.85},
-        x=_number("step", axis=_STEPS),
+        x=x,
         y=_number("share", stack="zero", scale={"domain": [0, 1]}, axis={"format": "%", "tickCount": 4, **_CLOSE}),
         color=_name(
             "sign",
             scale={"domain": list(names), "range": list(names.values())},
             legend=_ON_TOP | {"columns": 2},  # four in a line are wider than a small chart
         ),
-        tooltip=[
-            _number("step", "Update", format="d"),
-            _name("sign", "Advantage"),
-            _number("share", "Share", format=".1%"),
-        ],
     )
-    return _chart([areas], "Signs of the advantages", [] if selected is None else [_rule(selected)])
+    tips = [_number(name, name.capitalize(), format=".1%") for name in names]
+    # An area is no point that a click may be near to.
+    points = _layer(
+        shares.head(MOST_ROWS),
+        "point",
+        {"opacity": 0},
+        x=x,
+        y={"datum": 0.5, "type": "quantitative"},
+        tooltip=[_number("step", "Update", format="d"), *tips],
+    )
+    marks = [] if selected is None else [_rule(selected)]
+    return _chart([stacked, points], "Signs of the advantages", marks, pick=["step"])
 
 
 def _labels(values: pl.Series) -> str:

@@ -131,7 +131,7 @@ def nonsense() -> list[tuple[str, str, str]]:
     for name in st.query_params:
         for value in filter(None, st.query_params.get_all(name)):
             if name in _WHOLE and whole(value) is None:
-                found.append((name, value, "a whole number"))
+                found.append((name, value, "a whole number from 0"))
             elif name in _FINITE and finite(value) is None:
                 found.append((name, value, "a number"))
             elif name in _ONE_OF and value not in _ONE_OF[name]:

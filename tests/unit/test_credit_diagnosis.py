@@ -51,6 +51,7 @@ def test_nothing_is_said_where_nothing_looks_wrong() -> None:
         ),
         ({"undefined_steps": 51}, "51 of 100 advantages are unknown"),
         ({"error_steps": 4, "error_anchors": 1}, "4 of the 70 steps with a shared state are at error texts"),
+        ({"empty_steps": None}, "How many of the 70 steps with a shared state are at empty states is unknown"),
         ({"empty_steps": 4}, "4 of the 70 steps with a shared state are at empty states (blank, [] or null)"),
     ],
 )

@@ -144,6 +144,18 @@ def test_signs_add_up_and_unknown_has_its_own_colour() -> None:
     assert len(set(colours["range"])) == 4
 
 
+def test_signs_of_a_single_update_are_seen_and_a_click_picks_an_update() -> None:
+    frame = pl.DataFrame({"step": [0, 1], "positive": [0.5, 0.5], "negative": [0.2, 0.1], "undefined": [0.1, 0.0]})
+    for shown, mark in ((frame, "area"), (frame.head(1), "bar")):
+        document = spec(figures.signs(shown, None))
+        stacked, points = document["layer"]
+        assert stacked["mark"]["type"] == mark
+        assert document["params"][0]["views"] == [points["name"]]
+        assert document["params"][0]["select"]["fields"] == ["step"]
+        told = [tip["field"] for tip in points["encoding"]["tooltip"]]
+        assert told == ["step", "positive", "zero", "negative", "unknown"]
+
+
 def test_no_chart_puts_its_points_into_the_page() -> None:
     """As SVG each point of a curve is an element, and so is the invisible area around it that a click may mean."""
     frame = pl.DataFrame({"step": [0, 1], "value": [1.0, 0.5]})

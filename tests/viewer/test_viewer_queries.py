@@ -24,6 +24,7 @@ from lake.tables import STATUSES
 from lake.write.jobs import Job
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
+from testkit.copies import empty_lake
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, judged_lake, rollout, siblings
 from viewer import download
 from viewer.pinned import Reader
@@ -465,6 +466,24 @@ def test_a_run_without_returns_is_judged_by_the_scorer_of_most_of_its_episodes(j
     assert means == {RUN: 1.0, "chats": 0.5}
     assert runs.overview(judged)["scored"] == 3
     assert runs.tasks(judged, "chats", 0.5, ALL).select("scored", "success").rows() == [(2, 0.5)]
+
+
+def test_a_score_that_comes_later_does_not_change_the_outcome_of_a_run(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path)
+    with lk.job(kind="collect", run_id="chats") as job:
+        job.record(siblings("t", [None] * 4))
+    rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes ORDER BY rollout_index")
+
+    def said_by(scorer: str, episodes: int) -> dict[str, str]:
+        scores = rows.head(episodes).with_columns(scorer=pl.lit(scorer), scorer_version=pl.lit("1"), value=pl.lit(1.0))
+        with lk.job(kind="score", parameters={"scorer": scorer}) as job:
+            job.write("scores", scores.with_columns(step_index=pl.lit(None, pl.Int32)))
+        return outcomes.own(Reader(lk.snapshot()))
+
+    assert said_by("few", 1) == {"chats": "few"}
+    assert said_by("half", 2) == {"chats": "half"}, "nobody scored most of them: whoever scored more"
+    assert said_by("reward", 3) == {"chats": "reward"}
+    assert said_by("a later one", 4) == {"chats": "reward"}
 
 
 @pytest.mark.parametrize(

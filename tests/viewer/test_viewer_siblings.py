@@ -9,7 +9,7 @@ import pytest
 from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from lake.judgements.selections import read_grouping
-from pipelines.credit import GiGPO
+from pipelines.credit import ESTIMATORS, GiGPO
 from pipelines.credit.job import run_credit
 from pipelines.groupings import Grouping, Subsample, run_grouping
 from testkit.lakes import add_credit, build_lake, rollout, siblings
@@ -97,6 +97,13 @@ def doubtful(folder: Path) -> Lake:
     lk = build_lake(folder, records)
     add_credit(lk)
     return lk
+
+
+def test_without_anchors_nothing_is_known_of_shared_states(tmp_path: Path) -> None:
+    lk = doubtful(tmp_path)
+    run_credit(lk, ESTIMATORS["rloo"]())
+    found = groups.page(lk.snapshot(), GroupFilter(), Window())
+    assert found["shared_share"].to_list() == [None, None]
 
 
 def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ class GroupFilter:
 
 # What the jobs of a series found in each group, by the newest of them; $jobs are in order.
 _FOUND = """
-    SELECT group_id, shared_steps / nullif(steps, 0) AS shared_share,
+    SELECT group_id, if(anchors > 0, shared_steps / steps, NULL) AS shared_share,
            error_steps / nullif(shared_steps, 0) AS error_share,
            empty_steps / nullif(shared_steps, 0) AS empty_share, last_actions_mean AS ways_in
     FROM credit_groups WHERE series_id = $series

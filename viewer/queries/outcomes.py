@@ -1,9 +1,12 @@
 """How episodes went: by the return that the environment recorded, or by what a scorer says of them.
 
 A choice of outcome (`score`) is `env_return`, the name of a scorer, or None for each run's own: `env_return` where an
-episode of the run has one, else the scorer that has values for most of its episodes. Lists, rates and orders read
-`judged` instead of `episodes`, which turns a choice into SQL: its column `outcome` is NULL where it is not known.
+episode of the run has one, else the first scorer that has values for most of its episodes (`own`). Lists, rates and
+orders read `judged` instead of `episodes`, which turns a choice into SQL: its column `outcome` is NULL where it is not
+known.
 """
+
+import polars as pl
 
 from lake.judgements.scores import ENV_RETURN, current_rows, current_scorers
 from viewer.queries import Params, Reads
@@ -61,18 +64,34 @@ def of_run(lake: Reads, run: str, score: str | None) -> str:
 
 
 def own(lake: Reads) -> dict[str, str]:
-    """The scorer that stands for each run without any return; runs that no scorer scored are left out."""
-    bare = "SELECT run_id FROM episodes GROUP BY run_id HAVING count(env_return) = 0"
-    runs = lake.sql(bare)["run_id"].to_list()
-    if not runs:
+    """The scorer that stands for each run without any return; runs that no scorer scored are left out.
+
+    Of the scorers with values for more than half of a run's episodes the one whose first job began first, so that a
+    score that comes later changes no outcome; if there is none, the one with values for most of them.
+    """
+    runs = lake.sql(
+        "SELECT run_id, count(*) AS episodes FROM episodes GROUP BY run_id HAVING count(env_return) = 0 ORDER BY run_id"
+    )
+    if runs.is_empty():
         return {}
     query = f"""
-        SELECT run_id, scorer FROM {current_rows(lake)}
+        SELECT run_id, scorer, count(*) AS scored FROM {current_rows(lake)}
         WHERE step_index IS NULL AND value IS NOT NULL AND run_id IN (SELECT unnest($runs))
         GROUP BY run_id, scorer
-        QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY count(*) DESC, scorer) = 1
         """
-    return dict(lake.sql(query, {"runs": runs}).iter_rows())
+    counts = lake.sql(query, {"runs": runs["run_id"].to_list()})
+    began = lake.sql(
+        """
+        SELECT scorer, min(started_at) AS began
+        FROM (SELECT DISTINCT scorer, job_id FROM scores WHERE step_index IS NULL) JOIN job_runs USING (job_id)
+        GROUP BY scorer
+        """
+    )
+    found = counts.join(runs, on="run_id").join(began, on="scorer", how="left")
+    found = found.with_columns(is_of_most=2 * pl.col("scored") > pl.col("episodes"))
+    by = ["is_of_most", pl.when("is_of_most").then("began"), "scored", "scorer"]
+    found = found.sort(by, descending=[True, False, True, False], nulls_last=True)
+    return dict(found.unique("run_id", keep="first", maintain_order=True).select("run_id", "scorer").iter_rows())
 
 
 def names(lake: Reads) -> list[str]:

@@ -8,6 +8,7 @@ import streamlit as st  # noqa: TID253 - this is a Streamlit page
 from lake import ids
 from lake.judgements.credit import Credit, covering
 from lake.judgements.scores import ENV_RETURN
+from lake.read.text_table import counted
 from viewer import choices, gone, links, siblings, tables, taking
 from viewer import components as ui
 from viewer.links import Page, given
@@ -129,7 +130,7 @@ def _anchors(group_id: int, chosen: Credit, score: str) -> None:
     total = read(anchors.total, group_id, chosen)
     whole = max(shares["steps"], 1)
     st.caption(
-        f"{total} states were passed by two siblings or more; {percent(shares['shared'] / whole)} of "
+        f"{counted(total, 'state')} shared by two siblings or more; {percent(shares['shared'] / whole)} of "
         f"{number(shares['steps'])} steps were taken from them, {percent(shares['alone'] / whole)} from a state that "
         "no other step has (their A_S is 0)."
     )

@@ -72,12 +72,11 @@ def _signal(place: DeltaGenerator) -> Signal | None:
 
 
 def _grouping(place: DeltaGenerator) -> str | None:
-    names = read(groups.groupings)
-    if not names:
-        return None
-    asked = given("grouping")
+    names, asked = read(groups.groupings), given("grouping")
     if asked is not None and asked not in names:
         ui.missing(f"There is no grouping {chip(asked)} in this lake; showing groups as they were collected.")
+    if not names:
+        return None
     meaning = "Groups as `trajlake group` formed them, by the name they were given."
     chosen = place.selectbox(
         "Grouping", names, index=None, key="grouping", placeholder="as collected", help=meaning, **ui.FILTER

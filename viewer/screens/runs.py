@@ -238,10 +238,9 @@ def _over(
         (figures.curve(part, "value", title=f"Score {one_line(scorer, 30)}", **across), part)
         for scorer, part in scores[:_MOST_SCORERS]
     ]
-    charts += [
-        (figures.curve(frame, "dead_share", title="Dead groups", share=True, **across), frame),
-        (figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across), frame),
-    ]
+    if frame["dead_share"].count():
+        charts.append((figures.curve(frame, "dead_share", title="Dead groups", share=True, **across), frame))
+    charts.append((figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across), frame))
     return [
         (chart, f"curve-{position}", over_rounds.opens(run, axis, score, points))
         for position, (chart, points) in enumerate(charts)

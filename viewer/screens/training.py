@@ -223,7 +223,8 @@ def _update_field(job_id: int, update: int | None) -> None:
         key=key,
         on_change=lambda: _choose(job_id, st.session_state[key]),
         width=200,
-        help="Shows what the update learned from. A click on a point of a chart does the same.",
+        help="Shows what the update learned from. A click on a point of a chart does the same. Counted from 0, as in "
+        "the tables; `trajlake train` counts those that are done, from 1.",
     )
 
 
@@ -263,7 +264,10 @@ def _more(frame: pl.DataFrame, metrics: list[str], look: Look) -> None:
 
 def _grid(frame: pl.DataFrame, metrics: list[str], look: Look) -> None:
     if not metrics:
-        st.info("This job has written no metrics.", icon=":material/info:")
+        st.info(
+            "This job has written no metrics: they come with its checkpoints (`--checkpoint-every`) and its end.",
+            icon=":material/info:",
+        )
         return
     grid = st.columns(3)
     for position, name in enumerate(metrics):
@@ -313,7 +317,7 @@ def _consumption(credit: Credit | None, look: Look) -> None:
         values = frame.select("step", value=column)
         _clickable(grid[position], figures.metric(values, title, look.update), f"consumed-{column}", look)
     if credit is not None:
-        ui.chart(grid[3], figures.signs(frame, look.update), "signs")
+        _clickable(grid[3], figures.signs(frame, look.update), "signs", look)
 
 
 def _checkpoints(job_id: int) -> None:

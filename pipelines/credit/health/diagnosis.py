@@ -140,6 +140,11 @@ class CreditDiagnosis(CreditSummary):
             for what, steps in said.items()
             if steps and steps > MANY_DOUBTED * self.shared_steps
         )
+        if self.shared_steps and self.empty_steps is None and self.error_steps is not None:
+            found.append(
+                f"How many of the {self.shared_steps} steps with a shared state are at empty states is unknown: an "
+                "older version computed some of the groups. Count them: `trajlake credit ... --force --lake LAKE`"
+            )
         return found
 
 
