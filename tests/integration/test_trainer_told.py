@@ -166,9 +166,9 @@ def test_every_run_says_what_it_trains_on_what_not_and_where_the_loss_went(fresh
     assert told[3].endswith("; 2 updates")
     assert told[4] == "steps left out: dead_group 24, no_advantage 6"
     first, last = (json.loads(metrics[at]) for at in (0, -1))
-    assert told[5].startswith(f"update 1 of 2: loss {first['loss']:.4f}, log-probability {first['logprob']:.3f}")
-    assert told[-2].startswith(f"first: update 1, loss {first['loss']:.4f}")
-    assert told[-1].startswith(f"last: update 2, loss {last['loss']:.4f}")
+    assert told[5].startswith(f"1 of 2 updates: loss {first['loss']:.4f}, log-probability {first['logprob']:.3f}")
+    assert told[-2].startswith(f"first: update 0, loss {first['loss']:.4f}")
+    assert told[-1].startswith(f"last: update 1, loss {last['loss']:.4f}")
     assert result.stderr.count("advantages: ") == 1
 
 

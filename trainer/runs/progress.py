@@ -58,8 +58,8 @@ class ProgressReporter:
         if "logprob" in metrics:
             went += f", log-probability {metrics['logprob']:.3f} per trained token"
         is_first = not self._losses
-        self._losses = [*self._losses[:1], (done, went)]
-        self._doing = f"update {done} of {total}: {went}"
+        self._losses = [*self._losses[:1], (report.step.index, went)]
+        self._doing = f"{done} of {total} updates: {went}"
         if self._show is not None:
             self._show(done, total, went)
         elif is_first:

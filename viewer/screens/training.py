@@ -223,8 +223,8 @@ def _update_field(job_id: int, update: int | None) -> None:
         key=key,
         on_change=lambda: _choose(job_id, st.session_state[key]),
         width=200,
-        help="Shows what the update learned from. A click on a point of a chart does the same. Counted from 0, as in "
-        "the tables; `trajlake train` counts those that are done, from 1.",
+        help="Shows what the update learned from. A click on a point of a chart does the same. The first is 0, as in "
+        "the tables and what `trajlake train` says.",
     )
 
 
