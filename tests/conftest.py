@@ -17,6 +17,9 @@ os.environ.setdefault("TRAJLAKE_CACHE", tempfile.mkdtemp(prefix="trajlake-test-c
 # Writers commit by themselves, where tests hold and kill them; those of committers ask for one.
 os.environ.setdefault("TRAJLAKE_GROUP_COMMIT", "off")
 
+# Tests that run side by side start clusters, which Ray would find instead of starting one for each.
+os.environ.setdefault("RAY_ADDRESS", "local")
+
 import pytest
 from hypothesis import settings
 

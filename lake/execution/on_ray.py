@@ -1,8 +1,8 @@
 """Parts that run as tasks on a Ray cluster.
 
 Ray is an optional extra, imported when an executor is made. A cluster that is running is used (`RAY_ADDRESS`, or `ray
-start`); otherwise Ray starts one on this machine and it ends with the process. The lake has to be where every node can
-reach it: a bucket, or a folder that all of them mount.
+start`); otherwise, or with `RAY_ADDRESS=local`, Ray starts one on this machine and it ends with the process. The lake
+has to be where every node can reach it: a bucket, or a folder that all of them mount.
 """
 
 import os
@@ -32,10 +32,18 @@ class RayExecutor:
             raise MissingExtraError(msg) from error
         self._ray: Any = ray
         if not self._ray.is_initialized():
-            address = address or os.environ.get("RAY_ADDRESS")
-            here = {} if address else {"num_cpus": workers, "include_dashboard": False}
-            self._ray.init(address=address, log_to_driver=False, logging_level="error", **here)
+            self._connect(address or os.environ.get("RAY_ADDRESS"), workers)
         self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def _connect(self, address: str | None, workers: int | None) -> None:
+        said = {"address": address, "log_to_driver": False, "logging_level": "error"}
+        if address not in (None, "", "local"):
+            self._ray.init(**said)
+            return
+        try:
+            self._ray.init(**said, num_cpus=workers, include_dashboard=False)
+        except ValueError:  # Ray found a cluster of `ray start`, and takes no number of cores for that
+            self._ray.init(**said)
 
     def map(
         self, task: Callable[[Item], Result], items: Iterable[Item], *, without: Collection[str] = ()

@@ -62,3 +62,33 @@ def test_a_node_that_is_there_and_does_not_answer_is_not_passed_over() -> None:
     """It could get parts without having been looked at."""
     with pytest.raises(WorkerLostError):
         asked(Cluster(dies=False))
+
+
+@pytest.mark.parametrize(
+    ("address", "running", "connections"),
+    [
+        (None, False, [{"num_cpus": 3}]),
+        (None, True, [{"num_cpus": 3}, {}]),
+        ("local", True, [{"num_cpus": 3}]),
+        ("10.0.0.1:6379", True, [{}]),
+    ],
+)
+def test_a_running_cluster_keeps_its_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, running: bool, connections: list[dict[str, int]]
+) -> None:
+    """Ray takes a number of cores for what it starts, and refuses one for a cluster that `ray start` began."""
+    import ray
+
+    asked: list[dict[str, Any]] = []
+
+    def init(**options: Any) -> None:
+        asked.append({name: value for name, value in options.items() if name == "num_cpus"})
+        is_found = options["address"] not in (None, "local") or (options["address"] is None and running)
+        if is_found and options.get("num_cpus") is not None:
+            raise ValueError("When connecting to an existing cluster, num_cpus and num_gpus must not be provided.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert RayExecutor(3, address=address).workers == 3
+    assert asked == connections
