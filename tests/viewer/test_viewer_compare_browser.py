@@ -103,6 +103,7 @@ def test_eight_rollouts_of_a_thousand_steps(page: Any, lk: Lake) -> None:
     chosen = group_of(lk, "long", "long")
     go(page, "/compare?" + "&".join(f"episode={one}" for one in chosen), "Side by side")
     page.get_by_text("1 to 40 of 1,000 lines").wait_for()
+    page.wait_for_function("many => document.querySelectorAll('.trajlake-beside th').length === many", arg=8)
     assert columns(page).count() == 8
     assert page.locator("*").count() < MOST_NODES
     page.get_by_test_id("stPagination").get_by_text("25", exact=True).click()
