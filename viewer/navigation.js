@@ -13,6 +13,8 @@
 
 // Streamlit remembers the theme that its menu chooses for the page that was loaded; here it is kept for all pages.
 //
+// Mounted with `run`, the number of the script's run that draws: what is there was drawn for the address once a run has
+// come that is not the one from which a link led away, and has ended. Until it begins, the old page looks finished.
 // Mounted with `visit`, an address and a number, it goes there, once for each number.
 // Mounted with `here`, a name, the page is scrolled to where it stands, once for each name.
 
@@ -26,6 +28,7 @@ const THEME = "stActiveTheme-"; // of the keys in the browser's storage: then th
 
 export default function ({ data, parentElement }) {
   const state = (window[NAME] ??= start());
+  if (data.run) state.run = data.run;
   if (data.pages) state.pages = new Set(data.pages);
   if (data.visit && data.visit.number !== state.visited) {
     state.visited = data.visit.number;
@@ -35,10 +38,22 @@ export default function ({ data, parentElement }) {
 }
 
 function start() {
-  const state = { pages: new Set(), isPressed: false, here: null, visited: null, theme: `${THEME}${location.pathname}-` };
+  const state = {
+    pages: new Set(),
+    run: null,
+    left: null, // the run whose page was there when the address changed last
+    isPressed: false,
+    here: null,
+    visited: null,
+    theme: `${THEME}${location.pathname}-`,
+    isSettled: () => state.run !== state.left && document.querySelector(APP)?.dataset.testScriptState === "notRunning",
+  };
   document.addEventListener("click", (event) => follow(event, state), true);
   document.addEventListener("keydown", (event) => press(event, state), true);
-  window.addEventListener("popstate", (event) => event.isTrusted && showOpened());
+  window.addEventListener("popstate", (event) => {
+    state.left = state.run;
+    if (event.isTrusted) showOpened(state);
+  });
   document.addEventListener("click", (event) => event.target.closest?.("[role=menuitemradio]") && keepTheme(state));
   return state;
 }
@@ -77,7 +92,7 @@ async function press(event, state) {
   event.preventDefault();
   if (state.isPressed) return;
   state.isPressed = true;
-  await settled();
+  await settled(state);
   state.isPressed = false;
   linkOf(event.key)?.click();
 }
@@ -99,8 +114,8 @@ async function keepTheme(state) {
   }
 }
 
-async function showOpened() {
-  await settled();
+async function showOpened(state) {
+  await settled(state);
   document.querySelector("tr.opened")?.scrollIntoView({ block: "center" });
 }
 
@@ -108,14 +123,14 @@ async function showHere(state, here, place) {
   const wanted = location.pathname + here;
   if (wanted === state.here) return;
   state.here = wanted;
-  await settled();
+  await settled(state);
   place.host.style.scrollMarginTop = "5rem"; // the bar of the pages stays above
   place.host.scrollIntoView({ block: "start" });
 }
 
-async function settled() {
+async function settled(state) {
   const end = Date.now() + PATIENCE_MS;
   do {
     await new Promise((resolve) => setTimeout(resolve, 40));
-  } while (document.querySelector(APP)?.dataset.testScriptState !== "notRunning" && Date.now() < end);
+  } while (!state.isSettled() && Date.now() < end);
 }

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 PATIENCE = 120_000
 """Milliseconds a page may take on a busy machine."""
-_FOLLOWS = "() => Object.getOwnPropertySymbols(window).some(one => one.description === 'trajlake.navigation')"
+_SETTLED = "() => window[Symbol.for('trajlake.navigation')]?.isSettled()"
 
 
 @contextmanager
@@ -41,10 +41,9 @@ def go(page: Any, path: str, heading: str) -> None:
 
 
 def settled(page: Any, heading: str) -> None:
-    """Wait for a heading, for the script to have ended, and for the page to follow links and keys (navigation.js)."""
+    """Wait until what the address names is drawn, whole (navigation.js), under a heading."""
+    _wait(page)
     page.get_by_role("heading", name=re.compile(rf"^{heading}( |$)")).first.wait_for()
-    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
-    page.wait_for_function(_FOLLOWS)
 
 
 def open_row(page: Any, table: str, row: int) -> None:
@@ -53,10 +52,16 @@ def open_row(page: Any, table: str, row: int) -> None:
 
 
 def rows_of(page: Any, table: str) -> Any:
-    """The rows of the table with a label."""
+    """The rows of the table with a label, once what the address names is drawn."""
+    _wait(page)
     return page.get_by_role("region", name=table, exact=True).locator("tbody tr")
 
 
 def address(page: Any) -> dict[str, str]:
-    """The parameters of the page's address."""
+    """The parameters of the page's address, once what it names is drawn."""
+    _wait(page)
     return {name: values[-1] for name, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def _wait(page: Any) -> None:
+    page.wait_for_function(_SETTLED)
