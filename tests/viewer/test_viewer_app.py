@@ -601,6 +601,10 @@ def test_runs_that_only_trained_are_listed(tmp_path: Path, monkeypatch: pytest.M
     assert column(at, "trained runs", "run_id") == ["offline"]
     assert column(at, "trained runs", "updates") == ["2"]
     assert links(at, "trained runs") == [f"/training?job={ids.to_text(newest)}"]
+    said = words(open_page("runs", run="offline"))
+    assert "It has no episodes of its own: it trained on those of other runs." in said
+    assert f"/training?job={ids.to_text(newest)}" in said
+    assert "There is no run" not in said
 
 
 def test_an_episode_that_was_taken_back_says_when_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

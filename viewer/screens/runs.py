@@ -54,10 +54,15 @@ def show() -> None:
         stale.line()
     with detail:
         asked = given("run")
-        if asked is not None and not read(runs.exists, asked):
+        if asked is None or read(runs.exists, asked):
+            _run(asked or first, score, success_at)
+        elif read(training.jobs_of_run, asked).height:
+            st.subheader(f"Run {chip(asked)}", anchor=False)
+            st.caption("It has no episodes of its own: it trained on those of other runs.")
+            _metrics(asked)
+        else:
             ui.missing(f"There is no run {chip(asked)} in this lake.")
-            asked = None
-        _run(asked or first, score, success_at)
+            _run(first, score, success_at)
 
 
 def _trained() -> None:
