@@ -13,8 +13,8 @@
 
 // Streamlit remembers the theme that its menu chooses for the page that was loaded; here it is kept for all pages.
 //
-// Mounted with `run`, the number of the script's run that draws: what is there was drawn for the address once a run has
-// come that is not the one from which a link led away, and has ended. Until it begins, the old page looks finished.
+// Mounted with `run`, which differs from run to run of the script: what is there was drawn for the address once another
+// run has come than that from which a link led away, and has ended. Until it begins, the old page looks finished.
 // Mounted with `visit`, an address and a number, it goes there, once for each number.
 // Mounted with `here`, a name, the page is scrolled to where it stands, once for each name.
 
@@ -28,7 +28,7 @@ const THEME = "stActiveTheme-"; // of the keys in the browser's storage: then th
 
 export default function ({ data, parentElement }) {
   const state = (window[NAME] ??= start());
-  if (data.run) state.run = data.run;
+  if (data.run && data.run !== state.run) Object.assign(state, { run: data.run, isLeft: false });
   if (data.pages) state.pages = new Set(data.pages);
   if (data.visit && data.visit.number !== state.visited) {
     state.visited = data.visit.number;
@@ -41,17 +41,17 @@ function start() {
   const state = {
     pages: new Set(),
     run: null,
-    left: null, // the run whose page was there when the address changed last
+    isLeft: true, // whether the address has changed since the run began
     isPressed: false,
     here: null,
     visited: null,
     theme: `${THEME}${location.pathname}-`,
-    isSettled: () => state.run !== state.left && document.querySelector(APP)?.dataset.testScriptState === "notRunning",
+    isSettled: () => !state.isLeft && document.querySelector(APP)?.dataset.testScriptState === "notRunning",
   };
   document.addEventListener("click", (event) => follow(event, state), true);
   document.addEventListener("keydown", (event) => press(event, state), true);
   window.addEventListener("popstate", (event) => {
-    state.left = state.run;
+    state.isLeft = true;
     if (event.isTrusted) showOpened(state);
   });
   document.addEventListener("click", (event) => event.target.closest?.("[role=menuitemradio]") && keepTheme(state));

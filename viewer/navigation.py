@@ -1,5 +1,6 @@
 """Addresses of the viewer's pages, and links to them that keep the session (`navigation.js` says how)."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -15,7 +16,6 @@ from viewer.links import PARAMETERS, Page, given
 from viewer.plain import one_line
 
 _VISIT, _VISITS, _HERE, _RUN = "navigation-visit", "navigation-visits", "here", "looked-at-run"
-_DRAWN = "navigation-drawn"
 Value = str | int | float | Sequence[str] | None
 
 _SCRIPT = st.components.v2.component("trajlake_navigation", js=Path(__file__).with_name("navigation.js").read_text())
@@ -30,8 +30,7 @@ def install(path: str) -> None:
     st.session_state[_HERE] = f"/{path}"
     if (run := given("run")) is not None:
         look_at(run)
-    st.session_state[_DRAWN] = drawn = st.session_state.get(_DRAWN, 0) + 1
-    data: dict[str, Any] = {"pages": [_path(page) for page in Page], "run": drawn}
+    data: dict[str, Any] = {"pages": [_path(page) for page in Page], "run": str(time.time_ns())}
     if (target := st.session_state.pop(_VISIT, None)) is not None:
         st.session_state[_VISITS] = number = st.session_state.get(_VISITS, 0) + 1
         data["visit"] = {"target": target, "number": number}
