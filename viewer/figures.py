@@ -30,6 +30,8 @@ _CLOSE: Spec = {"labelPadding": 4, "titlePadding": 4}
 _ROOM = {"left": 0, "top": 0, "right": 10, "bottom": 12}
 """Around a chart: half of the last label of an axis lies beyond its end, and would be cut off."""
 _STEPS: Spec = {"format": "d", "tickMinStep": 1, "grid": False, **_CLOSE}
+_APART: Spec = {"zero": False, "nice": False, "padding": 6}
+"""Of the axis that a curve runs along: its first point would lie on the other axis's labels."""
 _ON_TOP: Spec = {"orient": "top", "padding": 0}
 
 
@@ -52,7 +54,7 @@ def curve(
     furthest = frame["x"].max()
     is_long = isinstance(furthest, int | float) and furthest >= 10_000
     across = {"format": "~s", "tickCount": 5, "grid": False, **_CLOSE} if is_long else _STEPS
-    x, y = _number("x", x_title, axis=across), _number(value, scale=scale, axis=axis)
+    x, y = _number("x", x_title, axis=across, scale=_APART), _number(value, scale=scale, axis=axis)
     tips = [
         _number("x", x_title, format=",d"),
         _number(value, title, format=".1%" if share else ".4~g"),
