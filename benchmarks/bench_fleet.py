@@ -37,7 +37,8 @@ from lake.write.jobs import Job
 from testkit import object_store
 from testkit.fleets import start_committer
 
-COMMIT = {"direct": "off", "group": "on", "committer": "on"}
+COMMIT = {"direct": False, "group": True, "committer": True}
+"""How to commit -> whether in groups."""
 _PRELOADED = ["lake.write.writer", "lake.write.jobs", "lake.storage.encoding", "polars", "bench_lake"]
 
 
@@ -71,13 +72,21 @@ def committer(uri: str, options: Mapping[str, str] | None) -> Iterator[None]:
 
 
 def work(
-    uri: str, options: dict[str, str] | None, writers: range, each: int, gate: object, out: object, turn: object
+    uri: str,
+    options: dict[str, str] | None,
+    writers: range,
+    each: int,
+    group_commit: bool,
+    gate: object,
+    out: object,
+    turn: object,
 ) -> None:
     """Writers of a process, one a thread: the seconds of each batch, and those from the start to its last."""
-    # The ends of jobs race for `jobs`, which is not what is measured: they come one after another.
+    # The ends of jobs race for `jobs`, which is not what is measured: they come one after another, and compact nothing.
     with ExitStack() as ended, ExitStack() as stack:
         # A lake each: none of them knows of the others.
-        lakes = [lake.open(uri, storage_options=options) for _ in writers]
+        how = {"storage_options": options, "compact_above": 0, "group_commit": group_commit}
+        lakes = [lake.open(uri, **how) for _ in writers]
         numbered = zip(lakes, writers, strict=True)
         jobs = [stack.enter_context(lk.job(kind="collect", run_id=f"run {n}")) for lk, n in numbered]
 
@@ -100,8 +109,7 @@ def work(
 
 def race(where: str, commit: str, writers: int, batches: int, size: int) -> list[float]:
     """Commits of `episodes` a second, episodes a second, median and 99th percentile in ms, fairness."""
-    os.environ["TRAJLAKE_GROUP_COMMIT"] = COMMIT[commit]
-    each = batches // writers
+    each, how = batches // writers, COMMIT[commit]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with root(where) as (uri, options), ExitStack() as stack:
@@ -111,7 +119,9 @@ def race(where: str, commit: str, writers: int, batches: int, size: int) -> list
         before = lk.snapshot().versions["episodes"]
         parts = [range(first, min(first + size, writers)) for first in range(0, writers, size)]
         gate, out, turn = context.Barrier(len(parts) + 1), context.Queue(), context.Lock()
-        processes = [context.Process(target=work, args=(uri, options, part, each, gate, out, turn)) for part in parts]
+        processes = [
+            context.Process(target=work, args=(uri, options, part, each, how, gate, out, turn)) for part in parts
+        ]
         for process in processes:
             process.start()
         gate.wait()

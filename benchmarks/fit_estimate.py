@@ -56,6 +56,17 @@ KEYS = (
 """Lakes of keys, and of lengths, for the jobs that read nothing else: small lakes do not tell how they grow."""
 ROUND_GROUPS = 8
 SCORER = "def answers(messages, **kwargs):\n    return float(len(messages))\n"
+_DRIVER = """
+import atexit, json, resource
+from lake.cli import main
+
+@atexit.register
+def tell():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps({"cpu": used.ru_utime + used.ru_stime, "memory": used.ru_maxrss * 1024.0}))
+
+main()
+"""
 _VOCABULARY = 32_000
 _POOL_TOKENS = 2_000_000
 Measures = dict[str, dict[str, float]]
@@ -96,6 +107,16 @@ def command(*words: str) -> dict[str, float]:
     return _child([sys.executable, "-c", "from lake.cli import main; main()", *words])
 
 
+def driver(*words: str) -> dict[str, float]:
+    """The same of the process of a command alone, without those of its workers."""
+    spread = [sys.executable, "-c", _DRIVER, *words, "--executor", "processes", "--workers", "2"]
+    place = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(spread, env=place, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
 def task(name: str, lake: Path) -> dict[str, float]:
     """The same of a task of this file."""
     return _child([sys.executable, __file__, "--task", name, "--lake", str(lake)])
@@ -124,6 +145,7 @@ def measured(work: Workload, folder: Path) -> Measures:
     place = ("--lake", str(lake))
     found: Measures = {
         "ingest": command("ingest", str(rows), *place),
+        "commits of ingest": driver("ingest", str(rows), "--lake", str(folder / "other")),
         "score": command("score", f"{scorer}:answers", *place),
         "credit": command("credit", "gigpo", "--set", "step_source=terminal_score", *place),
         "export": command("export", *place, "--format", "jsonl", "--out", str(folder / "out")),

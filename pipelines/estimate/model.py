@@ -57,7 +57,8 @@ class Job:
 
 
 JOBS: dict[str, Job] = {
-    "ingest": Job(Extent.PROCESS),
+    "ingest": Job(Extent.CLUSTER, serial="commits of ingest"),
+    "commits of ingest": Job(Extent.PROCESS, ("run", "episodes", "tokens"), ("run", "episodes")),
     "score": Job(Extent.CLUSTER),
     "credit": Job(Extent.CLUSTER, memory=("run", "steps"), bounded_gb=MEMORY_GB, serial="credit of a round"),
     "credit of a round": Job(Extent.PROCESS, ("run", "episodes"), ("run", "episodes")),
@@ -296,9 +297,9 @@ _LIMITS = (
         "a lake for each run; read them as one",
     ),
     Limit(
-        "one ingest as fast as collecting",
+        "commits of one ingest as fast as collecting",
         "days",
-        _time("ingest", DAY),
+        _time("commits of ingest", DAY),
         lambda c: c.days,
         "record instead, or ingest files in several processes",
     ),

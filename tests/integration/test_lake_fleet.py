@@ -33,7 +33,7 @@ from lake.storage.store import Store
 from lake.write.fleet import client, messages, server
 from lake.write.fleet.client import Committer, Fleet
 from lake.write.fleet.messages import Bring, Found, Look, Working
-from lake.write.fleet.place import Place
+from lake.write.fleet.place import SEATS, Place
 from lake.write.index import Known
 from lake.write.ledger import Ledger
 from lake.write.writer import EpisodeWriter, _Batch
@@ -189,6 +189,17 @@ def test_a_writer_that_is_alone_asks_nobody(tmp_path: Path) -> None:
     start_committer(lk._store.objects)
     with other.committer(lost=0), fleet.committer(lost=1) as far:
         assert far is not None, "there is another writer, and a committer"
+
+
+def test_one_of_many_starts_a_committer_before_it_loses_a_race(tmp_path: Path) -> None:
+    """Those who came first have seats; the next one that finds none free has not lost any."""
+    objects = empty_lake(tmp_path / "lake", group_commit=True)._store.objects
+    fleets = [Fleet(objects) for _ in range(SEATS + 2)]
+    with ExitStack() as stack:
+        *few, last = (stack.enter_context(fleet.committer(lost=0)) for fleet in fleets)
+        # The first is alone, and takes no seat.
+        assert (few, last is None) == ([None] * (SEATS + 1), False)
+    assert committer_of(objects) is not None
 
 
 def test_where_there_is_no_room_for_one_each_writer_commits_by_itself_and_says_so_once(

@@ -1,9 +1,10 @@
 """A writer's way to the committer of its machine, and out of it.
 
 A lake in which many processes of a machine write sees one of them: the committer, which takes what waits and commits it
-in one go (`server`). It is found, or started, by writers that get in each other's way: one that is alone, or has not
-lost a race for a commit, goes on by itself, and so does every writer that cannot reach a committer, because none could
-be started, or it does not answer. That is always right: a committer is one more writer that looks before it commits.
+in one go (`server`). It is found, or started, by writers that get in each other's way, or are so many that they would.
+One that is alone, or is one of a few and has not lost a race for a commit, goes on by itself, and so does every writer
+that cannot reach a committer, because none could be started, or it does not answer. That is always right: a committer
+is one more writer that looks before it commits.
 
 Nothing is on the disk but the files of the batch itself. Until it has an answer, the writer has the batch, and whoever
 called it has not been told that it is recorded. Where the committer dies, is stopped or cannot go on, the writer looks
@@ -106,7 +107,7 @@ class Fleet:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._place: Place | None = None
-        self._present = -1
+        self._present = self._seat = -1
         self._owner = 0
         self._lost = 0
         self._contended_until = self._alone_until = 0.0
@@ -114,8 +115,7 @@ class Fleet:
         self._was_told = False
 
     def __del__(self) -> None:
-        if self._present >= 0:
-            os.close(self._present)
+        self._leave()
 
     @contextmanager
     def committer(self, lost: int) -> Iterator[Committer | None]:
@@ -152,7 +152,7 @@ class Fleet:
             self._lost, self._contended_until = lost, now + CONTENDED_SECONDS
         if now < self._alone_until or self._is_alone():
             return None
-        if (found := self._try()) is not None or now > self._contended_until:
+        if (found := self._try()) is not None or not (now < self._contended_until or self._is_one_of_many()):
             return found
         assert self._place is not None
         while time.monotonic() < now + START_SECONDS:
@@ -170,9 +170,23 @@ class Fleet:
     def _is_alone(self) -> bool:
         # A forked process is a writer of its own.
         if self._place is None or self._owner != os.getpid():
+            self._leave()
             self._place = self._place or Place(self._objects)
             self._present, self._owner = self._place.present(), os.getpid()
         return is_alone(self._present)
+
+    def _leave(self) -> None:
+        for file in (self._present, self._seat):
+            if file >= 0:
+                os.close(file)
+        self._present = self._seat = -1
+
+    def _is_one_of_many(self) -> bool:
+        assert self._place is not None
+        if self._seat < 0:
+            seat = self._place.seat()
+            self._seat = -1 if seat is None else seat
+        return self._seat < 0
 
     def _try(self) -> socket.socket | None:
         assert self._place is not None

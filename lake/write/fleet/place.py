@@ -5,6 +5,7 @@ alive is a lock on a file, which the kernel frees with the process, however it e
 
     NAME.lock    held by the committer: whoever gets it starts the next one, which inherits it
     NAME.alive   shared by the writers: a writer that could have it for itself is alone
+    NAME.seat-N  held by a writer each; one that finds none free is one of many
     NAME.sock    where the committer listens
     NAME.log     what the last one wrote to stderr
 """
@@ -19,6 +20,8 @@ from lake import ids
 from lake.storage.objects import Objects
 from lake.tables import FORMAT_VERSION
 
+SEATS = 4
+"""Writers for whom a committer is started only once they get in each other's way."""
 _LONGEST_SOCKET = 104
 """Bytes of a path that every system takes."""
 
@@ -46,6 +49,11 @@ class Place:
         file = self._locked("alive", fcntl.LOCK_SH)
         assert file is not None
         return file
+
+    def seat(self) -> int | None:
+        """A writer's seat, as an open file; None if all are taken."""
+        seats = (self._locked(f"seat-{n}", fcntl.LOCK_EX | fcntl.LOCK_NB) for n in range(SEATS))
+        return next((file for file in seats if file is not None), None)
 
     def is_deserted(self) -> bool:
         """Whether there is no writer."""
