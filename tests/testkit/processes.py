@@ -151,10 +151,10 @@ class Worker:
             self._status = self._server.ask(wait=self.pid, block=True)
         return self._status
 
-    def finish(self) -> str:
-        """Wait for a clean end and return what it printed."""
+    def finish(self, timeout: float = TIMEOUT) -> str:
+        """Wait for a clean end and return what it printed; it may say nothing for `timeout` seconds at most."""
         said = []
-        while (line := self.hear()) is not None:
+        while (line := self.hear(timeout)) is not None:
             said.append(line)
         assert self.wait() == 0, self.error
         return "\n".join(said)
