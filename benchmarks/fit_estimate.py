@@ -162,7 +162,7 @@ def measured(work: Workload, folder: Path) -> Measures:
 
 
 def measured_of_keys(work: Workload, folder: Path) -> Measures:
-    """One of `KEYS`: credit after a round in a simulated lake, or the plan of an epoch over lengths."""
+    """One of `KEYS`: credit and ingest of a round in a simulated lake, or the plan of an epoch over lengths."""
     if work.episode_steps == 1:
         import bench_plan
         from synthetic import lengths_lake
@@ -173,8 +173,12 @@ def measured_of_keys(work: Workload, folder: Path) -> Measures:
     import bench_scale
 
     bench_scale.make(folder, int(work.steps))
-    place = ("--lake", str(folder))
-    return {"credit of a round": command("credit", "gigpo", "--set", "step_source=terminal_score", *place)}
+    place, more = ("--lake", str(folder)), folder.with_suffix(".jsonl")
+    found = {"credit of a round": command("credit", "gigpo", "--set", "step_source=terminal_score", *place)}
+    write_episodes(more, FITTED[0], collection_round=0, episodes=ROUND_GROUPS * work.group_size)
+    # Its time is that of a round; the keys that it holds are those of the lake.
+    found["commits of ingest"] = {"memory": driver("ingest", str(more), *place)["memory"]}
+    return found
 
 
 def plan(lake: Path) -> None:
@@ -231,7 +235,7 @@ def fits_of(points: Sequence[tuple[Workload, Measures]]) -> Fits:
     """The fits of all figures."""
 
     def fit(name: str, what: str, drivers: Sequence[str]) -> dict[str, float]:
-        return fitted([(work, found[name][what]) for work, found in points if name in found], drivers)
+        return fitted([(work, found[name][what]) for work, found in points if what in found.get(name, ())], drivers)
 
     jobs = {
         name: {"cpu": fit(name, "cpu", job.drivers), "memory": fit(name, "memory", job.memory)}
@@ -298,7 +302,9 @@ def _print_check(points: Sequence[tuple[Workload, Measures]], fits: Fits) -> Non
 def _cells(points: Sequence[tuple[Workload, Measures]], name: str, what: str, factors: Factors, scale: float) -> str:
     """Predicted over measured, and what was measured."""
     return " | ".join(
-        f"{predicted(factors, work) / found[name][what]:.2f} ({found[name][what] / scale:.2f})" if name in found else ""
+        f"{predicted(factors, work) / found[name][what]:.2f} ({found[name][what] / scale:.2f})"
+        if what in found.get(name, ())
+        else ""
         for work, found in points
     )
 

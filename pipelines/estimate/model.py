@@ -288,6 +288,13 @@ _LIMITS = (
         lambda c: c.memory_gb,
         "--where by run, or a lake a run",
     ),
+    Limit(
+        "memory of the driver of ingest",
+        "GB",
+        _memory("commits of ingest"),
+        lambda c: c.memory_gb,
+        "a lake for each run; read them as one",
+    ),
     Limit("memory of the plan of an epoch", "GB", _memory("plan"), lambda c: c.memory_gb, "train on a selection"),
     Limit(
         "credit after each round",
