@@ -82,6 +82,9 @@ def _is_on(text: str) -> bool:
 
 def _joined(uris: Sequence[str | Path], *, create: bool, **options: Any) -> Lake:
     """Several lakes as one; of a single one that lake. Only the first is made, if it is not there."""
+    if not isinstance(uris, Sequence) or not all(isinstance(uri, str | Path) for uri in uris):
+        msg = f"{uris!r} is no address of a lake; give a text or a path, or a list of them, the first to write to"
+        raise UsageError(msg)
     if not uris:
         raise UsageError("no lake is named; give one or more")
     from lake.joined import JoinedLake
@@ -92,7 +95,8 @@ def _joined(uris: Sequence[str | Path], *, create: bool, **options: Any) -> Lake
 
 def _require_room(objects: Objects, *, create: bool) -> None:
     """Raise unless a lake may be made there."""
-    advice = "`trajlake ingest FILE --lake URI` or `trajlake demo` makes one, and so does lake.open(URI, create=True)"
+    commands = "`trajlake ingest FILE --lake URI` or `trajlake demo --lake URI` makes one"
+    advice = f"{commands}, and so does lake.open(URI, create=True)"
     path = objects.folder
     if path is not None and path.exists() and not path.is_dir():
         raise NotALakeError(f"{path} is a file, and a lake is a folder; {advice}")

@@ -123,15 +123,19 @@ Command = Callable[..., Any]
 def lake_option(function: Command) -> Command:
     """Add --lake (environment variable TRAJLAKE_LAKE)."""
 
-    def remember(context: click.Context, parameter: click.Parameter, uri: str) -> str:
+    def remember(context: click.Context, parameter: click.Parameter, uris: tuple[str, ...]) -> str:
+        if len(uris) > 1:  # click would take the last, and a lake that was named would be left as it is without a word
+            raise click.UsageError(f"{context.command_path} works on one lake, and --lake names {', '.join(uris)}")
         if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
-            context.meta[TYPED_LAKE] = uri
-        return uri
+            context.meta[TYPED_LAKE] = uris[0]
+        return uris[0]
 
     return click.option(
         "--lake",
         "lake_uri",
         required=True,
+        multiple=True,
+        cls=_OneInTheEnvironment,
         envvar="TRAJLAKE_LAKE",
         show_envvar=True,
         callback=remember,

@@ -6,13 +6,16 @@ has to be where every node can reach it: a bucket, or a folder that all of them 
 """
 
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from lake.errors import MissingExtraError, WorkerLostError
+from lake.errors import MissingExtraError, UsageError, WorkerLostError
 from lake.execution.executor import TRIES, Item, OfNode, Result, lost, require_workers, windowed
+
+_ANSWER_SECONDS = 10.0
 
 
 class RayExecutor:
@@ -38,6 +41,7 @@ class RayExecutor:
     def _connect(self, address: str | None, workers: int | None) -> None:
         said = {"address": address, "log_to_driver": False, "logging_level": "error"}
         if address not in (None, "", "local"):
+            _require_answer(str(address))
             self._ray.init(**said)
             return
         try:
@@ -63,7 +67,7 @@ class RayExecutor:
                 done += 1
         except errors.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
+        except errors.RayError as error:  # a worker, its node, or what holds the node together died
             raise WorkerLostError(lost(done)) from error
 
     def on_nodes(self, task: Callable[[Item], Result], item: Item) -> list[OfNode[Result]]:
@@ -89,3 +93,15 @@ class RayExecutor:
                 if any(node["Alive"] and node["NodeID"] == node_id for node in self._ray.nodes()):
                     raise WorkerLostError(lost(0)) from error
         return found
+
+
+def _require_answer(address: str) -> None:
+    """Raise UsageError unless something listens at HOST:PORT or ray://HOST:PORT: Ray itself tries for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # one of Ray's words, such as `auto`
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        advice = "let RAY_ADDRESS name one that runs, or `local` to start one on this machine"
+        raise UsageError(f"no Ray cluster answers at {address} ({error}); {advice}") from error

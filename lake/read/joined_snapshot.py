@@ -155,7 +155,7 @@ class JoinedSnapshot(Snapshot):
         raise UsageError(
             f"{there} and {member.root} hold different rollouts under the same names: "
             f"{counted(differing.height, 'episode')}, for example {named}. Read the lakes one by one, take the wrong "
-            "ones back in one of them (`trajlake retract`), or ingest them again under another --run"
+            "ones back in one of them (`trajlake retract --lake THAT`), or ingest them again under another --run"
         )
 
     def session(

@@ -301,7 +301,7 @@ _LIMITS = (
         "s",
         _time("credit of a round", 1.0),
         lambda _: PATIENCE,
-        "a lake for each run; read them as one",
+        "only= looks at the round alone, as a loop does; or a lake for each run",
     ),
     Limit(
         "commits of one ingest as fast as collecting",

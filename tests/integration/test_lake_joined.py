@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -80,6 +81,13 @@ def test_a_name_that_one_lake_cannot_take_is_given_in_none(lakes: tuple[Lake, La
     with pytest.raises(UsageError, match="there is a snapshot 'taken' already"):
         lake.open([lk.uri for lk in lakes]).name_snapshot("taken")
     assert lakes[0].snapshots() == []
+
+
+@pytest.mark.parametrize("named", [5, ["L", 5], {"L", "M"}])
+def test_what_names_no_lakes_is_refused(named: Any) -> None:
+    """A set has no first lake, into which jobs would write."""
+    with pytest.raises(UsageError, match=r"is no address of a lake; give a text or a path, or a list of them"):
+        lake.open(named)
 
 
 def test_two_rollouts_under_one_name_are_refused(lakes: tuple[Lake, Lake]) -> None:

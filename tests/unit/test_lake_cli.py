@@ -365,7 +365,7 @@ def make_folder(path: Path) -> Path:
 LAKES: dict[str, tuple[Callable[[Path], Path], str, str]] = {
     "missing": (
         lambda path: path,
-        "does not exist; `trajlake ingest FILE --lake URI` or `trajlake demo ",
+        "does not exist; `trajlake ingest FILE --lake URI` or `trajlake demo --lake URI` makes",
         "",
     ),
     "file": (make_file, "is a file, and a lake is a folder", "is a file, and a lake is a folder"),
@@ -481,6 +481,7 @@ def test_what_cannot_be_meant_is_one_line_and_changes_nothing(
         (["ingest", "f", "--lake", "x", "--batch-size", "many"], "'many' is not a valid integer"),
         (["history", "--lake", "x", "--limit", "0"], "0 is not in the range 1<=x<=1000000"),
         (["tables", "--lake", "x", "--nothing"], "No such option"),
+        (["compact", "--lake", "x", "--lake", "y"], "trajlake compact works on one lake, and --lake names x, y"),
     ],
 )
 def test_misuse_is_status_2_with_the_usage(

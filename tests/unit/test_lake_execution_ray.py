@@ -1,10 +1,11 @@
 """Nodes of a Ray cluster that die while they are asked; real clusters are in test_lake_executors."""
 
+import socket
 from typing import Any
 
 import pytest
 
-from lake.errors import WorkerLostError
+from lake.errors import UsageError, WorkerLostError
 from lake.execution.on_ray import RayExecutor
 
 ONE, TWO = "1" * 56, "2" * 56
@@ -70,7 +71,7 @@ def test_a_node_that_is_there_and_does_not_answer_is_not_passed_over() -> None:
         (None, False, [{"num_cpus": 3}]),
         (None, True, [{"num_cpus": 3}, {}]),
         ("local", True, [{"num_cpus": 3}]),
-        ("10.0.0.1:6379", True, [{}]),
+        ("auto", True, [{}]),
     ],
 )
 def test_a_running_cluster_keeps_its_number_of_cores(
@@ -92,3 +93,16 @@ def test_a_running_cluster_keeps_its_number_of_cores(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert RayExecutor(3, address=address).workers == 3
     assert asked == connections
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """Ray itself would try for many minutes."""
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        address = f"{scheme}127.0.0.1:{there.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageError, match=f"no Ray cluster answers at {address} .*RAY_ADDRESS"):
+        RayExecutor(2)

@@ -91,7 +91,11 @@ def runtime_folder() -> Path:
     """A folder of this user alone: below XDG_RUNTIME_DIR, else below that for temporary files. Raises OSError."""
     given = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(given, "trajlake") if given else Path(tempfile.gettempdir(), f"trajlake-{os.getuid()}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"{folder} cannot be made ({error.strerror}); set XDG_RUNTIME_DIR to a folder of your own"
+        raise OSError(msg) from error
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} is open to others, or not a folder of this user")
