@@ -239,7 +239,8 @@ def _ranges(
     judgements = () if task.rewards == ENV_REWARD else ("scores",)
     longest = longest_unit(episodes, units) if rows is not None else int(episodes["num_steps"].sum())
     if longest > budget and notice is not None:
-        notice(beyond_budget(longest, step_bytes, memory_gb, what="group" if key is None else "batch"))
+        what = "group" if key is None else "batch"
+        notice(beyond_budget(longest, step_bytes, memory_gb, executor.workers, what=what))
     yield from ((task, part) for part in plan_ranges(plan.snapshot, episodes, rows, judgements, units))
 
 

@@ -174,7 +174,7 @@ def _limit_row(limit: "LimitEstimate") -> dict[str, str]:
         "limit": limit.limit,
         "needed": f"{_figure(limit.needed)} {limit.unit}",
         "there is": f"{_figure(limit.available)} {limit.unit}",
-        "reached at steps": f"{limit.reached_at_steps:,.0f}",
+        "reached at steps": _about(limit.reached_at_steps),
         "what to do": limit.remedy,
     }
 
@@ -182,7 +182,7 @@ def _limit_row(limit: "LimitEstimate") -> dict[str, str]:
 def _verdict(work: "Workload", first: "LimitEstimate") -> str:
     if work.steps < first.reached_at_steps:
         return f"first limit: {first.limit}, at {first.reached_at_steps / work.steps:.2g} times as many steps"
-    return f"beyond the first limit: {first.limit}, reached at {first.reached_at_steps:,.0f} steps; {first.remedy}"
+    return f"beyond the first limit: {first.limit}, reached at {_about(first.reached_at_steps)} steps; {first.remedy}"
 
 
 def _figure(value: float) -> str:
@@ -190,6 +190,11 @@ def _figure(value: float) -> str:
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value >= 0.001 else "0" if value == 0 else "< 0.001"
+
+
+def _about(steps: float) -> str:
+    """Two digits, and zeros."""
+    return f"{float(f'{steps:.2g}'):,.0f}"
 
 
 def _time(seconds: float) -> str:

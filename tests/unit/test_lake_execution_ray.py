@@ -1,6 +1,7 @@
 """Nodes of a Ray cluster that die while they are asked; real clusters are in test_lake_executors."""
 
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,3 +107,25 @@ def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch: pytest.Mon
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UsageError, match=f"no Ray cluster answers at {address} .*RAY_ADDRESS"):
         RayExecutor(2)
+
+
+@pytest.mark.parametrize("died", [ray_exceptions.WorkerCrashedError, ray_exceptions.LocalRayletDiedError])
+def test_a_part_whose_worker_or_node_died_again_and_again_is_told_in_words(died: type[Exception]) -> None:
+    class Dying:
+        exceptions = ray_exceptions
+
+        def remote(self, **_: Any) -> Any:
+            return lambda task: SimpleNamespace(remote=task)
+
+        def get(self, _: object) -> Any:
+            raise died
+
+        def cancel(self, _: object, *, force: bool) -> None:
+            assert force
+
+    executor = RayExecutor.__new__(RayExecutor)
+    executor._ray, executor.workers = Dying(), 1
+    with pytest.raises(
+        WorkerLostError, match=r"a worker process died 3 times in a row \(0 parts were done before it\)"
+    ):
+        list(executor.map(str, range(3)))

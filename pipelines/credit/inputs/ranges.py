@@ -55,11 +55,12 @@ def budget_rows(step_bytes: float, memory_gb: float, workers: int) -> int:
     return max(1, int(memory_gb * 1e9 / workers / step_bytes))
 
 
-def beyond_budget(steps: int, step_bytes: float, memory_gb: float, *, what: str) -> str:
+def beyond_budget(steps: int, step_bytes: float, memory_gb: float, workers: int, *, what: str) -> str:
     """What to say, before it runs, of a part (a group, a batch) that exceeds the budget and cannot be split."""
     return (
-        f"the largest {what} has {steps:,} steps and is computed whole: about {steps * step_bytes / 1e9:.1f} GB, "
-        f"more than the {memory_gb:g} GB of --memory leave it. If the machine has less, take a smaller {what}"
+        f"the largest {what} has {steps:,} steps and is computed whole: about {steps * step_bytes / 1e9:.2g} GB, "
+        f"more than the {memory_gb / workers:.2g} GB that --memory leaves each worker. If the machine has less, give "
+        f"fewer --workers, or take a smaller {what}"
     )
 
 
