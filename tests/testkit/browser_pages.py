@@ -9,6 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 PATIENCE = 120_000
 """Milliseconds a page may take on a busy machine."""
 _SETTLED = "() => window[Symbol.for('trajlake.navigation')]?.isSettled()"
+_HEARS = "() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))"
+"""What is drawn hears keys a moment later: React runs effects, which register them, after a frame."""
 
 
 @contextmanager
@@ -44,6 +46,7 @@ def settled(page: Any, heading: str) -> None:
     """Wait until what the address names is drawn, whole (navigation.js), under a heading."""
     _wait(page)
     page.get_by_role("heading", name=re.compile(rf"^{heading}( |$)")).first.wait_for()
+    page.evaluate(_HEARS)
 
 
 def open_row(page: Any, table: str, row: int) -> None:

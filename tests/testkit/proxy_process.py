@@ -18,9 +18,10 @@ from testkit.processes import environment
 
 
 def command(engine: Engine, folder: Path, *options: str) -> list[str]:
-    """The command line of a proxy whose lake and spool are below a folder; the later of two options counts."""
-    ours = ["--upstream", engine.url, "--lake", str(folder / "lake"), "--port", "0", "--spool", str(folder / "spool")]
-    return ["record", *ours, *options]
+    """The command line of a proxy whose lake and spool are below a folder, unless an option says otherwise."""
+    ours = ["--upstream", engine.url, "--port", "0", "--spool", str(folder / "spool")]
+    place = [] if "--lake" in options else ["--lake", str(folder / "lake")]
+    return ["record", *ours, *place, *options]
 
 
 class Proxy:

@@ -26,6 +26,7 @@ def test_a_queue_is_walked_by_keys_and_survives_a_reload(page: Any, lk: Lake) ->
     settled(page, "Episode")
     first = address(page)["episode"]
     page.get_by_text("4 of 4 left to label").wait_for()
+    settled(page, "Episode")
     page.keyboard.press("1")
     page.get_by_text("3 of 4 left to label").wait_for()
     assert address(page)["episode"] != first
