@@ -109,7 +109,7 @@ def work(
 
 def race(where: str, commit: str, writers: int, batches: int, size: int) -> list[float]:
     """Commits of `episodes` a second, episodes a second, median and 99th percentile in ms, fairness."""
-    each, how = batches // writers, COMMIT[commit]
+    each, in_groups = batches // writers, COMMIT[commit]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     with root(where) as (uri, options), ExitStack() as stack:
@@ -120,7 +120,7 @@ def race(where: str, commit: str, writers: int, batches: int, size: int) -> list
         parts = [range(first, min(first + size, writers)) for first in range(0, writers, size)]
         gate, out, turn = context.Barrier(len(parts) + 1), context.Queue(), context.Lock()
         processes = [
-            context.Process(target=work, args=(uri, options, part, each, how, gate, out, turn)) for part in parts
+            context.Process(target=work, args=(uri, options, part, each, in_groups, gate, out, turn)) for part in parts
         ]
         for process in processes:
             process.start()

@@ -16,6 +16,7 @@ from lake.errors import MissingExtraError, UsageError, WorkerLostError
 from lake.execution.executor import TRIES, Item, OfNode, Result, lost, require_workers, windowed
 
 _ANSWER_SECONDS = 10.0
+"""How long a cluster may take to accept a connection."""
 
 
 class RayExecutor:
@@ -67,8 +68,10 @@ class RayExecutor:
                 done += 1
         except errors.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
-        except errors.RayError as error:  # a worker, its node, or what holds the node together died
+        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
             raise WorkerLostError(lost(done)) from error
+        except errors.RayError as error:
+            raise WorkerLostError(_failed(error)) from error
 
     def on_nodes(self, task: Callable[[Item], Result], item: Item) -> list[OfNode[Result]]:
         """See `Executor.on_nodes`."""
@@ -92,7 +95,15 @@ class RayExecutor:
                 # A node that died meanwhile gets no part. One that is there and does not answer might get some.
                 if any(node["Alive"] and node["NodeID"] == node_id for node in self._ray.nodes()):
                     raise WorkerLostError(lost(0)) from error
+            except errors.LocalRayletDiedError as error:
+                raise WorkerLostError(_failed(error)) from error
         return found
+
+
+def _failed(error: Exception) -> str:
+    """What to say when the cluster itself fails, such as the process that holds a node of it together."""
+    said = str(error).strip().partition("\n")[0]
+    return f"the Ray cluster failed ({said or type(error).__name__}); look after it, and run the job again"
 
 
 def _require_answer(address: str) -> None:
