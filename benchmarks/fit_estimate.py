@@ -170,9 +170,10 @@ def measured_of_keys(work: Workload, folder: Path) -> Measures:
         lengths_lake(folder, int(work.episodes))
         planned = bench_plan.measured(folder)
         return {"plan": {"cpu": planned["cpu"], "memory": planned["peak_gb"] * 1e9}}
-    import bench_scale
-
-    bench_scale.make(folder, int(work.steps))
+    # In a process of its own: a child's peak begins with what its parent holds.
+    make = "import sys; from pathlib import Path; from bench_scale import make; make(Path(sys.argv[1]), int(sys.argv[2]))"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks")}
+    subprocess.run([sys.executable, "-c", make, str(folder), str(int(work.steps))], env=environment, check=True)
     place, more = ("--lake", str(folder)), folder.with_suffix(".jsonl")
     found = {"credit of a round": command("credit", "gigpo", "--set", "step_source=terminal_score", *place)}
     write_episodes(more, FITTED[0], collection_round=0, episodes=ROUND_GROUPS * work.group_size)
