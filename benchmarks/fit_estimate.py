@@ -171,7 +171,7 @@ def measured_of_keys(work: Workload, folder: Path) -> Measures:
         planned = bench_plan.measured(folder)
         return {"plan": {"cpu": planned["cpu"], "memory": planned["peak_gb"] * 1e9}}
     # In a process of its own: a child's peak begins with what its parent holds.
-    make = "import sys; from pathlib import Path; from bench_scale import make; make(Path(sys.argv[1]), int(sys.argv[2]))"
+    make = "import pathlib, sys, bench_scale as b; b.make(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "benchmarks")}
     subprocess.run([sys.executable, "-c", make, str(folder), str(int(work.steps))], env=environment, check=True)
     place, more = ("--lake", str(folder)), folder.with_suffix(".jsonl")
