@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -20,8 +21,14 @@ os.environ.setdefault("TRAJLAKE_GROUP_COMMIT", "off")
 # Tests that run side by side start clusters, which Ray would find instead of starting one for each.
 os.environ.setdefault("RAY_ADDRESS", "local")
 
+# A shell starts what runs in the background with Ctrl-C ignored, and every child would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 import pytest
 from hypothesis import settings
+
+pytest_plugins = ["testkit.file_budgets", "testkit.object_store", "testkit.wording"]
 
 settings.register_profile("ci", max_examples=40, derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)

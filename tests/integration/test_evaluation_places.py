@@ -12,7 +12,7 @@ import lake
 from lake import Lake
 from testkit import rank_tasks
 from testkit.command_line import Cli, runner
-from testkit.object_store import Store, s3, s3_server
+from testkit.object_store import Store
 from testkit.ranks import on_ranks
 from testkit.sampled_lake import one_by_one, play, recorded, save_model, save_near
 from trainer.backends.ranks import ALONE
@@ -20,7 +20,6 @@ from trainer.evaluation.ope import evaluate
 from trainer.evaluation.ratios import find_scored
 from trainer.evaluation.rescore import _code, rescore
 
-__all__ = ["s3", "s3_server"]
 
 KEYS = ["episode_id", "step_index"]
 

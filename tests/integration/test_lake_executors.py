@@ -21,13 +21,13 @@ from lake import EpisodeRecord, Lake
 from lake.execution.local import LocalExecutor
 from testkit.episodes import assert_whole, write_lines
 from testkit.job_worker import JOBS
-from testkit.object_store import Store, new_bucket, s3_server
+from testkit.object_store import Store, new_bucket
 from testkit.processes import environment, kill_when
 from testkit.ray_cluster import OBJECT_STORE_BYTES, RayCluster, ray_cluster
 from testkit.sampled_lake import play, save_model
 from testkit.score_lakes import conversation, module
 
-__all__ = ["ray_cluster", "s3_server"]
+__all__ = ["ray_cluster"]
 
 Expected = Callable[..., tuple[Lake, list[dict[str, Any]]]]
 

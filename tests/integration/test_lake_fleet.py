@@ -42,10 +42,8 @@ from testkit.episodes import assert_whole, episode
 from testkit.fault_log import Faults
 from testkit.fleets import DyingFleet, committer_of, killing, start_committer
 from testkit.object_store import Store as Bucket
-from testkit.object_store import s3, s3_server
 from testkit.processes import Forked, at_the_gate
 
-__all__ = ["s3", "s3_server"]
 
 BATCHES, SIZE = 6, 3
 PATIENCE = 600.0

@@ -19,9 +19,7 @@ from lake.write.sources import located
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, contents, episode, line
-from testkit.object_store import SECRET, Store, s3, s3_server
-
-__all__ = ["s3", "s3_server"]
+from testkit.object_store import SECRET, Store
 
 
 @pytest.fixture

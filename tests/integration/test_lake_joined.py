@@ -14,12 +14,11 @@ from lake.errors import UsageError
 from lake.locked import isolation
 from lake.locked.query import LockedReader
 from testkit.lakes import build_lake, rollout, siblings
-from testkit.object_store import Store, s3, s3_server
+from testkit.object_store import Store
 from testkit.offline_runs import configured, interrupted
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.offline import resume, train
 
-__all__ = ["s3", "s3_server"]
 TEAM_A = siblings("shared", [1.0, 0.0]) + siblings("own", [0.0, 1.0])
 TEAM_B = [rollout("shared", index, float(index % 2)) for index in (2, 3)]
 COUNT = "SELECT count(*) FROM episodes"

@@ -23,10 +23,9 @@ from hypothesis import given, settings
 
 from lake.storage.objects import Objects
 from testkit.examples import examples
-from testkit.object_store import Store, answering, new_bucket, options, passed_on, s3, s3_server, send
+from testkit.object_store import Store, answering, new_bucket, options, passed_on, send
 from testkit.processes import environment
 
-__all__ = ["s3", "s3_server"]
 
 SOON = timedelta(minutes=5)
 

@@ -28,10 +28,9 @@ from testkit.commands import trajlake
 from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
 from testkit.examples import mostly_slow
 from testkit.full_lake import add_round
-from testkit.object_store import SECRET, Store, answering, refusal, s3, s3_server, unused_endpoint
+from testkit.object_store import SECRET, Store, answering, refusal, unused_endpoint
 from testkit.processes import COMMAND, environment
 
-__all__ = ["s3", "s3_server"]
 
 WORKER = [sys.executable, "-c", "import sys; from testkit.lake_worker import main; main(sys.argv[1:])"]
 

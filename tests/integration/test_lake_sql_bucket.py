@@ -7,9 +7,7 @@ from lake import Lake
 from lake.errors import LakeAccessError, QueryError, UsageError
 from lake.locked.query import LockedReader
 from testkit.episodes import episode
-from testkit.object_store import SECRET, Store, s3, s3_server
-
-__all__ = ["s3", "s3_server"]
+from testkit.object_store import SECRET, Store
 
 
 @pytest.fixture

@@ -21,21 +21,8 @@ from deltalake import DeltaTable, write_deltalake
 from lake.errors import LakeAccessError, NotALakeError, TrajlakeError, UsageError
 from lake.storage.objects import Objects
 from testkit.disks import disk, folder_to_lock, read_only
-from testkit.object_store import (
-    SECRET,
-    Store,
-    answering,
-    options,
-    passed_on,
-    refusal,
-    s3,
-    s3_server,
-    send,
-    unused_endpoint,
-)
+from testkit.object_store import SECRET, Store, answering, options, passed_on, refusal, send, unused_endpoint
 from testkit.processes import environment
-
-__all__ = ["s3", "s3_server"]
 
 
 # ---------------------------------------------------------------- 1. errors

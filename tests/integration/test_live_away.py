@@ -17,9 +17,8 @@ import pytest
 import lake
 from lake.live.recorder import Recorder
 from testkit.doors import door
-from testkit.object_store import Store, s3, s3_server
+from testkit.object_store import Store
 
-__all__ = ["s3", "s3_server"]
 
 STEPS = 3
 

@@ -11,10 +11,9 @@ import lake
 from testkit.copies import empty_lake
 from testkit.disks import disk, grow
 from testkit.engine_server import engine_server
-from testkit.object_store import Store, answering, options, passed_on, s3, s3_server, send
+from testkit.object_store import Store, answering, options, passed_on, send
 from testkit.proxy_process import Proxy, proxy
 
-__all__ = ["s3", "s3_server"]
 CHAT = "/v1/chat/completions"
 
 

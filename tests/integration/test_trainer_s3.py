@@ -16,7 +16,7 @@ from lake.storage.buckets import Bucket
 from lake.storage.user_cache import ENVIRONMENT
 from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
-from testkit.object_store import Store, s3, s3_server
+from testkit.object_store import Store
 from testkit.training import config, token_episodes
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
@@ -26,7 +26,6 @@ from trainer.data.stream.stream import Stream
 from trainer.data.stream.windows import Window
 from trainer.losses import LOSSES
 
-__all__ = ["s3", "s3_server"]
 
 PPO, SFT = LOSSES["ppo"]().needs, LOSSES["sft"]().needs
 

@@ -1,6 +1,6 @@
 """An S3 server on this machine (moto), and endpoints that fail as real ones do.
 
-`from testkit.object_store import s3_server, s3` gives a test module a server of its own and each test a new bucket.
+The fixture `s3_server` is the one server of a test process, and `s3` a new bucket on it for each test.
 """
 
 import itertools
@@ -82,7 +82,7 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The endpoint of a fresh S3 server.
 

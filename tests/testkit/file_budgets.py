@@ -1,0 +1,194 @@
+"""A pytest plugin: what each test file costs in CPU seconds, and a failed run if a file exceeds its budget.
+
+CPU time counts, not wall time, because a busy machine stretches wall time only. A file is charged for the test process
+and for everything that descends from it: forked workers, servers, browsers. Budgets are in `tests/budgets.toml`, for a
+machine as fast as `benchmarks/fixed_work.py` names; on a slower one they are multiplied by what this machine needs for
+the same work, which is measured only if a file exceeds its budget.
+
+    pytest --cost-file costs.tsv      also writes a line for every test: CPU seconds, wall seconds, name
+"""
+
+import os
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+BUDGETS = TESTS / "budgets.toml"
+_SHOWN = 10
+_WALK_AFTER = 0.05
+"""Seconds a test must last before the table of processes is read again; shorter ones start no process of note."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_COST = "cost"
+
+
+class Meter:
+    """CPU seconds of this process and its descendants."""
+
+    def __init__(self) -> None:
+        self._own = _own_seconds()
+        self._tree = tree_seconds(os.getpid())
+        self._wall = time.monotonic()
+        self._charged = 0.0
+        """CPU seconds charged since the table of processes was read."""
+
+    def lap(self) -> tuple[float, float]:
+        """CPU and wall seconds since the last call."""
+        own, wall = _own_seconds(), time.monotonic()
+        cpu, elapsed = own - self._own, wall - self._wall
+        self._own, self._wall = own, wall
+        if elapsed > _WALK_AFTER:
+            tree = tree_seconds(os.getpid())
+            cpu = max(cpu, tree - self._tree - self._charged)
+            self._tree, self._charged = tree, 0.0
+        else:
+            self._charged += cpu
+        return cpu, elapsed
+
+
+def _own_seconds() -> float:
+    return time.process_time()
+
+
+def tree_seconds(root: int) -> float:
+    """CPU seconds of a process, its living descendants, and all those that they have waited for."""
+    children: dict[int, list[int]] = defaultdict(list)
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name of the command stands in brackets and may hold anything.
+            fields = stat.read_text("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        process = int(stat.parent.name)
+        children[int(fields[1])].append(process)
+        ticks[process] = sum(map(int, fields[11:15]))
+    total, waiting = 0, [root]
+    while waiting:
+        process = waiting.pop()
+        total += ticks.get(process, 0)
+        waiting += children[process]
+    return total / _TICKS
+
+
+class Budgets:
+    """What `tests/budgets.toml` allows.
+
+    Args:
+        document: `[folders]`, CPU seconds of any file of a folder; `[files]`, those of the files that may need more.
+    """
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.folders: dict[str, float] = document["folders"]
+        self.files: dict[str, float] = document["files"]
+
+    def of(self, file: str) -> float | None:
+        """CPU seconds for a file, named from the folder of tests; None if nothing limits it."""
+        return self.files.get(file, self.folders.get(file.partition("/")[0]))
+
+
+def excesses(seconds: dict[str, float], budgets: Budgets, slowness: float | None = None) -> list[str]:
+    """A sentence for each file that costs more than it may.
+
+    Args:
+        seconds: CPU seconds by file, named from the folder of tests.
+        budgets: what is allowed on the machine that they were made for.
+        slowness: how many times longer this machine takes for the same work; measured if a file exceeds its budget.
+    """
+    limits = {file: limit for file in seconds if (limit := budgets.of(file)) is not None}
+    over = [file for file, limit in limits.items() if seconds[file] > limit]
+    if over and slowness is None:
+        # Here: it loads Polars, which the process that only adds up does without.
+        from benchmarks.fixed_work import REFERENCE_COUNT, count_seconds
+
+        slowness = max(1.0, count_seconds() / REFERENCE_COUNT)
+    return [
+        f"tests/{file} took {seconds[file]:.1f} CPU seconds; its budget is {limits[file]:g}, on this machine "
+        f"{limits[file] * slowness:.1f}. Make it cheaper, move repetitions to the slow suite, or give it a line of its "
+        f"own in tests/budgets.toml."
+        for file in over
+        if slowness is not None and seconds[file] > limits[file] * slowness
+    ]
+
+
+@cache
+def budgets() -> Budgets:
+    """Those of this checkout."""
+    return Budgets(tomllib.loads(BUDGETS.read_text("utf-8")))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cost-file", metavar="FILE", help="file for a line of CPU and wall seconds of every test")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(_Measured(), "file-budgets-measured")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Report(config), "file-budgets-report")
+
+
+class _Measured:
+    """Where tests run: adds what each phase of a test cost to its report."""
+
+    def __init__(self) -> None:
+        self._meter = Meter()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        report: pytest.TestReport = yield  # type: ignore[misc]
+        report.user_properties = [*report.user_properties, (_COST, self._meter.lap())]
+        return report  # type: ignore[return-value]
+
+
+class _Report:
+    """Where results come together: adds up, prints, and judges."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._files: dict[str, tuple[float, float]] = {}
+        self._excesses: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == _COST:
+                cost = self._tests[report.nodeid]
+                cost[0] += value[0]
+                cost[1] += value[1]
+        if report.when == "teardown" and (path := self._config.getoption("cost_file")):
+            cpu, wall = self._tests[report.nodeid]
+            with Path(path).open("a", encoding="utf-8") as lines:
+                lines.write(f"{cpu:.3f}\t{wall:.3f}\t{report.nodeid}\n")
+
+    def _total(self) -> dict[str, tuple[float, float]]:
+        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for test, (cpu, wall) in self._tests.items():
+            file = test.partition("::")[0].removeprefix("tests/")
+            totals[file][0] += cpu
+            totals[file][1] += wall
+        return {file: (cpu, wall) for file, (cpu, wall) in totals.items()}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # The terminal prints its summary in the same hook, after this.
+        self._files = self._total()
+        self._excesses = excesses({file: cpu for file, (cpu, _) in self._files.items()}, budgets())
+        if self._excesses and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        costliest = sorted(self._files.items(), key=lambda item: -item[1][0])[:_SHOWN]
+        cpu, wall = (sum(cost[axis] for cost in self._files.values()) for axis in (0, 1))
+        terminalreporter.section(f"costliest files of {len(self._files)}: CPU seconds, wall seconds")
+        for file, (file_cpu, file_wall) in costliest:
+            terminalreporter.line(f"{file_cpu:8.1f} {file_wall:8.1f}  {file}")
+        terminalreporter.line(f"{cpu:8.1f} {wall:8.1f}  all files, waits of {wall - cpu:.0f} s")
+        for line in self._excesses:
+            terminalreporter.line(line, red=True)

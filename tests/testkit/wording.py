@@ -1,0 +1,88 @@
+"""A pytest plugin: the wording of messages, kept in one golden file, so that tests assert facts.
+
+A test asserts the class of an error, the field and value that it names, what is valid and what to run next, in
+fragments of fewer than five words. The sentence around them goes through the fixture `wording`, which compares it with
+`tests/golden/wording.json`. `make golden` writes that file again; its diff shows every sentence that changed.
+"""
+
+import fcntl
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "wording.json"
+_REWRITE = "--rewrite-wording"
+_PROPERTY = "wording"
+_PORT = re.compile(r"(127\.0\.0\.1|localhost):\d+")
+
+Wording = Callable[..., str]
+"""`wording(message, NAME=text)`: compares a message with the golden file, NAME standing for a text that varies."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        _REWRITE, action="store_true", help="write tests/golden/wording.json again, for the tests that run"
+    )
+
+
+@pytest.fixture
+def wording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wording]:
+    """Compare messages of this test, in the order of the calls, with the golden file.
+
+    The function returns the message as it was, for the test's own asserts. Folders of the test and ports are left out.
+    """
+    rewrite = request.config.getoption(_REWRITE)
+    test = request.node.nodeid.removeprefix("tests/")
+    golden: list[str] = [] if rewrite else _golden().get(test, [])
+    messages: list[str] = []
+
+    def compare(message: object, **varying: object) -> str:
+        text = str(message)
+        shown = text.replace(str(tmp_path), "TMP")
+        for name, value in varying.items():
+            shown = shown.replace(str(value), name)
+        messages.append(_PORT.sub(r"\1:PORT", shown))
+        if not rewrite:
+            number = len(messages) - 1
+            assert number < len(golden), f"{GOLDEN.name} does not have this message; `make golden` adds it"
+            assert messages[number] == golden[number], "the wording changed; `make golden` writes it again"
+        return text
+
+    yield compare
+    if rewrite:
+        request.node.user_properties.append((_PROPERTY, [test, messages]))
+
+
+def _golden() -> dict[str, list[str]]:
+    return json.loads(GOLDEN.read_text("utf-8")) if GOLDEN.exists() else {}
+
+
+class _Rewriter:
+    """Where results come together: puts the messages of the tests that ran into the golden file."""
+
+    def __init__(self) -> None:
+        self._messages: dict[str, list[str]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, value in report.user_properties:
+            if name == _PROPERTY and report.when == "teardown":
+                self._messages[value[0]] = value[1]
+
+    def pytest_sessionfinish(self) -> None:
+        # Two runs may rewrite at once, each the messages of its own tests.
+        with GOLDEN.open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            merged = json.loads(file.read() or "{}") | self._messages
+            tests = GOLDEN.parents[1]
+            kept = {test: texts for test, texts in sorted(merged.items()) if (tests / test.partition("::")[0]).exists()}
+            file.truncate(0)
+            file.write(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption(_REWRITE) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Rewriter(), "wording-rewriter")
