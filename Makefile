@@ -6,6 +6,7 @@ VLLM := 0.32.0
 # One test process per core: many tests wait for processes of their own.
 PARALLEL ?= -n logical --dist worksteal
 PYTEST = $(BIN)/python -m pytest -q $(PARALLEL)
+MINUTES ?= 30
 # Real processes that are killed, a real sandbox, S3 server and browser, ranks, and every page of docs/ that can be run.
 LONG := tests/integration tests/viewer $(sort $(wildcard tests/golden/test_docs_*.py))
 SHORT := tests/unit tests/property tests/end_to_end $(filter-out $(LONG),$(sort $(wildcard tests/golden/test_*.py)))
@@ -15,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo test test-long test-all test-slow coverage check docs screenshots golden bench
+.PHONY: help setup engine demo test test-long test-all test-slow mutants coverage check docs screenshots golden bench
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## */  make \1	/p' Makefile | expand -t 20
@@ -56,8 +57,11 @@ test-long: $(INSTALLED) ## Run the others: faults, attacks, ranks, buckets, the 
 
 test-all: test test-long ## Run both
 
-test-slow: $(INSTALLED) ## Run the long repetitions: kills, races, seeds (hours)
-	@$(PYTEST) -m slow
+test-slow: $(INSTALLED) ## Run the slow tests not run for the longest time, MINUTES=30 of them, and note the results
+	@$(BIN)/python tests/run_slow.py --minutes $(MINUTES)
+
+mutants: $(INSTALLED) ## Break core logic line by line, and see the tests notice (20 minutes)
+	@$(BIN)/python tests/run_mutants.py
 
 coverage: $(INSTALLED) ## Run both, with the coverage of lake and pipelines
 	@$(PYTEST) --cov --cov-report=term:skip-covered
@@ -68,6 +72,7 @@ check: $(INSTALLED) ## Lint, format, types, import rules, generated docs in step
 	@echo "== mypy";        $(BIN)/mypy && $(BIN)/mypy docs/generate .ci/check_wheel.py
 	@echo "== imports";     $(BIN)/lint-imports
 	@echo "== docs";        $(BIN)/python docs/generate --check
+	@echo "== slow tests";  $(BIN)/python tests/run_slow.py --check
 
 docs: $(INSTALLED) ## Write the generated pages of docs/reference again
 	@$(BIN)/python docs/generate
@@ -77,6 +82,7 @@ screenshots: $(INSTALLED) ## Take the pictures of docs/images again, on the demo
 
 golden: $(INSTALLED) ## Write the golden files again; read the diff before you commit it
 	@for script in tests/golden/regenerate_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@echo "== wording"; $(PYTEST) --rewrite-wording $$(grep -rl --include='test_*.py' 'wording' tests)
 
 bench: $(INSTALLED) ## Run the benchmarks, each as a ratio to the bare engine
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -9,6 +9,7 @@ import fcntl
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,34 +29,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture
-def wording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wording]:
-    """Compare messages of this test, in the order of the calls, with the golden file.
+class Messages:
+    """The messages of a test, in the order in which it compares them.
 
-    The function returns the message as it was, for the test's own asserts. Folders of the test and ports are left out.
+    Args:
+        test: its name, from the folder of tests.
+        golden: messages by test; None to take every message as it is.
+        folder: of the test, left out of messages, as ports are.
     """
-    rewrite = request.config.getoption(_REWRITE)
-    test = request.node.nodeid.removeprefix("tests/")
-    golden: list[str] = [] if rewrite else _golden().get(test, [])
-    messages: list[str] = []
 
-    def compare(message: object, **varying: object) -> str:
+    def __init__(self, test: str, golden: dict[str, list[str]] | None, folder: Path) -> None:
+        self._golden = None if golden is None else golden.get(test, [])
+        self._folder = str(folder)
+        self.shown: list[str] = []
+
+    def compare(self, message: object, **varying: object) -> str:
+        """Compare the next message with the golden one; the message as it was."""
         text = str(message)
-        shown = text.replace(str(tmp_path), "TMP")
+        shown = text.replace(self._folder, "TMP")
         for name, value in varying.items():
             shown = shown.replace(str(value), name)
-        messages.append(_PORT.sub(r"\1:PORT", shown))
-        if not rewrite:
-            number = len(messages) - 1
-            assert number < len(golden), f"{GOLDEN.name} does not have this message; `make golden` adds it"
-            assert messages[number] == golden[number], "the wording changed; `make golden` writes it again"
+        number = len(self.shown)
+        self.shown.append(_PORT.sub(r"\1:PORT", shown))
+        if self._golden is not None:
+            assert number < len(self._golden), f"{GOLDEN.name} does not have this message; `make golden` adds it"
+            assert self.shown[number] == self._golden[number], "the wording changed; `make golden` writes it again"
         return text
 
-    yield compare
+
+@pytest.fixture
+def wording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wording]:
+    """Compare messages of this test with the golden file; returns each as it was, for the test's own asserts."""
+    rewrite = request.config.getoption(_REWRITE)
+    test = request.node.nodeid.removeprefix("tests/")
+    messages = Messages(test, None if rewrite else _golden(), tmp_path)
+    yield messages.compare
     if rewrite:
-        request.node.user_properties.append((_PROPERTY, [test, messages]))
+        request.node.user_properties.append((_PROPERTY, [test, messages.shown]))
 
 
+@cache
 def _golden() -> dict[str, list[str]]:
     return json.loads(GOLDEN.read_text("utf-8")) if GOLDEN.exists() else {}
 
