@@ -95,7 +95,18 @@ def outcome(mutant: Mutant, checkout: Path) -> str:
     source.write_text(text.replace(mutant.before, mutant.after), "utf-8")
     shared = os.environ.get("TRAJLAKE_SHARED") or str(ROOT.parent / "shared")
     environment = os.environ | {"PYTHONPATH": str(checkout), "TRAJLAKE_SHARED": shared, "PYTHONDONTWRITEBYTECODE": "1"}
-    program = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests]
+    program = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:testkit.file_budgets",
+        *mutant.tests,
+    ]
     try:
         done = subprocess.run(
             program, cwd=checkout, env=environment, capture_output=True, text=True, timeout=_TIMEOUT, check=False
