@@ -15,8 +15,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Indexes of the tests' lakes go with the temporary folder of the machine.
 os.environ.setdefault("TRAJLAKE_CACHE", tempfile.mkdtemp(prefix="trajlake-test-cache-"))
 
-# Writers commit by themselves, where tests hold and kill them; those of committers ask for one.
-os.environ.setdefault("TRAJLAKE_GROUP_COMMIT", "off")
+# Writers and committers of the tests' lakes meet in a folder of their own, which goes with the run: a committer that is
+# still there then ends. The paths of sockets have to be short.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _RUNTIME = tempfile.TemporaryDirectory(prefix="trajlake-run-", dir="/tmp", ignore_cleanup_errors=True)
+    os.environ["XDG_RUNTIME_DIR"] = _RUNTIME.name
 
 # Tests that run side by side start clusters, which Ray would find instead of starting one for each.
 os.environ.setdefault("RAY_ADDRESS", "local")

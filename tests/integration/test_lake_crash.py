@@ -21,7 +21,7 @@ from testkit.episodes import assert_same, assert_whole, contents, episode, line,
 from testkit.fault_log import Faults
 from testkit.processes import Worker, at_the_gate
 
-RECORDS = 80
+RECORDS = 40
 
 
 def source(path: Path, tasks: range) -> Path:
@@ -44,7 +44,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pl.DataFrame]:
     lk = lake.open(tmp_path_factory.mktemp("undisturbed") / "lake", create=True)
     report = ingest(lk, file, run_id="run", batch_size=64)
-    assert (report.records, report.new, report.present, report.rejected) == (RECORDS + 15, RECORDS + 1, 2, 12)
+    assert (report.records, report.new, report.present, report.rejected) == (RECORDS + 9, RECORDS + 1, 1, 7)
     return contents(lk.snapshot())
 
 
@@ -66,19 +66,19 @@ def finished(lk: lake.Lake, file: Path, batch_size: int, undisturbed: dict[str, 
 
 
 PLACES = [
-    ("create:episodes", 1, "before"),
     ("create:jobs", 1, "before"),
-    ("create:steps", 1, "after"),
-    ("commit:jobs", 1, "after"),
-    ("commit:tokens", 1, "after"),
-    ("write:steps", 2, "after"),
     ("commit:steps", 3, "before"),
-    ("commit:rejects", 1, "after"),
-    ("commit:episodes", 1, "before"),
     ("commit:episodes", 4, "before"),
     ("commit:episodes", 4, "after"),
     ("commit:jobs", 2, "before"),
-    ("commit:jobs", 2, "after"),
+    pytest.param("create:episodes", 1, "before", marks=pytest.mark.slow),
+    pytest.param("create:steps", 1, "after", marks=pytest.mark.slow),
+    pytest.param("commit:jobs", 1, "after", marks=pytest.mark.slow),
+    pytest.param("commit:tokens", 1, "after", marks=pytest.mark.slow),
+    pytest.param("write:steps", 2, "after", marks=pytest.mark.slow),
+    pytest.param("commit:rejects", 1, "after", marks=pytest.mark.slow),
+    pytest.param("commit:episodes", 1, "before", marks=pytest.mark.slow),
+    pytest.param("commit:jobs", 2, "after", marks=pytest.mark.slow),
 ]
 """Between any two steps of an ingest: the place, which of its calls, and on which side of it to die."""
 
@@ -88,7 +88,7 @@ def test_killed_between_two_commits(
     tmp_path: Path, file: Path, undisturbed: dict[str, pl.DataFrame], place: str, number: int, when: str
 ) -> None:
     uri = tmp_path / "lake"
-    worker = Worker("ingest", uri, file, "run", 20, faults=f"{place} {number} {when} kill")
+    worker = Worker("ingest", uri, file, "run", 12, faults=f"{place} {number} {when} kill")
     at_the_gate(worker)
     assert worker.wait() == -9, worker.error
     with Faults() as faults:
@@ -107,7 +107,7 @@ def test_killed_again_and_again(tmp_path: Path, file: Path, undisturbed: dict[st
     lk = lake.open(tmp_path / "lake", create=True)
     seen = [0]
     with Faults() as faults:
-        for batch_size in (10, 25, 9):
+        for batch_size in (10, 20, 9):
             worker = Worker("ingest", lk.uri, file, "run", batch_size, faults="commit:episodes 2 before kill")
             at_the_gate(worker)
             assert worker.wait() == -9, worker.error

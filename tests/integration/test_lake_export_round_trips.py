@@ -42,10 +42,10 @@ REAL = [
 ]
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_every_format_leaves_as_our_lines_and_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+def test_every_format_leaves_as_our_lines_and_comes_back_as_it_was(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
-    assert lk.ingest(shared_data("formats", *name.split("/")), run_id="run").new > 0
+    for number, name in enumerate(REAL):
+        assert lk.ingest(shared_data("formats", *name.split("/")), run_id=f"run-{number}").new > 0, name
     before = records(lk)
     after, manifest = there_and_back(lk, tmp_path, "jsonl")
     assert_same(before, after)

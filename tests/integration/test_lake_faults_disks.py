@@ -20,7 +20,7 @@ from testkit.lake_worker import compact
 from testkit.processes import Worker, at_the_gate
 
 ROOM = "64m"
-PER_ROUND = 24
+PER_ROUND = 12
 
 
 def used(path: Path) -> int:
@@ -53,7 +53,7 @@ def test_the_disk_fills_up_in_the_middle_of_an_ingest(tmp_path: Path, seed: int)
     failures = 0
     with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
         lk, truth = empty_lake(place / "lake"), Truth()
-        for number in range(4):
+        for number in range(3):
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
             truth.offer(records)
@@ -116,7 +116,7 @@ def test_the_disk_fills_up_in_the_middle_of_maintenance(tmp_path: Path, seed: in
     with disk(tmp_path / "disk", ROOM) as place, Faults() as faults:
         lk, truth = empty_lake(place / "lake"), Truth()
         gone: set[Key] = set()
-        for number in range(3):
+        for number in range(2):
             records = rollouts(rng, f"round {number}", PER_ROUND)
             file, _ = write_file(tmp_path / f"{number}.jsonl", records, rng)
             ingest(lk, file, run_id="run", batch_size=8)

@@ -104,15 +104,11 @@ def kill_and_replay(folder: Path, seed: int, kills: int, seconds: float) -> None
             accounted(lk)
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_killed_eight_times_and_replayed(tmp_path: Path, seed: int, seconds: float) -> None:
-    kill_and_replay(tmp_path, seed, 8, seconds)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 21))
-def test_killed_thirty_times_and_replayed(tmp_path: Path, seed: int, seconds: float) -> None:
-    kill_and_replay(tmp_path, seed, 30, seconds)
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(0, 4), *(pytest.param(seed, 30, marks=pytest.mark.slow) for seed in range(1, 21))]
+)
+def test_killed_again_and_again_and_replayed(tmp_path: Path, seed: int, kills: int, seconds: float) -> None:
+    kill_and_replay(tmp_path, seed, kills, seconds)
 
 
 @seeded()
@@ -120,7 +116,7 @@ def test_killed_while_the_lake_is_made(tmp_path: Path, seed: int) -> None:
     """Whoever comes next makes what is missing."""
     rng = random.Random(seed)
     with Faults() as faults:
-        for number in range(4):
+        for number in range(2):
             uri, truth = tmp_path / f"lake{number}", Truth()
             records = rollouts(rng, "task", 4)
             file, _ = write_file(tmp_path / "file.jsonl", records, rng)

@@ -20,13 +20,14 @@ from lake.tables import TABLES
 from lake.write.ingest import ingest
 from lake.write.plan import Report
 from testkit.copies import empty_lake
+from testkit.episodes import write_lines
 from testkit.examples import mostly_slow
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Key, Truth, View, accounted, harm, key, rollouts, view, write_file
 from testkit.lake_worker import compact
 from testkit.processes import Worker, at_the_gate
 
-BEFORE = 16
+BEFORE = 8
 OPERATIONS = ["compact", "vacuum", "retract", "forget"]
 
 
@@ -53,7 +54,7 @@ def writers(lk: Lake, folder: Path, rng: random.Random, truth: Truth, shared: li
     """Four processes; their files hold what is new, and some of what is there."""
     started = []
     for number in range(4):
-        records = rollouts(rng, f"writer {number}", 8) + rng.sample(shared, 4)
+        records = rollouts(rng, f"writer {number}", 5) + rng.sample(shared, 3)
         rng.shuffle(records)
         truth.offer(records)
         file, _ = write_file(folder / f"writer{number}.jsonl", records, rng)
@@ -103,7 +104,7 @@ def holding(lk: Lake, episode_ids: list[int]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("operation", mostly_slow(OPERATIONS, "compact", "forget"))
+@pytest.mark.parametrize("operation", mostly_slow(OPERATIONS, "compact"))
 @seeded()
 def test_maintenance_killed_beside_four_writers(tmp_path: Path, seed: int, operation: str) -> None:
     rng = random.Random(seed)
@@ -141,18 +142,17 @@ def test_forgotten_episodes_do_not_come_back(tmp_path: Path, step: int, monkeypa
     """
     numbers = itertools.count(2**40, step)
     monkeypatch.setattr(ids, "fresh_id", lambda: next(numbers))
-    rng = random.Random(0)
-    lk, truth = empty_lake(tmp_path / "lake"), Truth()
-    before = filled(lk, tmp_path, rng, truth)
+    lk = empty_lake(tmp_path / "lake")
+    records = rollouts(random.Random(0), "before", 4)
+    lk.append(records, run_id="run")
     chosen = lk.scan("episodes").collect()["episode_id"].to_list()
     lk.retract(chosen)
     lk.forget(chosen)
     compact(lk)
-    file, bad = write_file(tmp_path / "again.jsonl", before, rng)
-    worker = Worker("ingest", lk.uri, file, "run", 4)
+    worker = Worker("ingest", lk.uri, write_lines(tmp_path / "again.jsonl", records), "run", 4)
     at_the_gate(worker)
     report = msgspec.json.decode(worker.finish(), type=Report)
-    assert (report.new, report.rejected) == (0, BEFORE + bad)
+    assert (report.new, report.rejected) == (0, 4)
     assert view(lk.snapshot()).episodes == {}
 
 
@@ -177,7 +177,7 @@ def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
         at_the_gate(*at_work)
         while any(worker.running for worker in (*busy, *at_work)):
             looked_at(lk, truth, chosen, faults)
-            time.sleep(0.05)
+            time.sleep(0.2)  # they need the machine, too
         for worker in (*busy, *at_work):
             worker.finish()
         faults.found(harm(view(lk.snapshot()), truth, gone=chosen))
@@ -191,7 +191,7 @@ def test_writers_that_compact_by_themselves_killed_and_run_again(tmp_path: Path,
     rng = random.Random(seed)
     lk, truth = empty_lake(tmp_path / "lake"), Truth()
     with Faults() as faults:
-        for number in range(2):
+        for number in range(2 if seed else 1):
             files, busy = [], []
             for writer in range(4):
                 records = rollouts(rng, f"round {number}, writer {writer}", 4)

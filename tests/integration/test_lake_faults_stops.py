@@ -16,6 +16,7 @@ from lake import EpisodeRecord, Lake
 from lake.write.ingest import ingest
 from testkit.clocks import open_with_clock, set_clock
 from testkit.copies import empty_lake
+from testkit.examples import mostly_slow
 from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, harm, rollouts, view, write_file
 from testkit.lake_worker import compact
@@ -24,12 +25,11 @@ from testkit.processes import Worker, at_the_gate
 PLACES = ["commit:tokens", "commit:steps", "write:episodes", "commit:episodes", "commit:rejects"]
 
 
-def some_files(lk: Lake, folder: Path, rng: random.Random, truth: Truth) -> None:
-    """What there is to compact: a few small commits."""
-    for number in range(3):
-        records = rollouts(rng, f"before {number}", 4)
-        file, _ = write_file(folder / f"before{number}.jsonl", records, rng)
-        ingest(lk, file, run_id="run", batch_size=2)
+def some_files(lk: Lake, rng: random.Random, truth: Truth) -> None:
+    """What there is to compact: small commits."""
+    for number in range(2):
+        records = rollouts(rng, f"before {number}", 2)
+        lk.append(records, run_id="run")
         truth.took(records)
 
 
@@ -71,7 +71,7 @@ def looked_at(lk: Lake, truth: Truth, faults: Faults) -> None:
 def test_stopped_while_compaction_and_vacuum_run(tmp_path: Path, seed: int, place: str) -> None:
     rng = random.Random(seed)
     lk, truth = empty_lake(tmp_path / "lake"), Truth()
-    some_files(lk, tmp_path, rng, truth)
+    some_files(lk, rng, truth)
     worker, records = stopped(lk, tmp_path, rng, truth, place)
     with Faults() as faults:
         faults.inject("SIGSTOP of a writer while compaction and vacuum run")
@@ -88,14 +88,14 @@ def test_stopped_while_compaction_and_vacuum_run(tmp_path: Path, seed: int, plac
 def test_stopped_at_random_moments_while_compaction_and_vacuum_run(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     lk, truth = empty_lake(tmp_path / "lake"), Truth()
-    some_files(lk, tmp_path, rng, truth)
-    records = rollouts(rng, "stopped", 24)
+    some_files(lk, rng, truth)
+    records = rollouts(rng, "stopped", 12)
     file, _ = write_file(tmp_path / "stopped.jsonl", records, rng)
     truth.offer(records)
     worker = Worker("ingest", lk.uri, file, "run", 2)
     at_the_gate(worker)
     with Faults() as faults:
-        for _ in range(6):
+        for _ in range(3):
             time.sleep(rng.random() * 0.1)
             if not worker.running:
                 break
@@ -111,13 +111,13 @@ def test_stopped_at_random_moments_while_compaction_and_vacuum_run(tmp_path: Pat
         accounted(lk)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", mostly_slow(PLACES, "commit:steps", "commit:episodes"))
 @seeded(5)
 def test_stopped_past_the_retention(tmp_path: Path, seed: int, place: str) -> None:
     """Days pass for everybody; what it left uncommitted or unaccepted is vacuumed while it stands."""
     rng = random.Random(seed)
     lk, truth = open_with_clock(tmp_path / "lake"), Truth()
-    some_files(lk, tmp_path, rng, truth)
+    some_files(lk, rng, truth)
     worker, records = stopped(lk, tmp_path, rng, truth, place)
     with Faults() as faults:
         faults.inject("SIGSTOP of a writer past the retention")
@@ -136,12 +136,12 @@ def test_stopped_past_the_retention(tmp_path: Path, seed: int, place: str) -> No
         looked_at(lk, truth, faults)
 
 
-@pytest.mark.parametrize("place", ["commit:tokens", "commit:steps", "commit:episodes"])
+@pytest.mark.parametrize("place", mostly_slow(["commit:tokens", "commit:steps", "commit:episodes"], "commit:steps"))
 def test_stopped_past_the_retention_and_killed_when_it_wakes(tmp_path: Path, place: str) -> None:
     """The file it was about to commit is gone; whatever it does before it dies, the lake can be read."""
     rng = random.Random(0)
     lk, truth = open_with_clock(tmp_path / "lake"), Truth()
-    some_files(lk, tmp_path, rng, truth)
+    some_files(lk, rng, truth)
     records = rollouts(rng, "stopped", 12)
     file, _ = write_file(tmp_path / "stopped.jsonl", records, rng)
     truth.offer(records)
@@ -189,8 +189,17 @@ def test_accepted_while_vacuum_is_about_to_drop_it(tmp_path: Path) -> None:
         accounted(lk)
 
 
-@pytest.mark.parametrize("place", ["commit:steps", "commit:episodes", "commit:jobs"])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        ("commit:steps", 1),
+        ("commit:episodes", 2),
+        ("commit:jobs", 2),
+        pytest.param("commit:steps", 2, marks=pytest.mark.slow),
+        pytest.param("commit:episodes", 1, marks=pytest.mark.slow),
+        pytest.param("commit:jobs", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_commit_whose_acknowledgement_is_lost(tmp_path: Path, place: str, number: int) -> None:
     """The storage took it, the answer did not come, the client sent it again: it stands once."""
     rng = random.Random(0)
@@ -208,11 +217,11 @@ def test_a_commit_whose_acknowledgement_is_lost(tmp_path: Path, place: str, numb
         accounted(lk)
 
 
-@pytest.mark.parametrize("table", ["episodes", "steps", "tokens", "jobs"])
+@pytest.mark.parametrize("table", mostly_slow(["episodes", "steps", "tokens", "jobs"], "episodes"))
 def test_a_rewrite_whose_acknowledgement_is_lost(tmp_path: Path, table: str) -> None:
     rng = random.Random(0)
     lk, truth = empty_lake(tmp_path / "lake"), Truth()
-    some_files(lk, tmp_path, rng, truth)
+    some_files(lk, rng, truth)
     worker = Worker("maintain", lk.uri, "compact", faults=f"commit:{table} 1 after repeat")
     at_the_gate(worker)
     worker.wait()

@@ -20,8 +20,8 @@ from testkit.fault_log import Faults, seeded
 from testkit.fault_model import Truth, accounted, conflicts, content, harm, key, resampled, rollouts, view, write_file
 from testkit.processes import Worker, at_the_gate
 
-OWN = 8
-SHARED = 8
+OWN = 5
+SHARED = 6
 """Episodes of a writer's own, and those that all of them have."""
 
 
@@ -33,7 +33,7 @@ def watched(lk: Lake, workers: list[Worker], truth: Truth, faults: Faults) -> in
         faults.found(harm(seen, truth))
         truth.saw(seen)
         sizes.add(len(seen.episodes))
-        time.sleep(0.05)  # the workers need the machine, too
+        time.sleep(0.1)  # the workers need the machine, too
     return len(sizes)
 
 
@@ -76,7 +76,7 @@ def test_writers_at_once(tmp_path: Path, seed: int, writers: int) -> None:
         truth.offer(records)
         offered.append(records)
         bad_lines += bad
-        workers.append(Worker("ingest", lk.uri, file, "run", rng.randint(3, 8)))
+        workers.append(Worker("ingest", lk.uri, file, "run", rng.randint(2, 5)))
     with Faults() as faults:
         faults.inject(f"{writers} writers at once")
         at_the_gate(*workers)

@@ -44,7 +44,6 @@ from testkit.fleets import DyingFleet, committer_of, killing, start_committer
 from testkit.object_store import Store as Bucket
 from testkit.processes import Forked, at_the_gate
 
-
 BATCHES, SIZE = 6, 3
 PATIENCE = 600.0
 """Seconds that a writer may take: those whose committers are killed race each other, and a bucket here is slow."""
@@ -181,7 +180,7 @@ def test_a_batch_that_loses_again_and_again_goes_to_the_committer(
 
 
 def test_a_writer_that_is_alone_asks_nobody(tmp_path: Path) -> None:
-    lk = empty_lake(tmp_path / "lake", group_commit=True)
+    lk = empty_lake(tmp_path / "lake")
     fleet = Fleet(lk._store.objects)
     with fleet.committer(lost=1) as far:
         assert far is None
@@ -193,7 +192,7 @@ def test_a_writer_that_is_alone_asks_nobody(tmp_path: Path) -> None:
 
 def test_one_of_many_starts_a_committer_before_it_loses_a_race(tmp_path: Path) -> None:
     """Those who came first have seats; the next one that finds none free has not lost any."""
-    objects = empty_lake(tmp_path / "lake", group_commit=True)._store.objects
+    objects = empty_lake(tmp_path / "lake")._store.objects
     fleets = [Fleet(objects) for _ in range(SEATS + 2)]
     with ExitStack() as stack:
         *few, last = (stack.enter_context(fleet.committer(lost=0)) for fleet in fleets)
@@ -207,7 +206,7 @@ def test_where_there_is_no_room_for_one_each_writer_commits_by_itself_and_says_s
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
-    lk = empty_lake(tmp_path / "lake", group_commit=True)
+    lk = empty_lake(tmp_path / "lake")
     for task in ("a", "b"):
         assert lk.append(records(task), run_id="run").new == SIZE
     (said,) = [one.getMessage() for one in caplog.records]
@@ -218,7 +217,7 @@ def test_where_there_is_no_room_for_one_each_writer_commits_by_itself_and_says_s
 def test_a_committer_that_stands_still_holds_writers_up_for_a_while_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lk, other = (lake.open(tmp_path / "lake", create=True, group_commit=True) for _ in range(2))
+    lk, other = (lake.open(tmp_path / "lake", create=True) for _ in range(2))
     other.append(records("other"), run_id="run")
     pid = start_committer(lk._store.objects)
     assert lk.append(records("before"), run_id="run").new == SIZE
@@ -232,6 +231,18 @@ def test_a_committer_that_stands_still_holds_writers_up_for_a_while_and_doubles_
     assert other.append([*records("task"), *records("later")], run_id="run").new == SIZE
     assert assert_whole(lk.snapshot()) == 5 * SIZE
     assert committer_of(lk._store.objects) == pid
+
+
+@pytest.mark.parametrize(
+    ("setting", "given", "is_on"), [(None, None, True), ("off", None, False), ("on", False, False), ("off", True, True)]
+)
+def test_writers_find_committers_unless_somebody_turns_it_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str | None, given: bool | None, is_on: bool
+) -> None:
+    if setting is not None:
+        monkeypatch.setenv("TRAJLAKE_GROUP_COMMIT", setting)
+    lk = empty_lake(tmp_path / "lake", group_commit=given)
+    assert (lk._writer._fleet is not None) == is_on
 
 
 @pytest.mark.parametrize("text", ["yes", ""])

@@ -18,7 +18,7 @@ from lake.locked.isolation import Policy
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 
 PROBE = r'''
-"""Runs one attack, named in its input, and prints what came of it as JSON."""
+"""Runs the attacks that its input names, and prints what came of each as JSON."""
 import ctypes, json, os, resource, signal, socket, subprocess, sys, threading
 
 told = json.loads(sys.stdin.buffer.read())
@@ -110,10 +110,28 @@ HARMLESS = {
     "polars": lambda: __import__("polars").DataFrame({"a": [1, 2]})["a"].sum(),
     "duckdb": lambda: __import__("duckdb").execute("SELECT 6 * 7").fetchone()[0],
 }
-try:
-    print(json.dumps({"result": (ATTACKS | HARMLESS)[told["attack"]]()}))
-except BaseException as error:
-    print(json.dumps({"error": type(error).__name__, "number": getattr(error, "errno", None)}))
+def outcome(name):
+    try:
+        return {"result": (ATTACKS | HARMLESS)[name]()}
+    except BaseException as error:
+        return {"error": type(error).__name__, "number": getattr(error, "errno", None)}
+
+def outcome_in_a_fork(name):
+    """What one attack does the next one does not see, but for files."""
+    with open(inside, "w") as file:
+        file.write("given")
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, json.dumps(outcome(name)).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        text = answer.read()
+    os.wait()
+    return json.loads(text)
+
+run = outcome_in_a_fork if told["forked"] else outcome
+print(json.dumps({name: run(name) for name in told["attacks"]}))
 '''
 NAMES = re.findall(r'^    "([^"]+)":', PROBE, re.M)
 ATTACKS, HARMLESS = NAMES[: NAMES.index("the given file")], NAMES[NAMES.index("the given file") :]
@@ -139,26 +157,27 @@ class Room:
         self.unix.bind(str(folder / "unix"))
         self.unix.listen()
 
-    def told(self, attack: str) -> bytes:
+    def told(self, *attacks: str, forked: bool = False) -> bytes:
         port = self.listener.getsockname()[1]
         # The target of signals is a process of its own, which a test can do without.
-        told = {"attack": attack, "folder": str(self.folder), "port": port, "parent": self.victim.pid}
-        told["shared"] = self.shared
-        return json.dumps(told).encode()
+        told = {"attacks": attacks, "folder": str(self.folder), "port": port, "parent": self.victim.pid}
+        return json.dumps(told | {"shared": self.shared, "forked": forked}).encode()
 
-    def open_process(self, attack: str) -> dict[str, object]:
-        """What comes of an attack without a lock."""
-        return self._result([sys.executable, str(self.folder / "jail" / "probe.py")], self.told(attack))
+    def open_process(self, *attacks: str, forked: bool = False) -> dict[str, dict[str, object]]:
+        """What comes of attacks without a lock."""
+        return self._result(
+            [sys.executable, str(self.folder / "jail" / "probe.py")], self.told(*attacks, forked=forked)
+        )
 
-    def locked_process(self, attack: str, policy: Policy | None = None) -> dict[str, object]:
-        """What comes of it behind the lock."""
+    def locked_process(self, *attacks: str, policy: Policy | None = None) -> dict[str, dict[str, object]]:
+        """What comes of them behind the lock, in one process."""
         read = (*isolation.runtime_folders(), str(self.folder / "jail"), str(self.folder / "given.txt"))
         policy = policy or Policy(read=read, memory_bytes=2 << 30)
         orders = isolation.orders("jail.probe", policy, {"jail": str(self.folder)})
-        return self._result(isolation.command(), orders + self.told(attack))
+        return self._result(isolation.command(), orders + self.told(*attacks))
 
     @staticmethod
-    def _result(command: list[str], told: bytes) -> dict[str, object]:
+    def _result(command: list[str], told: bytes) -> dict[str, dict[str, object]]:
         clean = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, input=told, capture_output=True, check=False, env=clean, cwd="/")
         assert done.returncode == 0, done.stderr.decode()
@@ -179,24 +198,25 @@ class Room:
         LIBC.shmctl(self.shared, 0, None)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_an_attack_works_in_an_open_process_and_not_in_a_locked_one(tmp_path: Path, attack: str) -> None:
+def test_attacks_work_in_an_open_process_and_not_in_a_locked_one(tmp_path: Path) -> None:
     with Room(tmp_path) as room:
-        locked = room.locked_process(attack)
-        assert "error" in locked, locked
+        locked = room.locked_process(*ATTACKS)
+        assert list(locked) == ATTACKS
+        assert [attack for attack in ATTACKS if "error" not in locked[attack]] == []
         assert (tmp_path / "given.txt").read_text() == "given"
         assert sorted(path.name for path in tmp_path.iterdir()) == ["given.txt", "jail", "secret.txt", "unix"]
         assert room.victim.poll() is None
-        if os.getuid() == 0 or attack not in NEEDS_PRIVILEGE:
-            opened = room.open_process(attack)
-            assert "result" in opened, opened
+        possible = [attack for attack in ATTACKS if os.getuid() == 0 or attack not in NEEDS_PRIVILEGE]
+        opened = room.open_process(*possible, forked=True)
+        assert {attack: opened[attack] for attack in possible if "result" not in opened[attack]} == {}
 
 
-@pytest.mark.parametrize("deed", HARMLESS)
-def test_what_a_process_needs_still_works(tmp_path: Path, deed: str) -> None:
+def test_what_a_process_needs_still_works(tmp_path: Path) -> None:
     with Room(tmp_path) as room:
-        assert room.locked_process(deed) == room.open_process(deed)
-        assert "result" in room.locked_process(deed)
+        locked = room.locked_process(*HARMLESS)
+        assert locked == room.open_process(*HARMLESS)
+        assert list(locked) == HARMLESS
+        assert all("result" in outcome for outcome in locked.values())
 
 
 def test_a_missing_layer_leaves_its_hole(tmp_path: Path) -> None:
@@ -205,11 +225,11 @@ def test_a_missing_layer_leaves_its_hole(tmp_path: Path) -> None:
     with Room(tmp_path) as room:
         without = {layer: tuple(other for other in isolation.LAYERS if other != layer) for layer in isolation.LAYERS}
         policy = Policy(read=read, memory_bytes=2 << 30, layers=without["landlock"])
-        assert "result" in room.locked_process("passwords", policy)
+        assert "result" in room.locked_process("passwords", policy=policy)["passwords"]
         policy = Policy(read=read, memory_bytes=2 << 30, layers=without["seccomp"])
-        assert "result" in room.locked_process("udp", policy)
+        assert "result" in room.locked_process("udp", policy=policy)["udp"]
         policy = Policy(read=read, memory_bytes=2 << 30, layers=without["rlimits"])
-        assert "result" in room.locked_process("much memory", policy)
+        assert "result" in room.locked_process("much memory", policy=policy)["much memory"]
 
 
 def test_a_folder_that_is_listed_is_not_read(tmp_path: Path) -> None:
@@ -217,18 +237,22 @@ def test_a_folder_that_is_listed_is_not_read(tmp_path: Path) -> None:
     with Room(tmp_path) as room:
         runtime = (*isolation.runtime_folders(), str(tmp_path / "jail"))
         listed = Policy(read=runtime, listed=(str(tmp_path),))
-        assert room.locked_process("a listing", listed) == {"result": 4}
-        assert room.locked_process("a file outside", listed) == {"error": "PermissionError", "number": 13}
-        assert room.locked_process("the given file", listed) == {"error": "PermissionError", "number": 13}
+        refused = {"error": "PermissionError", "number": 13}
+        assert room.locked_process("a listing", "a file outside", "the given file", policy=listed) == {
+            "a listing": {"result": 4},
+            "a file outside": refused,
+            "the given file": refused,
+        }
         given = Policy(read=(*runtime, str(tmp_path / "given.txt")), listed=(str(tmp_path),))
-        assert room.locked_process("the given file", given) == {"result": "given"}
+        assert room.locked_process("the given file", policy=given) == {"the given file": {"result": "given"}}
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="the kernel does not count root's processes and threads")
 def test_processes_and_threads_are_counted_for_an_ordinary_user(tmp_path: Path) -> None:
     with Room(tmp_path) as room:
         policy = Policy(read=(*isolation.runtime_folders(), str(tmp_path / "jail")), tasks=1)
-        assert room.locked_process("a thread", policy) == {"error": "RuntimeError", "number": None}
+        refused = {"error": "RuntimeError", "number": None}
+        assert room.locked_process("a thread", policy=policy) == {"a thread": refused}
 
 
 def test_a_lock_that_fails_names_its_layer() -> None:

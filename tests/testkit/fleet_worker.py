@@ -14,7 +14,7 @@ from testkit.lake_worker import gate
 def main(args: Sequence[str]) -> None:
     """Record, in one job."""
     uri, options, name, batches, size = args
-    lk = lake.open(uri, storage_options=json.loads(options), group_commit=True)
+    lk = lake.open(uri, storage_options=json.loads(options))
     gate()
     new = 0
     with lk.job(kind="collect", run_id="run") as job:

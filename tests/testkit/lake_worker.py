@@ -29,7 +29,7 @@ from pipelines.credit.job import run_credit
 from testkit.clocks import clock_of
 from testkit.episodes import episode
 
-_OPTIONS = {"compact_above": FEW_FILES}
+_OPTIONS: dict[str, Any] = {"compact_above": FEW_FILES}
 """Of `lake.open` in this process."""
 _METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("_create", 0)}
 """Places of faults: a method of the store, and which of its arguments names the table."""
@@ -186,4 +186,6 @@ def main(args: Sequence[str]) -> None:
             _OPTIONS["compact_above"] = int(text.split()[1])
         else:
             Fault.parse(text).arm()
+            # What strikes at commits of this process needs a process that makes them itself.
+            _OPTIONS["group_commit"] = False
     COMMANDS[args[1]](*args[2:])
