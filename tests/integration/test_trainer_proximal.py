@@ -78,16 +78,12 @@ def slowly_trained(uri: str, every: int, peak: float = 1e-2, **fields: Any) -> S
     return backend
 
 
-@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("every", mostly_slow([1, 3, 100], 3))
 def test_weights_are_those_of_training_beside_a_second_model(uri: str, every: int) -> None:
     backend, reports = trained(uri, options=decoupled(every))
     assert len(reports) > 4
     assert backend.digest() == slowly_trained(uri, every, options=decoupled(every)).digest()
     assert backend.proximal is None, "freed at the end"
-
-
-def test_the_period_changes_the_result(uri: str) -> None:
-    assert len({trained(uri, options=decoupled(every))[0].digest() for every in (1, 2, 4)}) == 3
 
 
 def test_the_ratio_is_one_where_a_period_begins_and_the_clip_acts_inside(uri: str) -> None:
@@ -162,7 +158,7 @@ def straight(world: tuple[Lake, Path], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize(
-    "stops", [[4], [10, 2, 5], *(pytest.param([stop], marks=pytest.mark.slow) for stop in (3, 5, 7))]
+    "stops", [[10, 2, 5], *(pytest.param([stop], marks=pytest.mark.slow) for stop in (3, 4, 5, 7))]
 )
 @pytest.mark.parametrize("checkpoint_every", mostly_slow([1, 3], 3))
 def test_an_interrupted_run_ends_with_the_same_weights(
@@ -200,12 +196,10 @@ def test_a_checkpoint_holds_the_copy_inside_a_period_alone(
 def test_adapters_alone_are_copied(world: tuple[Lake, Path], tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="needs trajlake[lora]")
     lk, model = world
-    fields = run_fields(lora={"rank": 2}, learning_rate=3e-2, checkpoint_every=2)
+    fields = run_fields(lora={"rank": 2}, learning_rate=3e-2, checkpoint_every=2, epochs=1)
     whole = train(lk, configured(model, **fields), tmp_path / "whole", run_id="lora")
     interrupted(lk, configured(model, **fields), tmp_path / "out", 7)
     assert resume(lk, tmp_path / "out").weights_sha256 == whole.weights_sha256
-    other = fields | {"options": decoupled(1)}
-    assert train(lk, configured(model, **other), tmp_path / "1", run_id="one").weights_sha256 != whole.weights_sha256
     from safetensors.torch import load_file
 
     (folder,) = (tmp_path / "out" / "checkpoints").glob("step-00000006-*0")
@@ -247,7 +241,7 @@ def test_a_run_killed_inside_a_period_ends_with_the_same_weights(world: tuple[La
 # ---------------------------------------------------------------- ranks
 
 
-def test_ranks_keep_their_shards_of_the_copy(uri: str, tmp_path: Path) -> None:
+def test_ranks_keep_their_shards_of_the_copy_and_miss_a_lost_one(uri: str, tmp_path: Path) -> None:
     expected = rank_tasks.trajectory(ALONE, uri, "ppo", without_loss(FOUR), {})
     found = on_ranks(2, rank_tasks.trajectory, uri, "ppo", without_loss(FOUR), {})[0]
     for name, value in expected["weights"].items():
@@ -263,6 +257,11 @@ def test_ranks_keep_their_shards_of_the_copy(uri: str, tmp_path: Path) -> None:
     for name, value in found["weights"].items():
         assert np.array_equal(resumed[name], value), f"{name}: bit for bit on as many ranks"
         np.testing.assert_allclose(alone[name], value, atol=1e-5, rtol=0, err_msg=name)
+    sorted((tmp_path / "c" / "proximal").iterdir())[0].unlink()
+    complaint = rank_tasks.refused(ALONE, folder, {})
+    assert complaint is not None
+    assert f"checkpoint {folder}: proximal/shard" in complaint
+    assert "is damaged" in complaint
 
 
 def without_loss(fields: dict[str, Any]) -> dict[str, Any]:
@@ -279,16 +278,6 @@ def test_adapters_on_ranks_too(uri: str, tmp_path: Path) -> None:
     resumed = on_ranks(2, rank_tasks.resumed, uri, folder, FOUR, policy)[0][1]
     for name, value in whole.items():
         assert np.array_equal(resumed[name], value), name
-
-
-def test_a_lost_shard_of_the_copy_is_found(uri: str, tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    on_ranks(2, rank_tasks.saved, uri, str(folder), FOUR, {})
-    sorted((folder / "proximal").iterdir())[0].unlink()
-    told = rank_tasks.refused(ALONE, str(folder), {})
-    assert told is not None
-    assert f"checkpoint {folder}: proximal/shard" in told
-    assert "is damaged" in told
 
 
 def test_a_run_from_the_middle_of_a_period_needs_the_copy(uri: str) -> None:

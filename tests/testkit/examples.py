@@ -17,3 +17,10 @@ def mostly_slow(values: Iterable[Any], *usual: Any) -> list[Any]:
     every = list(values)
     assert all(value in every for value in usual), usual
     return [value if value in usual else pytest.param(value, marks=pytest.mark.slow) for value in every]
+
+
+def mostly_slow_cases(cases: Iterable[tuple[Any, ...]], *usual: tuple[Any, ...]) -> list[Any]:
+    """The same for several parameters at a time: each case is a tuple of their values."""
+    every = list(cases)
+    assert all(case in every for case in usual), usual
+    return [case if case in usual else pytest.param(*case, marks=pytest.mark.slow) for case in every]

@@ -1,10 +1,14 @@
 """What ranks do in tests: functions of a `Ranks` and picklable arguments; without ranks they run on one device."""
 
+import os
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import pytest
 import torch  # noqa: TID253
 
 import lake
@@ -12,7 +16,7 @@ from lake.errors import CheckpointError
 from lake.judgements.credit import find_credit
 from testkit.training import config, random_batch, random_model
 from trainer.backends.base import PolicyBackend, SingleDevice
-from trainer.backends.ranks import Ranks
+from trainer.backends.ranks import Ranks, join_ranks, leave_ranks
 from trainer.backends.sharded import Sharded
 from trainer.config import LoRAConfig, OptimizerConfig, TrainConfig
 from trainer.data.plan.plan import Plan
@@ -146,14 +150,33 @@ def made(ranks: Ranks, folder: str, fields: dict[str, Any]) -> tuple[str, Arrays
         Digest of every weight, the gradient of some sequences, and their log-probabilities under the reference.
     """
     settings = config("sft", model=folder, **fields)
-    if not ranks.leads:
-        model_module.load_model = _unread
-    backend, reference = make_backend(settings, ranks), make_reference(settings, ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        if not ranks.leads:
+            patch.setattr(model_module, "load_model", _unread)
+        backend, reference = make_backend(settings, ranks), make_reference(settings, ranks)
     batch = random_batch([9, 4, 7])
     if not ranks.leads:
         batch = dummy_batch()
     backend.forward_backward(batch, settings.loss)
     return backend.model_digest(), gradient(backend), reference.logprobs(random_batch([9, 4, 7])).numpy()
+
+
+def serve(rank: str, count: str, port: str) -> None:
+    """Be one of several ranks, and run the tasks that come over the socket at stdin until its other end is closed."""
+    os.environ.update(RANK=rank, WORLD_SIZE=count, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    torch.set_num_threads(1)
+    connection, ranks = Connection(os.dup(0)), join_ranks("cpu")
+    while True:
+        try:
+            task, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            connection.send((None, task(ranks, *arguments)))
+        except Exception:
+            connection.send((traceback.format_exc(), None))
+            raise
+    leave_ranks()
 
 
 def _unread(source: Any) -> Any:

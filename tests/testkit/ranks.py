@@ -1,82 +1,82 @@
 """Several real processes that train together over gloo, forked from a server that has loaded torch already."""
 
-import multiprocessing
 import os
+import signal
 import socket
-import traceback
 from collections.abc import Callable
-from functools import cache
-from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import pytest
+from testkit.processes import fork_server
 
-from testkit.processes import environment
-
+RANK = "rank"
+"""First word to a worker that is to be a rank (`testkit.training_worker`)."""
 _PATIENCE = 150
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
-@cache
-def _server() -> None:
-    """Start the server that forks; it imports what ranks need, once, and finds it through PYTHONPATH alone."""
-    _CONTEXT.set_forkserver_preload(["testkit.rank_tasks"])
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(OMP_NUM_THREADS="1").items():
-            patch.setenv(name, value)
-        forkserver.ensure_running()
 
 
 def on_ranks(count: int, task: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run a function in several processes, connected as ranks.
+    """Run a function in several processes, connected as ranks; the next call with as many finds the same ones.
 
     Args:
         count: number of processes.
-        task: a function of `testkit.rank_tasks`; gets the `Ranks` first, then the arguments.
+        task: a function of `testkit.rank_tasks`; gets the `Ranks` first, then the arguments. It leaves nothing behind
+            in its process.
         arguments: picklable.
 
     Returns:
         What it returned on each rank.
     """
-    _server()
-    answers = [_CONTEXT.Pipe(duplex=False) for _ in range(count)]
-    port = _free_port()
-    processes = [
-        _CONTEXT.Process(target=_one_rank, args=(rank, count, port, answers[rank][1], task, arguments))
-        for rank in range(count)
-    ]
-    for process in processes:
-        process.start()
-    for _, theirs in answers:
-        theirs.close()
-    results = []
+    group = _GROUPS.get(count) or _Group(count)
+    # A group that has failed in a task is not used again: its ranks wait for each other in different places.
+    _GROUPS.pop(count, None)
     try:
-        for mine, _ in answers:
-            assert mine.poll(_PATIENCE), f"a rank of {task.__name__} said nothing for {_PATIENCE} s"
-            fault, value = mine.recv()
-            assert fault is None, fault
-            results.append(value)
-    finally:
-        for process in processes:
-            process.join(5 if len(results) == count else 0)
-            process.kill()
+        results = group.run(task, arguments)
+    except BaseException:
+        group.end()
+        raise
+    _GROUPS[count] = group
     return results
 
 
-def _one_rank(rank: int, count: int, port: int, answer: Any, task: Callable[..., Any], arguments: Any) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    import torch
+class _Group:
+    """Processes that are ranks of each other and run one task after another."""
 
-    from trainer.backends.ranks import join_ranks, leave_ranks
+    def __init__(self, count: int) -> None:
+        self._server = fork_server("testkit.training_worker")
+        self._pids: list[int] = []
+        self._connections: list[Connection] = []
+        port = _free_port()
+        for rank in range(count):
+            mine, theirs = socket.socketpair()
+            words = [RANK, *map(str, (rank, count, port))]
+            self._pids.append(self._server.ask([theirs.fileno(), 1, 2], run=words))
+            self._connections.append(Connection(mine.detach()))
+            theirs.close()
 
-    torch.set_num_threads(1)
-    try:
-        answer.send((None, task(join_ranks("cpu"), *arguments)))
-    except Exception:
-        answer.send((traceback.format_exc(), None))
-        raise
-    leave_ranks()
+    def run(self, task: Callable[..., Any], arguments: Any) -> list[Any]:
+        for connection in self._connections:
+            connection.send((task, arguments))
+        results = []
+        for connection in self._connections:
+            assert connection.poll(_PATIENCE), f"a rank of {task.__name__} said nothing for {_PATIENCE} s"
+            fault, value = connection.recv()
+            assert fault is None, fault
+            results.append(value)
+        return results
+
+    def end(self) -> None:
+        """Kill the ranks."""
+        for connection in self._connections:
+            connection.close()
+        for pid in self._pids:
+            if self._server.ask(wait=pid, block=False) is None:
+                os.kill(pid, signal.SIGKILL)
+                self._server.ask(wait=pid, block=True)
+
+
+_GROUPS: dict[int, _Group] = {}
+"""By number of ranks. They end with the server that has forked them."""
 
 
 def _free_port() -> int:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from testkit import command_worker
+from testkit import command_worker, rank_tasks
+from testkit.ranks import RANK
 from trainer.backends import ranks
 
 __all__ = ["main"]
@@ -24,8 +25,11 @@ for _name in ("torch", "transformers.models.auto.modeling_auto", "trainer.runs.o
 
 
 def main(args: Sequence[str]) -> None:
-    """Run a command line, as `testkit.command_worker` does."""
+    """Run a command line, as `testkit.command_worker` does; or be a rank of `testkit.ranks`."""
     words = list(args[1:])
+    if args[0] == RANK:
+        rank_tasks.serve(*words)
+        return
     if "--ranks" in words and "RANK" not in json.loads(args[0])["environment"]:
         for _ in range(int(words[words.index("--ranks") + 1])):
             _Waiting.processes.append(_Waiting())
