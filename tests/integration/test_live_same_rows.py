@@ -1,6 +1,7 @@
 """The law of the two ways in: the same calls, recorded through the proxy and in process, are the same rows.
 
-An agent makes its calls once through a proxy, and once to an engine of the same answers with a recorder beside it.
+Agents make their calls once through a proxy, and once to an engine of the same answers with a recorder beside it; each
+is an episode of a task of its own name.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import lake
+from lake.live.episode import Episode
 from testkit.engine_server import Engine, engine_server
 from testkit.proxy_process import proxy
 
@@ -20,16 +22,16 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 SYSTEM = {"role": "system", "content": "You find keys."}
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses"}
 PATHS["messages"] = "/v1/messages"
-STEPS = "SELECT * EXCLUDE (episode_id, group_id, write_id, started_at, latency) FROM steps ORDER BY step_index"
-TOKENS = "SELECT * EXCLUDE (episode_id, group_id, write_id, engine) FROM tokens ORDER BY step_index"
+STEPS = "SELECT * EXCLUDE (episode_id, group_id, write_id, started_at, latency) FROM steps {mine} ORDER BY step_index"
+TOKENS = "SELECT * EXCLUDE (episode_id, group_id, write_id, engine) FROM tokens {mine} ORDER BY step_index"
 EPISODE = (
     "SELECT task_id, run_id, status, env_return, num_steps, policy, tools, sampling, initial_messages, "
     "final_observation, prompt_tokens, completion_tokens, error IS NOT NULL AS failed, terminated, agent_id "
-    "FROM episodes"
+    "FROM episodes {mine}"
 )
 SPANS = (
     "SELECT kind, name, step_index, error IS NOT NULL AS failed, attributes->>'$.model' AS model, "
-    "attributes->>'$.messages' AS messages FROM spans ORDER BY started_at"
+    "attributes->>'$.messages' AS messages FROM spans {mine} ORDER BY started_at"
 )
 """What a client makes of a refusal is not what the engine wrote, so texts of errors are not compared."""
 Ask = Callable[[str, dict[str, Any]], Any]
@@ -155,61 +157,75 @@ def engine_of_both() -> Engine:
     return engine
 
 
-def through_the_proxy(agent: Agent, folder: Path) -> dict[str, Any]:
+AGENTS: list[Agent] = [
+    with_tools,
+    that_compacts,
+    of_two,
+    that_cuts_reasoning,
+    of_failures,
+    whose_calls_all_fail,
+    of_responses,
+    of_messages,
+    of_completions,
+]
+
+
+def through_the_proxy(folder: Path) -> None:
     with engine_server(engine_of_both()) as engine, proxy(engine, folder, "--run", "agent") as at:
-        agent(lambda api, body: posted(f"{at.base}/ep/door-1{PATHS[api]}", body))
-        at.post("/ep/door-1/v1/end", {"reward": 0.5})
+        for agent in AGENTS:
+            base = f"/ep/{agent.__name__}"
+            agent(lambda api, body, base=base: posted(f"{at.base}{base}{PATHS[api]}", body))
+            at.post(f"{base}/v1/end", {"reward": 0.5})
         at.end()
-        return tables(at.lake)
 
 
-def in_process(agent: Agent, folder: Path) -> dict[str, Any]:
+def in_process(folder: Path) -> None:
     """The engine is asked for tokens as the proxy asks it."""
     with (
         engine_server(engine_of_both()) as engine,
         lake.recorder(folder / "lake", run="agent", spool=folder / "spool") as recorder,
-        recorder.episode("door-1", rollout_index=0) as episode,
     ):
-
-        def ask(api: str, body: dict[str, Any]) -> Any:
-            more = {"return_token_ids": True, "logprobs": True} if api in ("chat", "completions") else {}
-            more |= {"stream_options": {"include_usage": True}} if more and body.get("stream") else {}
-            arguments = body | ({"extra_body": more} if more else {})
-            with episode.step(request=arguments, policy_version=7) as step:
-                answer = posted(engine.url.removesuffix("/v1") + PATHS[api], body | more)
-                step.answer(answer)
-            return answer
-
-        agent(ask)
-        episode.reward(0.5)
+        for agent in AGENTS:
+            with recorder.episode(agent.__name__, rollout_index=0) as episode:
+                agent(beside(episode, engine))
+                episode.reward(0.5)
     assert recorder.stats().troubles == 0
-    return tables(str(folder / "lake"))
 
 
-def tables(uri: str) -> dict[str, Any]:
-    opened = lake.open(uri)
+def beside(episode: Episode, engine: Engine) -> Ask:
+    """Calls to the engine itself, which the agent tells to the recorder."""
+
+    def ask(api: str, body: dict[str, Any]) -> Any:
+        more = {"return_token_ids": True, "logprobs": True} if api in ("chat", "completions") else {}
+        more |= {"stream_options": {"include_usage": True}} if more and body.get("stream") else {}
+        arguments = body | ({"extra_body": more} if more else {})
+        with episode.step(request=arguments, policy_version=7) as step:
+            answer = posted(engine.url.removesuffix("/v1") + PATHS[api], body | more)
+            step.answer(answer)
+        return answer
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def lakes(tmp_path_factory: pytest.TempPathFactory) -> tuple[lake.Lake, lake.Lake]:
+    """What the proxy recorded, and the recorder."""
+    outside, inside = tmp_path_factory.mktemp("outside"), tmp_path_factory.mktemp("inside")
+    through_the_proxy(outside)
+    in_process(inside)
+    return lake.open(outside / "lake"), lake.open(inside / "lake")
+
+
+def tables(recorded: lake.Lake, task: str) -> dict[str, Any]:
+    ((episode_id,),) = recorded.sql(f"SELECT episode_id FROM episodes WHERE task_id = '{task}'").rows()
     queries = {"episode": EPISODE, "steps": STEPS, "tokens": TOKENS, "spans": SPANS}
-    return {name: opened.sql(query).to_dicts() for name, query in queries.items()}
+    mine = f"WHERE episode_id = {episode_id}"
+    return {name: recorded.sql(query.format(mine=mine)).to_dicts() for name, query in queries.items()}
 
 
-@pytest.mark.parametrize(
-    "agent",
-    [
-        with_tools,
-        that_compacts,
-        of_two,
-        that_cuts_reasoning,
-        of_failures,
-        whose_calls_all_fail,
-        of_responses,
-        of_messages,
-        of_completions,
-    ],
-)
-def test_the_same_calls_are_the_same_rows(agent: Agent, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "in").mkdir()
-    outside, inside = through_the_proxy(agent, tmp_path / "out"), in_process(agent, tmp_path / "in")
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_same_calls_are_the_same_rows(agent: Agent, lakes: tuple[lake.Lake, lake.Lake]) -> None:
+    outside, inside = (tables(recorded, agent.__name__) for recorded in lakes)
     for name in outside:
         assert inside[name] == outside[name], name
     assert inside["steps"]

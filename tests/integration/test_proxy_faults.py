@@ -1,4 +1,7 @@
-"""The recording proxy when engines and clients fail: each call is recorded as what it was, or absent, never half."""
+"""The recording proxy when engines and clients fail: each call is recorded as what it was, or absent, never half.
+
+Tests that kill no proxy share one; each has episodes of its own, which it ends and reads once they are delivered.
+"""
 
 import contextlib
 import http.client
@@ -7,6 +10,9 @@ import re
 import signal
 import socket
 import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +20,11 @@ import pytest
 
 import lake
 from testkit.engine_server import Engine, engine_server
-from testkit.proxy_process import Proxy, proxy
+from testkit.object_store import unused_endpoint
+from testkit.proxy_process import Client, Proxy, proxy, served
 
-STEPS = "SELECT task_id, step_index, action FROM steps JOIN episodes USING (episode_id) ORDER BY 1, 2"
+STEPS = "SELECT task_id, step_index, action, trainable FROM steps JOIN episodes USING (episode_id) ORDER BY 1, 2"
+EPISODES = "SELECT task_id, status, num_steps FROM episodes ORDER BY 1"
 SPANS = (
     "SELECT task_id, spans.error AS error, spans.attributes AS attributes FROM spans JOIN episodes USING (episode_id) "
     "WHERE kind = 'call' ORDER BY task_id, spans.started_at"
@@ -37,6 +45,58 @@ FAULTS: dict[str, tuple[str, bool, str]] = {
 """What the engine does: model, whether the client asks for a stream, the error that is recorded."""
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with engine_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def at(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A proxy that says nothing of what fails."""
+    with proxy(engine, tmp_path_factory.mktemp("faults"), "--timeout", "2", "--max-answer", "1") as running:
+        yield running
+        running.end()
+        assert running.log.read_text() == ""
+
+
+def path_of(task: str) -> str:
+    return f"/ep/{task.replace(' ', '%20')}/v1/chat/completions"
+
+
+class Told:
+    """What is in the lake of some tasks.
+
+    Attributes:
+        actions: of each task's steps.
+        errors: of each task's failed calls.
+        partial: of each task's failed calls, how much of the answer there was.
+        statuses: of each task.
+    """
+
+    def __init__(self, uri: str, tasks: Collection[str]) -> None:
+        recorded = lake.open(uri)
+
+        def rows(query: str) -> list[dict[str, Any]]:
+            return [row for row in recorded.sql(query).to_dicts() if row["task_id"] in tasks]
+
+        self.actions, self.errors, self.partial = (defaultdict[str, list[Any]](list) for _ in range(3))
+        for row in rows(STEPS):
+            self.actions[row["task_id"]].append(row["action"])
+        for row in rows(SPANS):
+            self.errors[row["task_id"]].append(row["error"])
+            self.partial[row["task_id"]].append(json.loads(row["attributes"] or "{}").get("partial"))
+        self.statuses = {row["task_id"]: row["status"] for row in rows(EPISODES)}
+
+
+def told_of(at: Client, tasks: Collection[str]) -> Told:
+    """End the episodes of tasks; what is in the lake of them."""
+    for task in tasks:
+        at.post(path_of(task).replace("chat/completions", "end"), {})
+    at.post("/v1/flush", {})
+    return Told(at.lake, tasks)
+
+
 def body(model: str, *, stream: bool = False, text: str = "find the key") -> dict[str, Any]:
     messages = [{"role": "user", "content": text}]
     return {"model": model, "messages": messages, "stream": stream, "temperature": 1.0}
@@ -50,7 +110,7 @@ def answer_of(text: str) -> str:
     return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
 
 
-def begun(at: Proxy, path: str, model: str, until: bytes) -> socket.socket:
+def begun(at: Client, path: str, model: str, until: bytes) -> socket.socket:
     """A streaming call of which so much has arrived."""
     connection = at.connect()
     data = json.dumps(body(model, stream=True)).encode()
@@ -65,48 +125,70 @@ def begun(at: Proxy, path: str, model: str, until: bytes) -> socket.socket:
     return connection
 
 
-def left_by(engine: Engine, count: int) -> None:
-    """Wait until the engine noticed that clients left."""
+def left(engine: Engine, model: str) -> None:
+    """Wait until the engine noticed that the client of a model's call left."""
     deadline = time.monotonic() + 30
-    while engine.left < count and time.monotonic() < deadline:
+    while model not in engine.gone:
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert engine.left == count
 
 
-def test_what_an_engine_does_wrong_is_a_span_with_the_reason_and_the_next_call_a_step(tmp_path: Path) -> None:
-    said: dict[str, str] = {}
-    with engine_server() as engine, proxy(engine, tmp_path, "--timeout", "1", "--max-answer", "1") as at:
-        for name, (model, stream, _) in FAULTS.items():
-            path = f"/ep/{name.replace(' ', '%20')}/v1/chat/completions"
-            with contextlib.suppress(Exception):  # each client library has its own
-                at.post(path, body(model, stream=stream))
-            said[name] = answer_of(at.post(path, body("policy", stream=stream)))
-        at.end()
-        assert at.log.read_text() == ""
-    found = lake.open(at.lake)
-    assert {row["task_id"]: row["action"] for row in found.sql(STEPS).to_dicts()} == said
-    assert found.sql("SELECT DISTINCT status FROM episodes").to_dicts() == [{"status": "completed"}]
-    spans = {row["task_id"]: row for row in found.sql(SPANS).to_dicts()}
-    assert spans.keys() == FAULTS.keys()
+def test_what_an_engine_does_wrong_is_a_span_with_the_reason_and_the_next_call_a_step(at: Proxy) -> None:
+    def say(name: str) -> str:
+        model, stream, _ = FAULTS[name]
+        with contextlib.suppress(Exception):  # each client library has its own
+            at.post(path_of(name), body(model, stream=stream))
+        return answer_of(at.post(path_of(name), body("policy", stream=stream)))
+
+    with ThreadPoolExecutor(len(FAULTS)) as pool:
+        said = dict(zip(FAULTS, pool.map(say, FAULTS), strict=True))
+    told = told_of(at, FAULTS)
+    assert told.actions == {name: [text] for name, text in said.items()}
+    assert told.statuses == dict.fromkeys(FAULTS, "completed")
+    assert told.errors.keys() == FAULTS.keys()
     for name, (_, _, reason) in FAULTS.items():
-        assert re.search(reason, spans[name]["error"]), name
-    partial = {name: json.loads(span["attributes"] or "{}").get("partial") for name, span in spans.items()}
-    assert {name for name, text in partial.items() if text} == {"cut", "ended early", "error in the stream", "endless"}
+        (error,) = told.errors[name]
+        assert re.search(reason, error), name
+    begun = {name for name, (text,) in told.partial.items() if text}
+    assert begun == {"cut", "ended early", "error in the stream", "endless"}
 
 
-def test_an_answer_that_broke_off_is_no_whole_one_for_the_client(tmp_path: Path) -> None:
+def test_an_answer_that_broke_off_is_no_whole_one_for_the_client(at: Proxy) -> None:
     """Not even as HTTP: the connection ends where the engine's did, without the end of the body."""
-    with engine_server() as engine, proxy(engine, tmp_path) as at:
-        for path in ("/v1/chat/completions", "/v1/unknown/stream"):
-            with pytest.raises(http.client.IncompleteRead):
-                at.ask("POST", path, json.dumps(body("cut-3", stream=True)).encode())
+    for path in ("/v1/chat/completions", "/v1/unknown/stream"):
+        with pytest.raises(http.client.IncompleteRead):
+            at.ask("POST", path, json.dumps(body("cut-3", stream=True)).encode())
+
+
+def test_a_client_that_leaves_ends_its_call_and_disturbs_no_other(at: Proxy, engine: Engine) -> None:
+    begun(at, path_of("middle"), "slow-300", b"content").close()
+    left(engine, "slow-300")
+    before = at.connect()
+    data = json.dumps(body("hang-for-one")).encode()
+    head = f"POST {path_of('before')} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+    before.sendall(head.encode() + data)
+    while "hang-for-one" not in engine.asked:
+        time.sleep(0.01)
+    before.close()
+    left(engine, "hang-for-one")
+    # All of an answer but the end of its stream: many clients stop there.
+    begun(at, path_of("all but the end"), "slow-301", b'"stop"').close()
+    left(engine, "slow-301")
+    half = at.connect()
+    half.sendall(head.replace("before", "half").encode() + data[:9])
+    half.close()
+    other = answer_of(at.post(path_of("other"), body("policy")))
+    told = told_of(at, ("middle", "before", "all but the end", "other"))
+    (whole,) = (call.text for call in engine.calls if call.body["model"] == "slow-301")
+    assert told.actions == {"middle": [""], "before": [""], "all but the end": [whole], "other": [other]}
+    left_early = "the client left before the answer was whole"
+    assert told.errors == {"middle": [left_early], "before": [left_early]}
+    assert "half" not in Told(at.lake, ("half",)).statuses
 
 
 def test_an_engine_that_is_away_is_told_and_is_found_again(tmp_path: Path) -> None:
-    engine = Engine()
-    with engine_server(engine), proxy(engine, tmp_path) as at:
-        pass
-    path = "/ep/door/v1/chat/completions"
+    engine, path = Engine(), path_of("door")
+    engine.port = int(unused_endpoint().rpartition(":")[2])
     with proxy(engine, tmp_path) as at:
         status, _, said = at.ask("POST", path, json.dumps(body("policy")).encode())
         assert (status, json.loads(said)["error"]["type"]) == (502, "trajlake_proxy")
@@ -131,65 +213,36 @@ def test_an_engine_that_is_away_is_told_and_is_found_again(tmp_path: Path) -> No
     assert [row["error"].partition(";")[0] for row in found.sql(SPANS).to_dicts()] == [away.partition(";")[0]] * 2
 
 
-def test_a_client_that_leaves_ends_its_call_and_disturbs_no_other(tmp_path: Path) -> None:
-    with engine_server() as engine, proxy(engine, tmp_path) as at:
-        begun(at, "/ep/middle/v1/chat/completions", "slow-300", b"content").close()
-        left_by(engine, 1)
-        before = at.connect()
-        data = json.dumps(body("hang")).encode()
-        head = f"POST /ep/before/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
-        before.sendall(head.encode() + data)
-        while "hang" not in engine.asked:
-            time.sleep(0.01)
-        before.close()
-        left_by(engine, 2)
-        # All of an answer but the end of its stream: many clients stop there.
-        begun(at, "/ep/all but the end/v1/chat/completions".replace(" ", "%20"), "slow-300", b'"stop"').close()
-        left_by(engine, 3)
-        half = at.connect()
-        half.sendall(head.replace("before", "half").encode() + data[:9])
-        half.close()
-        at.post("/ep/other/v1/chat/completions", body("policy"))
-        at.end()
-        assert at.log.read_text() == ""
-    found = lake.open(at.lake)
-    actions = {row["task_id"]: row["action"] for row in found.sql(STEPS).to_dicts()}
-    assert actions == {
-        "middle": "",
-        "before": "",
-        "all but the end": "answer 1 to 1 messages",
-        "other": "answer 2 to 1 messages",
-    }
-    spans = {row["task_id"]: row["error"] for row in found.sql(SPANS).to_dicts()}
-    assert spans == dict.fromkeys(("middle", "before"), "the client left before the answer was whole")
-
-
-def test_killed_in_the_middle_of_a_stream_the_call_is_absent_and_those_before_are_there(tmp_path: Path) -> None:
-    path = "/ep/door/v1/chat/completions"
-    with engine_server() as engine:
-        with proxy(engine, tmp_path) as at:
-            first = answer_of(at.post(path, body("policy")))
-            time.sleep(0.2)  # the spool writes every few milliseconds
-            connection = begun(at, path, "slow-300", b"content")
-            at.end(signal.SIGKILL)
-            connection.close()
-        with proxy(engine, tmp_path) as at:
-            second = answer_of(at.post(path, body("policy", stream=True, text="again")))
-            at.end()
-        assert at.log.read_text() == ""
-    found = lake.open(at.lake)
-    assert [row["action"] for row in found.sql(STEPS).to_dicts()] == [first, second]
-    assert found.sql("SELECT status FROM episodes").to_dicts() == [{"status": "completed"}]
-    assert found.sql(SPANS).height == 0
-
-
-def test_a_proxy_that_is_stopped_says_so_of_the_calls_that_it_cut(tmp_path: Path) -> None:
-    with engine_server() as engine, proxy(engine, tmp_path) as at:
-        connection = begun(at, "/ep/door/v1/chat/completions", "slow-60000", b"HTTP/1.1 200")
-        at.end(signal.SIGTERM)
+def test_killed_in_the_middle_of_a_stream_the_call_is_absent_and_those_before_are_there(
+    engine: Engine, tmp_path: Path
+) -> None:
+    path = path_of("door")
+    with proxy(engine, tmp_path) as at:
+        first = answer_of(at.post(path, body("policy")))
+        while not any(first.encode() in frames.read_bytes() for frames in tmp_path.rglob("*.frames")):
+            time.sleep(0.005)
+        connection = begun(at, path, "slow-300", b"content")
+        at.end(signal.SIGKILL)
         connection.close()
-    found = lake.open(at.lake)
-    assert found.sql("SELECT status, stop_reason FROM episodes").to_dicts() == [
-        {"status": "failed", "stop_reason": "proxy_stopped"}
-    ]
-    assert found.sql(SPANS)["error"].to_list() == ["the proxy was stopped before the answer was whole"]
+    with proxy(engine, tmp_path) as at:
+        second = answer_of(at.post(path, body("policy", stream=True, text="again")))
+        at.end()
+    assert at.log.read_text() == ""
+    told = Told(at.lake, ("door",))
+    assert (told.actions, told.errors, told.statuses) == ({"door": [first, second]}, {}, {"door": "completed"})
+
+
+def test_a_proxy_that_is_stopped_says_so_of_the_calls_that_it_cut(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lake.live.proxy.serve._LEAVING_SECONDS", 0.1)
+    connections = []
+    outcome = served(
+        engine, tmp_path, lambda at: connections.append(begun(at, path_of("door"), "slow-60000", b"HTTP/1.1 200"))
+    )
+    for connection in connections:
+        connection.close()
+    assert outcome.is_all
+    recorded = lake.open(tmp_path / "lake")
+    assert recorded.sql("SELECT status, stop_reason FROM episodes").rows() == [("failed", "proxy_stopped")]
+    assert recorded.sql(SPANS)["error"].to_list() == ["the proxy was stopped before the answer was whole"]

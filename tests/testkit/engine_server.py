@@ -139,8 +139,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.calls: list[Sampled] = []
-        self.left = 0
-        """Clients that left before their answer was whole."""
+        self.gone: list[str] = []
+        """Models of the calls whose clients left before their answer was whole."""
         self.port = 0
         self.weight_version = "7"
         self.says_sampling = True
@@ -148,6 +148,11 @@ class Engine:
         self.asked: list[str] = []
         """Models of all calls that arrived."""
         self.tried: set[str] = set()
+
+    @property
+    def left(self) -> int:
+        """How many clients left before their answer was whole."""
+        return len(self.gone)
 
     @property
     def url(self) -> str:
@@ -188,11 +193,11 @@ class Engine:
     ) -> Sampled | web.StreamResponse:
         model = str(body.get("model"))
         self.asked.append(model)
-        if model == "hang":
+        if model.startswith("hang"):
             try:
                 await asyncio.sleep(3600)
             except asyncio.CancelledError:
-                self.left += 1
+                self.gone.append(model)
                 raise
         if model == "half":
             return await _half(request)
@@ -293,7 +298,7 @@ class Engine:
                 name = f"event: {event['type']}\n" if is_named and isinstance(event, dict) else ""
                 await response.write(f"{name}data: {text}\n\n".encode())
         except (ConnectionResetError, asyncio.CancelledError):
-            self.left += 1
+            self.gone.append(model)
             raise
         sampled.is_whole = True
         return response

@@ -1,17 +1,19 @@
 """The recording proxy as a process of its own, before an engine: `trajlake record` on a free port of 127.0.0.1."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from lake.live.proxy.serve import Options, Outcome, serve
 from testkit.commands import Command
 from testkit.engine_server import Engine
 from testkit.processes import environment
@@ -24,29 +26,16 @@ def command(engine: Engine, folder: Path, *options: str) -> list[str]:
     return ["record", *ours, *place, *options]
 
 
-class Proxy:
-    """A proxy in a process of its own.
+class Client:
+    """A client of a proxy.
 
-    Attributes:
+    Args:
+        base: the proxy's address, without /v1.
         lake: where it records, unless an option says otherwise.
-        base: its address, without /v1.
-        log: file that its stderr goes to.
     """
 
-    def __init__(self, engine: Engine, folder: Path, *options: str, **variables: str) -> None:
-        self.lake, self.log = str(folder / "lake"), folder / "log"
-        with self.log.open("a") as log:
-            self.process = Command(
-                command(engine, folder, *options),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment(**variables),
-            )
-        assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        assert words, self.log.read_text()
-        self.base = words[1].removesuffix("/v1")
+    def __init__(self, base: str, lake: str) -> None:
+        self.base, self.lake = base, lake
 
     @property
     def port(self) -> int:
@@ -70,6 +59,29 @@ class Proxy:
     def connect(self) -> socket.socket:
         """A connection, for what no client library sends."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+
+class Proxy(Client):
+    """A proxy in a process of its own.
+
+    Attributes:
+        log: file that its stderr goes to.
+    """
+
+    def __init__(self, engine: Engine, folder: Path, *options: str, **variables: str) -> None:
+        self.log = folder / "log"
+        with self.log.open("a") as log:
+            self.process = Command(
+                command(engine, folder, *options),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment(**variables),
+            )
+        assert self.process.stdout is not None
+        words = self.process.stdout.readline().split()
+        assert words, self.log.read_text()
+        super().__init__(words[1].removesuffix("/v1"), str(folder / "lake"))
 
     def end(self, number: int = signal.SIGINT) -> str:
         """End it; what it printed behind its first line."""
@@ -98,3 +110,35 @@ def proxy(engine: Engine, folder: Path, *options: str, **variables: str) -> Iter
     finally:
         if started.process.poll() is None:
             started.end(signal.SIGKILL)
+
+
+def served(engine: Engine, folder: Path, act: Callable[[Client], object], **options: Any) -> Outcome:
+    """Run a proxy in this process, in the main thread, while `act` is its client in another; then stop it.
+
+    For what no option of the command says: `options` are further ones of `Options`.
+
+    Raises:
+        BaseException: what `act` raised.
+    """
+    client, raised = Client("", str(folder / "lake")), []
+
+    def work() -> None:
+        try:
+            act(client)
+        except BaseException as error:
+            raised.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=work)
+
+    def ready(url: str) -> None:
+        client.base = url.removesuffix("/v1")
+        thread.start()
+
+    said = Options(upstream=engine.url, lake_uri=client.lake, run="live", port=0, spool=folder / "spool", **options)
+    outcome = serve(said, ready=ready, say=lambda _: None)
+    thread.join()
+    for error in raised:
+        raise error
+    return outcome
