@@ -12,9 +12,10 @@ import pytest
 from lake import Lake, ids
 from lake.tables import TABLES
 from testkit.command_line import Cli, runner
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.full_lake import advantages, scores
+from testkit.wording import Wording
 
 
 @pytest.fixture
@@ -23,13 +24,26 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return runner(monkeypatch, capsys)
 
 
+def two_commits(folder: Path) -> Lake:
+    """Two commits of one episode each."""
+
+    def make(template: Path) -> None:
+        made = empty_lake(template)
+        for task in ("a", "b"):
+            made.append([episode(task, tokens=True)], run_id="run")
+
+    return copied("two commits of an episode each", make, folder)
+
+
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    """Two commits of one episode each."""
-    made = empty_lake(tmp_path / "lake")
-    for task in ("a", "b"):
-        made.append([episode(task, tokens=True)], run_id="run")
-    return made
+    return two_commits(tmp_path / "lake")
+
+
+@pytest.fixture(scope="module")
+def unwritten(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """For commands that are refused."""
+    return two_commits(tmp_path_factory.mktemp("shared") / "lake")
 
 
 def shown(lk: Lake, task: str) -> str:
@@ -60,7 +74,7 @@ def test_compact_reports_every_table(cli: Cli, lk: Lake) -> None:
     assert assert_whole(lk.snapshot()) == 2
 
 
-def test_compact_takes_some_tables_and_an_order(cli: Cli, lk: Lake) -> None:
+def test_compact_takes_some_tables_and_an_order(cli: Cli, lk: Lake, wording: Wording) -> None:
     done = cli("compact", "steps", "tokens", "--z-order", "group_id, step_index", "--lake", lk.uri, "--format", "json")
     assert [(row["table"], row["files_after"]) for row in rows(done.out)] == [("steps", 1), ("tokens", 1)]
     assert lk.history("steps")[0]["note"]["operation"] == "z-order"
@@ -68,13 +82,15 @@ def test_compact_takes_some_tables_and_an_order(cli: Cli, lk: Lake) -> None:
     assert table[0].split() == ["table", "files_before", "files_after", "bytes_before", "bytes_after"]
     assert [line.split()[0] for line in table[1:]] == ["episodes", "jobs"], "where nothing was done nothing is told"
     again = cli("compact", "steps", "--lake", lk.uri)
-    assert (again.out, again.err) == ("", "no table has small files to merge\n")
+    assert again.out == ""
+    assert "no table" in wording(again.err)
 
 
-def test_vacuum_reports_every_table_and_a_dry_run_says_so(cli: Cli, lk: Lake) -> None:
+def test_vacuum_reports_every_table_and_a_dry_run_says_so(cli: Cli, lk: Lake, wording: Wording) -> None:
     lk.compact("steps")
     dry = cli("vacuum", "--dry-run", "--lake", lk.uri, "--format", "json")
-    assert (dry.code, dry.err) == (0, "nothing was changed: this was a dry run\n")
+    assert dry.code == 0
+    assert "dry run" in wording(dry.err)
     done = cli("vacuum", "--days", "0.1", "--lake", lk.uri, "--format", "json")
     assert (done.code, done.err) == (0, "")
     assert rows(done.out) == rows(dry.out)
@@ -131,15 +147,15 @@ def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, ans
 
 
 @pytest.mark.parametrize("stdin", [b"", b"y\n"], ids=["nothing", "a piped yes"])
-def test_forget_is_refused_where_nobody_can_be_asked(cli: Cli, lk: Lake, stdin: bytes) -> None:
-    versions = lk.snapshot().versions
-    done = cli("forget", shown(lk, "a"), "--lake", lk.uri, stdin=stdin)
-    assert "There is no terminal to ask on: add --yes if you mean it" in done.fault
+def test_forget_is_refused_where_nobody_can_be_asked(cli: Cli, unwritten: Lake, stdin: bytes, wording: Wording) -> None:
+    versions = unwritten.snapshot().versions
+    done = cli("forget", shown(unwritten, "a"), "--lake", unwritten.uri, stdin=stdin)
+    assert "--yes" in wording(done.fault)
     assert done.code == 2
-    assert lk.snapshot().versions == versions
+    assert unwritten.snapshot().versions == versions
 
 
-def test_forget_names_everybody_who_loses_episodes_and_what_stays(cli: Cli, lk: Lake) -> None:
+def test_forget_names_everybody_who_loses_episodes_and_what_stays(cli: Cli, lk: Lake, wording: Wording) -> None:
     snapshot = lk.snapshot()
     lk.name_snapshot("both")
     lk.retract([ids.from_text(shown(lk, "a"))])
@@ -149,13 +165,12 @@ def test_forget_names_everybody_who_loses_episodes_and_what_stays(cli: Cli, lk: 
     with lk.lease(lk.at("both"), "train run-1"):
         leased = cli(*args).err.splitlines()
     told = cli(*args).err.splitlines()
-    named = "snapshot both loses 1 of 2 episodes; the other 1 stay readable"
-    assert leased[:-1] == [
-        named,
-        "train run-1 is running and loses 1 of 2 episodes: it may stop with an error, and cannot be resumed",
-    ]
+    named, running = leased[:-1]
     job = f"train {ids.to_text(interrupted.job_id)}"
-    assert told[:-1] == [named, f"{job} is not finished and loses 1 of 2 episodes: it cannot be resumed"]
+    for line, name in ((named, "snapshot both"), (running, "train run-1"), (told[1], job)):
+        assert line.startswith(f"{name} ")
+        assert "loses 1 of 2 episodes" in wording(line, JOB=job)
+    assert told[:-1] == [named, told[1]]
     assert told[-1].startswith("trajlake: ")
     erased = cli(*args, "--yes")
     assert (erased.code, erased.err.splitlines()) == (0, told[:-1])
@@ -176,22 +191,22 @@ def test_what_was_forgotten_is_told_wherever_the_snapshot_is_named(cli: Cli, lk:
     assert cli("sql", "SELECT 1", *args).err == ""
 
 
-def test_forget_by_a_condition_reaches_what_is_retracted(cli: Cli, lk: Lake) -> None:
+def test_forget_by_a_condition_reaches_what_is_retracted(cli: Cli, lk: Lake, wording: Wording) -> None:
     args = ("--where", "task_id = 'a'", "--lake", lk.uri)
     assert cli("retract", *args).out == "1 episode retracted (already retracted: 0)\n"
     again = cli("retract", *args)
-    assert (again.code, again.out) == (0, "0 episodes retracted: no visible one meets the condition\n")
+    assert again.code == 0
+    assert wording(again.out).startswith("0 episodes retracted")
     assert cli("forget", *args, "--yes").out.startswith("1 episode erased; rows: episodes 1, steps 2")
-    assert cli("forget", *args, "--yes").out == "0 episodes erased: none meets the condition\n"
+    assert wording(cli("forget", *args, "--yes").out).startswith("0 episodes erased")
     assert tasks(lk) == ["b"]
 
 
-def test_forget_says_what_it_could_not_look_into(cli: Cli, lk: Lake) -> None:
+def test_forget_says_what_it_could_not_look_into(cli: Cli, lk: Lake, wording: Wording) -> None:
     (Path(lk.uri) / "steps" / "half.parquet").write_bytes(b"half")
     done = cli("forget", shown(lk, "a"), "--yes", "--lake", lk.uri)
     assert done.code == 0
-    assert "1 half-written files of killed or running writers" in done.err
-    assert "steps/half.parquet; run this again" in done.err
+    assert "steps/half.parquet; run this again" in wording(done.err)
 
 
 # ---------------------------------------------------------------- snapshots, --as-of and diff
@@ -250,8 +265,6 @@ def test_diff_summarises_and_shows_rows(cli: Cli, lk: Lake) -> None:
     assert {(row["before"], row["after"]) for row in flips} == {(1.0, -1.0)}
     assert {row["episode_id"] for row in flips} == {shown(lk, "b")}
     assert len(rows(cli(*args, "--show", "scores").out)) == 4
-    backwards = cli("diff", "kept", "2", "--lake", lk.uri, "--format", "json")
-    assert {row["rows"] for row in rows(backwards.out)} <= {0, 4}
 
 
 def newest(lk: Lake) -> int:
@@ -294,12 +307,14 @@ def newest(lk: Lake) -> int:
         (["sql", "SELECT 1", "--as-of", "no thing"], 2, "cannot name a snapshot"),
     ],
 )
-def test_a_fault_is_one_line_and_changes_no_episode(cli: Cli, lk: Lake, args: list[str], code: int, says: str) -> None:
-    before = lk.snapshot().versions
-    done = cli(*args, "--lake", lk.uri)
+def test_a_fault_is_one_line_and_changes_no_episode(
+    cli: Cli, unwritten: Lake, args: list[str], code: int, says: str
+) -> None:
+    before = unwritten.snapshot().versions
+    done = cli(*args, "--lake", unwritten.uri)
     assert says in done.fault
     assert done.code == code
-    after = lk.snapshot().versions
+    after = unwritten.snapshot().versions
     assert {name for name in TABLES if before[name] != after[name]} <= {"jobs"}
 
 

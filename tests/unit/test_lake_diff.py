@@ -7,7 +7,7 @@ import pytest
 
 from lake import Lake, Snapshot
 from lake.read.history import Difference
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import advantages, scores
 
@@ -15,9 +15,11 @@ from testkit.full_lake import advantages, scores
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     """Two episodes of two steps."""
-    made = empty_lake(tmp_path / "lake")
-    made.append([episode("a", env_return=1.0), episode("b")], run_id="run")
-    return made
+
+    def make(template: Path) -> None:
+        empty_lake(template).append([episode("a", env_return=1.0), episode("b")], run_id="run")
+
+    return copied("two episodes of two steps", make, tmp_path / "lake")
 
 
 def steps(lk: Lake) -> pl.DataFrame:

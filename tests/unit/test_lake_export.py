@@ -24,6 +24,7 @@ from lake.export.target import Choices
 from lake.formats import choose
 from lake.records import ScoreRecord, SpanRecord, TokensRecord, identify
 from testkit.copies import copied, empty_lake
+from testkit.examples import mostly_slow
 from testkit.round_trips import there_and_back
 
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
@@ -66,15 +67,26 @@ def rollout(task: str = "door", index: int = 0, reward: float | None = 1.0, last
     )
 
 
-@pytest.fixture
-def lk(tmp_path: Path) -> Lake:
+def two_groups(folder: Path) -> Lake:
     """Two groups: one of which the returns differ in, one of which they do not."""
 
     def make(template: Path) -> None:
         records = [rollout(), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout("other", 1)]
         empty_lake(template).append(records, run_id="a")
 
-    return copied("two groups to export", make, tmp_path / "lake")
+    return copied("two groups to export", make, folder)
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two groups, which nothing here writes to."""
+    return two_groups(tmp_path_factory.mktemp("shared") / "lake")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Lake:
+    """Two groups, for a test that writes to them."""
+    return two_groups(tmp_path / "lake")
 
 
 def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[str, Any]], Manifest]:
@@ -94,20 +106,20 @@ def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[st
 # ---------------------------------------------------------------- formats
 
 
-def test_our_own_lines_are_ingested_as_the_same_rows(lk: Lake, tmp_path: Path) -> None:
-    exported(lk, tmp_path / "out.jsonl", "jsonl")
+def test_our_own_lines_are_ingested_as_the_same_rows(own: Lake, tmp_path: Path) -> None:
+    exported(own, tmp_path / "out.jsonl", "jsonl")
     other = empty_lake(tmp_path / "other")
     report = other.ingest(tmp_path / "out.jsonl")
     assert (report.new, report.scores, report.rejected) == (4, 8, 0)
     for name in ("episodes", "steps", "tokens", "spans"):
         elsewhere = ["write_id", *(["source_uri"] if name == "episodes" else [])]
-        before, after = (one.scan(name).drop(elsewhere).collect() for one in (lk, other))
+        before, after = (one.scan(name).drop(elsewhere).collect() for one in (own, other))
         keys = [column for column in ("episode_id", "step_index", "span_id") if column in before.columns]
         assert before.sort(keys).equals(after.sort(keys)), name
     columns = ["episode_id", "step_index", "scorer", "value", "reason", "scorer_version"]
-    both = [one.sql("FROM current_scores").select(columns).sort(columns[:2], nulls_last=False) for one in (lk, other)]
+    both = [one.sql("FROM current_scores").select(columns).sort(columns[:2], nulls_last=False) for one in (own, other)]
     assert both[0].equals(both[1])
-    assert lk.ingest(tmp_path / "out.jsonl").present == 4, "and the lake it came from knows them"
+    assert own.ingest(tmp_path / "out.jsonl").present == 4, "and the lake it came from knows them"
 
 
 def test_a_rewritten_history_is_a_chat_of_its_own(tmp_path: Path) -> None:
@@ -182,12 +194,12 @@ def test_each_episode_stands_in_one_pair_and_ties_in_none(tmp_path: Path) -> Non
     assert len({row[side] for row in rows for side in ("chosen_id", "rejected_id")}) == 4
 
 
-def test_decisions_in_one_anchor_state_are_compared_by_step_advantage(lk: Lake, tmp_path: Path) -> None:
+def test_decisions_in_one_anchor_state_are_compared_by_step_advantage(own: Lake, tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match="no advantages"):
-        exported(lk, tmp_path / "none", "preference", choices=Choices(pairs="anchors"))
-    run = CliRunner().invoke(trajlake, ["credit", "gigpo", "--lake", lk.uri, "--set", "step_source=terminal_score"])
+        exported(own, tmp_path / "none", "preference", choices=Choices(pairs="anchors"))
+    run = CliRunner().invoke(trajlake, ["credit", "gigpo", "--lake", own.uri, "--set", "step_source=terminal_score"])
     assert run.exit_code == 0, run.output
-    rows, manifest = exported(lk, tmp_path / "out", "preference", choices=Choices(pairs="anchors"))
+    rows, manifest = exported(own, tmp_path / "out", "preference", choices=Choices(pairs="anchors"))
     (row,) = rows
     assert [message["content"] for message in row["prompt"]] == ["Be brief.", "Open the door.", "I look.", "a door"]
     assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("Done.", "No.")
@@ -204,7 +216,9 @@ def test_a_label_says_whether_the_score_is_above_the_border(lk: Lake, tmp_path: 
     assert [row["label"] for row in rows] == [False] * 4
 
 
-@pytest.mark.parametrize("name", [name for name in TARGETS if f"{name}-parquet" in TARGETS])
+@pytest.mark.parametrize(
+    "name", mostly_slow([name for name in TARGETS if f"{name}-parquet" in TARGETS], "messages", "preference")
+)
 def test_a_parquet_file_has_the_rows_of_the_lines(lk: Lake, tmp_path: Path, name: str) -> None:
     lines, _ = exported(lk, tmp_path / "lines", name)
     rows, _ = exported(lk, tmp_path / "rows", f"{name}-parquet")
@@ -248,7 +262,9 @@ def test_arguments_are_objects_in_every_line_also_those_that_are_no_json(tmp_pat
 NAMED = ("score", "reward", "input", "step", "prompt", "advantage", "human", "scores", "prompt_score", "task_id")
 
 
-@pytest.mark.parametrize("name", ["verl-rollouts", "trl-completions", "messages"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["verl-rollouts", "trl-completions", "messages"], "trl-completions", "messages")
+)
 def test_scorers_that_are_called_like_columns_come_back_and_never_become_the_return(name: str, tmp_path: Path) -> None:
     made = empty_lake(tmp_path / "lake")
     scores = [ScoreRecord(scorer=one, value=0.25 + index) for index, one in enumerate(NAMED)]
@@ -276,7 +292,12 @@ def test_a_scorer_called_reward_is_told_where_the_return_has_its_name(tmp_path: 
     assert manifest.left_out["scores called `reward` among a trial's rewards, where it is the return"] == 1
 
 
-@pytest.mark.parametrize("name", ["prompt-completion", "preference", "unpaired", "preference-parquet"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        ["prompt-completion", "preference", "unpaired", "preference-parquet"], "prompt-completion", "preference"
+    ),
+)
 def test_rows_for_trainers_are_read_as_the_episodes_that_they_are_of(lk: Lake, tmp_path: Path, name: str) -> None:
     after, _ = there_and_back(lk, tmp_path, name, where="task_id = 'door'")
     names = {(one.run_id, one.task_id, one.rollout_index, one.agent_id) for one in after.values()}
@@ -343,7 +364,10 @@ def test_what_is_left_out_has_names(tmp_path: Path) -> None:
     assert ": 2 files of 1 episode (2 steps) as atif" in CliRunner().invoke(trajlake, command).stdout
 
 
-@pytest.mark.parametrize("name", [name for name, found in TARGETS.items() if found.container != "tree"])
+FILES = [name for name, found in TARGETS.items() if found.container != "tree"]
+
+
+@pytest.mark.parametrize("name", mostly_slow(FILES, "jsonl", "messages-parquet", "eval-protocol-db"))
 def test_the_same_export_is_the_same_bytes_whatever_the_files_of_the_lake(lk: Lake, tmp_path: Path, name: str) -> None:
     def make(template: Path) -> None:
         made = empty_lake(template)
@@ -358,12 +382,12 @@ def test_the_same_export_is_the_same_bytes_whatever_the_files_of_the_lake(lk: La
         assert Path(tmp_path, "one", file).read_bytes() == Path(tmp_path, "two", file).read_bytes()
 
 
-def test_what_is_retracted_or_forgotten_is_never_exported(lk: Lake, tmp_path: Path) -> None:
-    first, second = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'door' ORDER BY 1")["episode_id"]
-    lk.retract([first])
-    assert exported(lk, tmp_path / "pairs", "preference")[0] == [], "nor is it a sibling of another one"
-    lk.forget([second])
-    rows, manifest = exported(lk, tmp_path / "out.jsonl", "jsonl")
+def test_what_is_retracted_or_forgotten_is_never_exported(own: Lake, tmp_path: Path) -> None:
+    first, second = own.sql("SELECT episode_id FROM episodes WHERE task_id = 'door' ORDER BY 1")["episode_id"]
+    own.retract([first])
+    assert exported(own, tmp_path / "pairs", "preference")[0] == [], "nor is it a sibling of another one"
+    own.forget([second])
+    rows, manifest = exported(own, tmp_path / "out.jsonl", "jsonl")
     assert {row["task_id"] for row in rows} == {"other"}
     assert manifest.episodes == 2
 
@@ -377,9 +401,9 @@ def test_shards_hold_whole_groups_and_are_one_export_together(lk: Lake, tmp_path
 
 
 def test_an_export_that_was_stopped_goes_on_where_it_was(
-    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exported(lk, tmp_path / "whole", "jsonl", shard_episodes=1)
+    exported(own, tmp_path / "whole", "jsonl", shard_episodes=1)
     write = export_files.write_lines
     written: list[Path] = []
 
@@ -392,12 +416,12 @@ def test_an_export_that_was_stopped_goes_on_where_it_was(
     request = Request(target("jsonl"), tmp_path / "out", shard_episodes=1)
     monkeypatch.setattr(export_files, "write_lines", once)
     with pytest.raises(KeyboardInterrupt):
-        export(lk, request)
+        export(own, request)
     assert sorted(path.name for path in request.out.iterdir()) == ["00000.jsonl", STATE]
     first = Path(request.out, "00000.jsonl").stat().st_mtime_ns
-    lk.append([rollout("later")], run_id="a")
+    own.append([rollout("later")], run_id="a")
     monkeypatch.setattr(export_files, "write_lines", write)
-    export(lk, request)
+    export(own, request)
     assert Path(request.out, "00000.jsonl").stat().st_mtime_ns == first, "it was there"
     for file in ("00000.jsonl", "00001.jsonl"):
         assert Path(request.out, file).read_bytes() == Path(tmp_path, "whole", file).read_bytes()
@@ -405,7 +429,7 @@ def test_an_export_that_was_stopped_goes_on_where_it_was(
 
 
 def test_what_is_retracted_while_an_export_is_stopped_is_not_in_it(
-    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(path: Path, rows: Any) -> int:
         raise KeyboardInterrupt
@@ -414,9 +438,9 @@ def test_what_is_retracted_while_an_export_is_stopped_is_not_in_it(
     with monkeypatch.context() as patch:
         patch.setattr(export_files, "write_lines", never)
         with pytest.raises(KeyboardInterrupt):
-            export(lk, request)
-    lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'door'")["episode_id"])
-    rows, _ = exported(lk, tmp_path / "out", "jsonl", shard_episodes=1)
+            export(own, request)
+    own.retract(own.sql("SELECT episode_id FROM episodes WHERE task_id = 'door'")["episode_id"])
+    rows, _ = exported(own, tmp_path / "out", "jsonl", shard_episodes=1)
     assert {row["task_id"] for row in rows} == {"other"}
 
 
@@ -475,10 +499,10 @@ def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path
 # ---------------------------------------------------------------- formats of others
 
 
-def test_a_trial_of_harbor_holds_the_chat_the_tokens_the_rewards_and_the_advantages(lk: Lake, tmp_path: Path) -> None:
-    run = CliRunner().invoke(trajlake, ["credit", "rloo", "--lake", lk.uri])
+def test_a_trial_of_harbor_holds_the_chat_the_tokens_the_rewards_and_the_advantages(own: Lake, tmp_path: Path) -> None:
+    run = CliRunner().invoke(trajlake, ["credit", "rloo", "--lake", own.uri])
     assert run.exit_code == 0, run.output
-    manifest = export(lk, Request(target("atif"), tmp_path / "out", where="task_id = 'door' AND rollout_index = 0"))
+    manifest = export(own, Request(target("atif"), tmp_path / "out", where="task_id = 'door' AND rollout_index = 0"))
     assert manifest.left_out == {"spans": 1}
     (path,) = (tmp_path / "out").glob("a/door__*/agent/trajectory.json")
     document = json.loads(path.read_text("utf-8"))
@@ -563,15 +587,15 @@ def test_what_is_not_learned_from_has_no_weight(tmp_path: Path) -> None:
 
 
 def test_scores_of_elsewhere_leave_with_our_lines_also_where_a_scorer_of_their_name_has_run(
-    lk: Lake, tmp_path: Path
+    own: Lake, tmp_path: Path
 ) -> None:
     job = tmp_path / "judge.py"
     code = "@reward_function\ndef judge(messages, **kwargs):\n    return 0.75\n"
     job.write_text(f"from pipelines.score import reward_function\n\n\n{code}")
-    done = CliRunner().invoke(trajlake, ["score", f"{job}:judge", "--lake", lk.uri])
+    done = CliRunner().invoke(trajlake, ["score", f"{job}:judge", "--lake", own.uri])
     assert done.exit_code == 0, done.output
-    assert set(lk.sql("SELECT value FROM current_scores WHERE step_index IS NULL")["value"]) == {0.75}
-    rows, manifest = exported(lk, tmp_path / "out", "jsonl")
+    assert set(own.sql("SELECT value FROM current_scores WHERE step_index IS NULL")["value"]) == {0.75}
+    rows, manifest = exported(own, tmp_path / "out", "jsonl")
     values = {score["value"] for row in rows for score in row["scores"] if "step_index" not in score}
     assert values == {0.25}
     assert manifest.left_out == {"scores of functions": 4}
@@ -585,7 +609,7 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
     lk.append([rollout(f"t{n}", index) for n in range(3) for index in range(2)], run_id="r")
     folders = {name: tmp_path / name for name in ("here", "there")}
     for name, folder in folders.items():
-        executor = LocalExecutor(2, processes=True) if name == "there" else None
+        executor = LocalExecutor(1, processes=True) if name == "there" else None
         export(lk, Request(target("messages"), folder, shard_episodes=2), executor=executor)
     here, there = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders.values())
     assert len(here) == 4, "three shards and their manifest"

@@ -21,12 +21,14 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import lake
 from lake import EpisodeRecord, Lake, StepRecord
-from lake.errors import FormatError
+from lake.cli import trajlake
+from lake.errors import FormatError, UsageError
 from lake.execution.executor import Executor
 from lake.execution.local import LocalExecutor
 from lake.formats import FORMATS, Format, jsonl
@@ -39,10 +41,12 @@ from lake.write.plan import Report
 from lake.write.runs import COMPARED
 from testkit.away import Away
 from testkit.clocks import open_with_clock, set_clock
-from testkit.commands import Command, trajlake
+from testkit.commands import Command
 from testkit.copies import empty_lake
 from testkit.episodes import FACTS, assert_same, assert_whole, contents, episode, line, write_lines
+from testkit.examples import examples
 from testkit.processes import environment, kill_when
+from testkit.wording import Wording
 
 Lines = list[list[bytes]]
 """Of each file."""
@@ -73,7 +77,7 @@ POOL = [
 ]
 FILES = st.lists(st.lists(st.sampled_from(POOL), max_size=8), min_size=1, max_size=3)
 QUICK = settings(
-    max_examples=max(6, settings().max_examples // 8),
+    max_examples=examples(8),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -122,7 +126,7 @@ def small_parts(patch: pytest.MonkeyPatch, size: int) -> None:
 @given(
     before=st.lists(st.sampled_from(POOL), max_size=6),
     files=FILES,
-    size=st.integers(200, 3000),
+    size=st.integers(400, 3000),
     batch=st.integers(2, 9),
     here=st.booleans(),
     whole=st.booleans(),
@@ -240,7 +244,7 @@ def test_an_index_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @QUICK
-@given(files=FILES, other=FILES, size=st.integers(200, 2000), when=st.integers(0, 3))
+@given(files=FILES, other=FILES, size=st.integers(400, 2000), when=st.integers(0, 3))
 def test_another_ingest_at_the_same_time_changes_nothing_but_who_was_first(
     files: Lines, other: Lines, size: int, when: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -399,11 +403,13 @@ def test_a_file_that_a_worker_does_not_have_is_named_with_its_machine(tmp_path: 
 
 
 @pytest.mark.parametrize("option", ["--watch", "--dry-run", "--query"])
-def test_what_runs_in_one_process_is_refused(tmp_path: Path, option: str) -> None:
+def test_what_runs_in_one_process_is_refused(tmp_path: Path, option: str, wording: Wording) -> None:
     path = write_lines(tmp_path / "f.jsonl", [episode()])
-    done = trajlake("ingest", path, "--lake", tmp_path / "lake", option, "--workers", "2")
-    assert done.returncode == 2
-    assert f"{option} runs in one process; leave --executor and --workers out" in done.stderr
+    words = ["ingest", str(path), "--lake", str(tmp_path / "lake"), option, "--workers", "2"]
+    done = CliRunner().invoke(trajlake, words)
+    assert isinstance(done.exception, UsageError)
+    assert option in wording(done.exception)
+    assert not (tmp_path / "lake").exists()
 
 
 # ---------------------------------------------------------------- 6. real processes
@@ -411,8 +417,8 @@ def test_what_runs_in_one_process_is_refused(tmp_path: Path, option: str) -> Non
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Files of ten parts."""
-    files = [[line(episode(f"t{n}", i)) for i in range(3)] for n in range(9)]
+    """Files of seven parts."""
+    files = [[line(episode(f"t{n}", i)) for i in range(3)] for n in range(6)]
     return write_files(tmp_path / "source", [*files, POOL])
 
 

@@ -33,6 +33,8 @@ from lake.write.scores import add_scores
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.episodes import episode, write_lines
+from testkit.examples import examples
+from testkit.wording import Wording
 
 Row = dict[str, Any]
 TASKS = ("007", "a", "b", "c")
@@ -51,6 +53,12 @@ def with_episodes(folder: Path) -> Lake:
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
     return with_episodes(tmp_path / "lake")
+
+
+@pytest.fixture(scope="module")
+def unwritten(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """For what is refused before anything is written."""
+    return with_episodes(tmp_path_factory.mktemp("shared") / "lake")
 
 
 @pytest.fixture
@@ -128,11 +136,11 @@ ROWS = st.lists(
     st.tuples(st.sampled_from(TASKS), st.integers(0, 1), st.sampled_from([None, 0, 1]), st.sampled_from(["x", "y"])),
     unique=True,
     min_size=1,
-    max_size=12,
+    max_size=8,
 )
 
 
-@settings(max_examples=max(8, settings().max_examples // 8))
+@settings(max_examples=examples(10))
 @given(data=st.data(), keys=ROWS)
 def test_scores_of_any_split_into_imports_end_the_same(
     data: st.DataObject, keys: list[Any], tmp_path_factory: pytest.TempPathFactory
@@ -168,7 +176,7 @@ def test_an_episode_is_named_by_its_id_as_people_see_it_or_as_an_integer(lk: Lak
     assert outcome(import_file(lk, path, name="human")) == (1, 1, 0, 0)
 
 
-def test_what_names_no_episode_or_several_is_reported_and_kept(lk: Lake) -> None:
+def test_what_names_no_episode_or_several_is_reported_and_kept(lk: Lake, wording: Wording) -> None:
     rows = [
         {"task_id": "a", "rollout_index": 0, "episode_id": None, "step_index": None, "value": 1.0},
         {"task_id": "z", "rollout_index": 0, "episode_id": None, "step_index": None, "value": 1.0},
@@ -180,21 +188,21 @@ def test_what_names_no_episode_or_several_is_reported_and_kept(lk: Lake) -> None
     ]
     report = add(lk, *rows)
     assert outcome(report) == (2, 0, 5, 0)
-    assert report.examples[0] == (
+    example = wording(report.examples[0])
+    assert example.startswith(
         'row 1 ({"task_id":"z","rollout_index":0,"episode_id":null,"step_index":null,"value":1.0}): '
-        "no episode of the lake has this key"
     )
     rejects = lk.sql("SELECT position, reason, message FROM rejects ORDER BY position").rows()
     assert [(position, reason) for position, reason, _ in rejects] == [(n, "unmatched") for n in (1, 2, 3, 5, 6)]
-    assert rejects[3][2] == "its episode has 3 steps, counted from 0"
+    assert "3 steps" in wording(rejects[3][2])
     add(lk, *rows)
     assert lk.sql("SELECT count(*) FROM rejects").item() == 5, "the same again is not told again"
 
 
-def test_a_key_that_fits_several_is_told_to_be_too_short(lk: Lake) -> None:
+def test_a_key_that_fits_several_is_told_to_be_too_short(lk: Lake, wording: Wording) -> None:
     report = add(lk, {"task_id": "a", "value": 1.0})
     assert outcome(report) == (0, 0, 1, 0)
-    assert "2 episodes of the lake have this key; add columns that tell them apart" in report.examples[0]
+    assert "2 episodes" in wording(report.examples[0])
     lk.append([episode("a", 0, seed=seed) for seed in (1, 2)], run_id="seeds")
     rows = [{"task_id": "a", "rollout_index": 0, "run_id": "seeds", "seed": seed, "value": seed} for seed in (1, 2)]
     assert outcome(add(lk, *rows)) == (2, 0, 0, 0)
@@ -222,61 +230,57 @@ def test_episodes_that_are_hidden_have_no_scores(lk: Lake) -> None:
 # ---------------------------------------------------------------- rows that say nothing, or too much
 
 
-def test_rows_that_contradict_one_another_are_refused_and_those_that_agree_are_one(lk: Lake) -> None:
+def test_rows_that_contradict_one_another_are_refused_and_those_that_agree_are_one(lk: Lake, wording: Wording) -> None:
     def row(task: str, value: float, step: int | None = None) -> Row:
         return {"task_id": task, "rollout_index": 0, "step_index": step, "value": value}
 
     report = add(lk, row("a", 1.0), row("a", 1.0), row("b", 1.0), row("b", 0.0), row("a", 0.5, step=1))
     assert outcome(report) == (2, 1, 0, 2)
     assert [(r[0], r[2]) for r in told(lk)] == [("a", 1), ("a", None)]
-    message = "other rows of this scorer say something else of the same episode or step"
-    assert lk.sql("SELECT DISTINCT reason, message FROM rejects").rows() == [("invalid", message)]
+    (reject,) = lk.sql("SELECT DISTINCT reason, message FROM rejects").rows()
+    assert reject[0] == "invalid"
+    wording(reject[1])
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"value": None}, "it has no value, no reason and no error"),
-        ({"value": float("inf")}, "its value is infinite"),
-        ({"value": 1.0, "scorer": " "}, "its scorer has no name, or one with @"),
-        ({"value": 1.0, "scorer": None}, "its scorer has no name, or one with @"),
-        ({"value": 1.0, "scorer": "me@home"}, "its scorer has no name, or one with @"),
-    ],
-)
-def test_a_row_that_says_nothing_is_invalid(lk: Lake, row: Row, says: str) -> None:
-    base = {"task_id": "a", "rollout_index": 0, "scorer": "human"}
-    report = add(lk, base | row, name=None)
-    assert outcome(report) == (0, 0, 0, 1)
-    assert report.examples[0].endswith(f": {says}")
+def test_a_row_that_says_nothing_is_invalid(lk: Lake, wording: Wording) -> None:
+    wrong: list[Row] = [
+        {"value": None},
+        {"value": float("inf")},
+        *({"value": 1.0, "scorer": name} for name in (" ", None, "me@home")),
+    ]
+    keys = [{"task_id": task, "rollout_index": index, "scorer": "human"} for task in TASKS for index in range(2)]
+    report = add(lk, *(key | row for key, row in zip(keys, wrong, strict=False)), name=None)
+    assert outcome(report) == (0, 0, 0, len(wrong))
+    messages = lk.sql("SELECT message FROM rejects ORDER BY position")["message"].to_list()
+    for row, message in zip(wrong, messages, strict=True):
+        assert ("scorer" if "scorer" in row else "value") in wording(message)
 
 
-@pytest.mark.parametrize(
-    ("column", "cell", "valid"),
-    [
-        ("value", "good", "a number, a truth value"),
-        ("value", "1_000", "a number, a truth value"),
-        ("value", [1], "a number, a truth value"),
-        ("value", {"score": 1}, "a number, a truth value"),
-        ("step_index", 0.5, "a whole number"),
-        ("step_index", "first", "a whole number"),
-        ("step_index", "1_0", "a whole number"),
-        ("step_index", True, "a whole number"),
-        ("rollout_index", 2**70, "a whole number"),
-        ("task_id", True, "a text"),
-        ("task_id", ["a"], "a text"),
-        ("reason", {"because": 1}, "a text"),
-    ],
-)
+WRONG_CELLS = [
+    *(("value", cell, "a number, a truth value") for cell in ("good", "1_000", [1], {"score": 1})),
+    *(("step_index", cell, "a whole number") for cell in (0.5, "first", "1_0", True)),
+    ("rollout_index", 2**70, "a whole number"),
+    *(("task_id", cell, "a text") for cell in (True, ["a"])),
+    ("reason", {"because": 1}, "a text"),
+]
+
+
 def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_the_other_rows_are_taken(
-    lk: Lake, tmp_path: Path, column: str, cell: Any, valid: str
+    lk: Lake, tmp_path: Path
 ) -> None:
     base: Row = {"task_id": "a", "rollout_index": 0, "value": 1.0}
+    wrong = [base | {"rollout_index": 1, column: cell} for column, cell, _ in WRONG_CELLS]
     path = tmp_path / "s.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in (base, base | {"rollout_index": 1, column: cell})) + "\n")
+    path.write_text("\n".join(json.dumps(row) for row in (base, *wrong)) + "\n")
     report = import_file(lk, path, name="human")
-    assert outcome(report) == (1, 0, 0, 1)
+    assert outcome(report) == (1, 0, 0, len(wrong))
+    rejects = lk.sql("SELECT position, message FROM rejects ORDER BY position").rows()
+    for number, (column, cell, valid) in enumerate(WRONG_CELLS):
+        position, message = rejects[number]
+        assert position == number + 2
+        assert message.startswith(f"`{column}` is {cell!r}; ")
+        assert f"valid: {valid}" in message
     assert report.examples[0].startswith("row 2 ")
-    assert report.examples[0].endswith(f": `{column}` is {cell!r}; valid: {valid}, or nothing")
     assert told(lk, "task_id, value") == [("a", 1.0)]
 
 
@@ -296,9 +300,9 @@ def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_the_other_
         ({"task_id": "a", "value": 1}, " ", "' ' is no name of a scorer"),
     ],
 )
-def test_columns_that_cannot_be_meant_are_refused(lk: Lake, row: Row, name: Any, says: str) -> None:
+def test_columns_that_cannot_be_meant_are_refused(unwritten: Lake, row: Row, name: Any, says: str) -> None:
     with pytest.raises(UsageError) as refused:
-        lk.add_scores(pl.DataFrame([row]), name=name)
+        unwritten.add_scores(pl.DataFrame([row]), name=name)
     assert says in str(refused.value)
 
 
@@ -388,25 +392,24 @@ def test_lines_that_cannot_be_read_are_told_and_the_others_taken(lk: Lake, tmp_p
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(
-    tmp_path: Path, cli: Cli, name: str, content: bytes | None, says: str
+    unwritten: Lake, tmp_path: Path, cli: Cli, name: str, content: bytes | None, says: str
 ) -> None:
-    with_episodes(tmp_path / "lake")
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    assert says in cli("score", "import", tmp_path / name, "--name", "x", "--lake", tmp_path / "lake").fault
+    assert says in cli("score", "import", tmp_path / name, "--name", "x", "--lake", unwritten.uri).fault
 
 
 @pytest.mark.parametrize("limit", [{"ROWS_LIMIT": 3}, {"BYTES_LIMIT": 40}])
 def test_a_file_that_unpacks_to_too_much_is_refused(
-    lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+    unwritten: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     rows = [{"task_id": "a", "rollout_index": n, "value": 1.0} for n in range(4)]
     monkeypatch.setattr(score_files, *limit.popitem())
     folder = tmp_path / "forms"
     folder.mkdir()
     for path in forms(folder, rows):
-        with pytest.raises(FormatError, match=r"forms/.* holds more than .*; split it into several files"):
-            import_file(lk, path, name="human")
+        with pytest.raises(FormatError, match=r"forms/.*; split it"):
+            import_file(unwritten, path, name="human")
 
 
 def test_text_that_cannot_be_stored_is_a_reject_and_the_others_are_taken(lk: Lake, tmp_path: Path) -> None:
@@ -414,9 +417,8 @@ def test_text_that_cannot_be_stored_is_a_reject_and_the_others_are_taken(lk: Lak
     (tmp_path / "s.json").write_text(f'[{{"task_id": "\\ud800", "value": 1}}, {good}]')
     report = checked(import_file(lk, tmp_path / "s.json", name="human"))
     assert outcome(report) == (1, 0, 0, 1)
-    assert report.examples[0].startswith(
-        'row 0 ({"task_id": "\\ud800", "value": 1}): it cannot be stored as UTF-8 JSON'
-    )
+    assert report.examples[0].startswith('row 0 ({"task_id": "\\ud800", "value": 1}): ')
+    assert "UTF-8" in report.examples[0]
 
 
 def test_a_row_that_is_not_taken_is_kept_as_it_was_written_however_deep_it_nests(lk: Lake, tmp_path: Path) -> None:
@@ -434,20 +436,20 @@ def test_rows_that_are_not_taken_are_written_some_at_a_time(lk: Lake, monkeypatc
     assert lk.sql("SELECT count(DISTINCT write_id) FROM rejects").item() == 3
 
 
-def test_several_files_are_refused(lk: Lake, tmp_path: Path) -> None:
+def test_several_files_are_refused(unwritten: Lake, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "s.csv").write_text("task_id,value\na,1\n")
     for name in (tmp_path / "in", f"{tmp_path}/in/*.csv"):
-        with pytest.raises(UsageError, match="stands for several files; give one file of scores"):
-            import_file(lk, name, name="human")
+        with pytest.raises(UsageError, match="give one file"):
+            import_file(unwritten, name, name="human")
     with pytest.raises(FormatError, match="no file matches"):
-        import_file(lk, f"{tmp_path}/*.csv", name="human")
+        import_file(unwritten, f"{tmp_path}/*.csv", name="human")
 
 
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command_says_what_became_of_the_rows(tmp_path: Path, cli: Cli) -> None:
+def test_the_command_says_what_became_of_the_rows(tmp_path: Path, cli: Cli, wording: Wording) -> None:
     uri = tmp_path / "lake"
     lk = with_episodes(uri)
     path = tmp_path / "labels.csv"
@@ -457,11 +459,10 @@ def test_the_command_says_what_became_of_the_rows(tmp_path: Path, cli: Cli) -> N
         0,
         f"{path}: 1 score of human (0 already present), 1 unmatched, 1 invalid, of 3 rows\n",
     )
-    assert done.err.splitlines() == [
-        '  row 1 ({"task_id":"b","rollout_index":"0","value":null}): it has no value, no reason and no error',
-        '  row 2 ({"task_id":"z","rollout_index":"0","value":"1"}): no episode of the lake has this key',
-        "they are in the table `rejects`",
-    ]
+    first, second, where = wording(done.err).splitlines()
+    assert first.startswith('  row 1 ({"task_id":"b","rollout_index":"0","value":null}): ')
+    assert second.startswith('  row 2 ({"task_id":"z","rollout_index":"0","value":"1"}): ')
+    assert "`rejects`" in where
     again = cli("score", "import", path, "--name", "human", "--lake", uri)
     assert again.out.startswith(f"{path}: 0 scores of human (1 already present)")
     assert told(lk, "task_id, value") == [("a", 1.0)]
@@ -487,12 +488,11 @@ def test_nothing_that_is_kept_names_a_folder_of_this_machine(tmp_path: Path, lk:
     ],
 )
 def test_a_command_that_cannot_be_meant_is_refused(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, args: list[str], says: str
+    unwritten: Lake, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, args: list[str], says: str
 ) -> None:
-    with_episodes(tmp_path / "lake")
     (tmp_path / "labels.csv").write_text("task_id,value\na,1\n")
     monkeypatch.chdir(tmp_path)
-    assert says in cli("score", *args, "--lake", "lake").fault
+    assert says in cli("score", *args, "--lake", unwritten.uri).fault
 
 
 def test_import_has_a_help_of_its_own(cli: Cli) -> None:

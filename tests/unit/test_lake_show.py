@@ -25,6 +25,7 @@ from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.lakes import add_credit, build_lake, rollout, siblings
 from testkit.score_lakes import InProcess
+from testkit.wording import Wording
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31mred\r\n\u202egnp.exe\x00\ud7ff"
 
@@ -114,20 +115,21 @@ def test_another_series_can_be_chosen(lk: Lake) -> None:
     gathered = [show.gather(lk.snapshot(), wanted, ids.to_text(one)) for one in series]
     assert [told["credit"]["series_id"] for told in gathered] == series
     assert gathered[0]["steps"][0]["return_to_go"] != gathered[1]["steps"][0]["return_to_go"]
-    with pytest.raises(UsageError, match="--credit 'grpo' names no estimator, series or job with advantages"):
+    with pytest.raises(UsageError, match="--credit 'grpo' names no"):
         show.gather(lk.snapshot(), wanted, "grpo")
 
 
-def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path) -> None:
+def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path, wording: Wording) -> None:
     lk = empty_lake(tmp_path / "lake")
     with lk.job(kind="collect", run_id="run") as job:
         job.record([*siblings("maze", [1.0, 0.0, 0.0]), *siblings("tower", [1.0, 0.0])])
     mazes = [episode_of(lk, "maze", index) for index in range(3)]
 
     def told(episode_id: int) -> str | None:
-        said: str | None = show.gather(lk.snapshot(), episode_id)["credit"]["outdated"]
-        assert said == outdated(lk.snapshot(), find_credit(lk.snapshot()), group_id=group_of(lk, episode_id))
-        assert said is None or said in text_of(lk, episode_id)
+        snapshot = lk.snapshot()
+        gathered = show.gather(snapshot, episode_id)
+        said: str | None = gathered["credit"]["outdated"]
+        assert said is None or said in "\n".join(line for _, line in show.lines(gathered))
         return said
 
     def changed() -> list[tuple[int, ...]]:
@@ -138,9 +140,12 @@ def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path) -> Non
     assert changed() == []
     lk.retract([mazes[2]])
     assert changed() == [(group_of(lk, mazes[0]), 1, 0, 0)]
-    assert "1 group lost episodes; run the same `trajlake credit gigpo ...` again" in str(told(mazes[0]))
+    message = wording(told(mazes[0]))
+    assert "1 group lost episodes" in message
+    assert "`trajlake credit gigpo ...` again" in message
+    assert outdated(lk.snapshot(), find_credit(lk.snapshot()), group_id=group_of(lk, mazes[0])) == message
     assert told(episode_of(lk, "tower")) is None, "another group's business"
-    assert outdated(lk.snapshot(), find_credit(lk.snapshot())) == told(mazes[0])
+    assert outdated(lk.snapshot(), find_credit(lk.snapshot())) == message
     add_credit(lk)
     assert told(mazes[0]) is None
     with lk.job(kind="collect", run_id="run") as job:
@@ -156,7 +161,7 @@ def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path) -> Non
     assert changed_groups(lk.snapshot(), named).is_empty(), "that job was asked for"
 
 
-def test_advantages_of_an_earlier_version_of_a_score_are_told(tmp_path: Path) -> None:
+def test_advantages_of_an_earlier_version_of_a_score_are_told(tmp_path: Path, wording: Wording) -> None:
     lk = empty_lake(tmp_path / "lake")
     lk.append(siblings("maze", [1.0, 0.0, 0.0]), run_id="run")
     for version in ("1", "2"):
@@ -165,8 +170,9 @@ def test_advantages_of_an_earlier_version_of_a_score_are_told(tmp_path: Path) ->
         if version == "1":
             run_credit(lk, GRPO(), score="judge")
             assert outdated(lk.snapshot(), find_credit(lk.snapshot())) is None
-    told = str(outdated(lk.snapshot(), find_credit(lk.snapshot())))
-    assert "judge is at version 2 (they read 1); run the same `trajlake credit grpo ...` again" in told
+    told = wording(outdated(lk.snapshot(), find_credit(lk.snapshot())))
+    assert "judge is at version 2" in told
+    assert "`trajlake credit grpo ...` again" in told
     run_credit(lk, GRPO(), score="judge@1")
     assert outdated(lk.snapshot(), find_credit(lk.snapshot())) is None, "that version was asked for"
 
@@ -309,7 +315,8 @@ def test_names_that_mean_several_episodes_say_what_to_add(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match=r"task t, rollout 1 means 2 episodes .*; add --run$"):
         find_named(lk.snapshot(), task="t", rollout=1, run=None)
     found = find_named(lk.snapshot(), task="t", rollout=1, run="b")
-    assert lk.sql("SELECT episode_id FROM episodes WHERE run_id = 'b' AND rollout_index = 1").item() == found
+    named = lk.sql("SELECT run_id, rollout_index, episode_id FROM episodes").filter(run_id="b", rollout_index=1)
+    assert named["episode_id"].item() == found
 
 
 @pytest.mark.parametrize("text", ["", "u", "8", "z", "0" * 14, "a b", "'; DROP"])
@@ -318,11 +325,10 @@ def test_what_is_no_id_is_misuse(lk: Lake, text: str) -> None:
         show.find(lk.snapshot(), text)
 
 
-def test_an_unknown_id_says_where_the_known_ones_are(lk: Lake) -> None:
-    with pytest.raises(
-        UsageError, match="no episode begins with '0000000000000'; --task and --rollout name one too, and `trajlake sql"
-    ):
+def test_an_unknown_id_says_where_the_known_ones_are(lk: Lake, wording: Wording) -> None:
+    with pytest.raises(UsageError, match=r"'0000000000000'; .*--task.*`trajlake sql") as unknown:
         show.find(lk.snapshot(), "0" * 13)
+    wording(unknown.value)
 
 
 def test_an_episode_that_a_retry_replaced_says_so(tmp_path: Path) -> None:
@@ -363,6 +369,6 @@ def test_an_older_state_shows_what_is_gone_since(tmp_path: Path) -> None:
     for naming in ([ids.to_text(wanted)], ["--task", "t"], ["--task", "t", "--rollout", "0"]):
         with pytest.raises(UsageError, match=rf"episode {ids.to_text(wanted)} is retracted \(wrong\)"):
             run(lk, *naming)
-    with pytest.raises(DataRefusedError, match=r"all episodes of the lake are retracted \(1\)"):
+    with pytest.raises(DataRefusedError, match=r"retracted \(1\)"):
         select_where(lk.snapshot(), ["episode_id"], None)
     assert "task t" in run(lk, ids.to_text(wanted), "--as-of", "before")
