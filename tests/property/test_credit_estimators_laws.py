@@ -21,12 +21,15 @@ from testkit.estimator_strategies import (
     wide_frame,
     wide_rows,
 )
+from testkit.examples import mostly_slow
 
 Rows = list[dict[str, Any]]
 KEYS = ["group_id", "episode_id", "step_index"]
 PLAIN = {"batch_key": "all"}
 COMPONENTS = {"components": {"a": 1.0, "b": 0.5}}
-law = settings(deadline=None, max_examples=5)
+OF_EACH_KIND = ("gae", "gdpo", "gigpo_loo", "grpo", "hgpo")
+"""Of steps, of batches, with anchors, of episodes, with anchors of several steps."""
+law = settings(deadline=None, max_examples=4)
 
 
 def made(name: str, **options: Any) -> Estimator:
@@ -277,7 +280,7 @@ def test_an_unscored_episode_has_no_advantage_and_is_no_sibling(name: str, rows:
         assert_frame_equal(kept, advantages(rest, estimator), abs_tol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, *OF_EACH_KIND))
 @law
 @given(data=st.data())
 def test_masking_hides_and_excluding_removes_truncated_episodes(name: str, data: st.DataObject) -> None:
@@ -296,7 +299,7 @@ def test_masking_hides_and_excluding_removes_truncated_episodes(name: str, data:
         assert_frame_equal(excluded.filter(~has(Flag.EXCLUDED)), advantages(rest, estimator), abs_tol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, *OF_EACH_KIND))
 @law
 @given(data=st.data())
 def test_every_active_step_gets_a_row_and_every_null_its_reason(name: str, data: st.DataObject) -> None:

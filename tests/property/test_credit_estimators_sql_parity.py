@@ -1,5 +1,6 @@
 """The SQL twins agree with the estimators: advantages to 1e-9, sizes and flags exactly. GiGPO's: test_credit_parity."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import duckdb
@@ -18,8 +19,14 @@ from testkit.estimator_strategies import estimators, wide_frame, wide_rows
 NUMBERS = ["return_to_go", "a_episode", "a_step", "advantage"]
 
 
-def assert_twin(steps: pl.DataFrame, estimator: Estimator) -> None:
-    connection = duckdb.connect()
+@pytest.fixture(scope="module")
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as opened:
+        opened.execute("SET threads = 1")
+        yield opened
+
+
+def assert_twin(connection: duckdb.DuckDBPyConnection, steps: pl.DataFrame, estimator: Estimator) -> None:
     connection.register("some_steps", steps.to_arrow())
     found = estimator_relation(connection, estimator, "some_steps").pl()
     wanted = estimator.advantages(steps.lazy()).collect()
@@ -29,17 +36,17 @@ def assert_twin(steps: pl.DataFrame, estimator: Estimator) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TWINS if name != "gigpo"])
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(data=st.data())
-def test_sql_twin(name: str, data: st.DataObject) -> None:
+def test_sql_twin(connection: duckdb.DuckDBPyConnection, name: str, data: st.DataObject) -> None:
     rows: list[dict[str, Any]] = data.draw(wide_rows(positive=name == "maxrl"))
-    assert_twin(wide_frame(rows), data.draw(estimators(name)))
+    assert_twin(connection, wide_frame(rows), data.draw(estimators(name)))
 
 
 @pytest.mark.parametrize("name", TWINS)
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=3)
 @given(data=st.data())
-def test_a_null_key_is_refused_by_both(name: str, data: st.DataObject) -> None:
+def test_a_null_key_is_refused_by_both(connection: duckdb.DuckDBPyConnection, name: str, data: st.DataObject) -> None:
     """A row without its key is no row to leave out: its siblings would be credited as if it had never been."""
     rows: list[dict[str, Any]] = data.draw(wide_rows(positive=name == "maxrl"))
     places = st.tuples(st.integers(0, len(rows) - 1), st.sampled_from(KEYS))
@@ -48,7 +55,6 @@ def test_a_null_key_is_refused_by_both(name: str, data: st.DataObject) -> None:
     estimator = data.draw(estimators(name))
     with pytest.raises(ContractError, match=r"steps: (\w+) is NULL in \d+ rows"):
         estimator.advantages(wide_frame(rows).lazy()).collect()
-    connection = duckdb.connect()
     connection.register("some_steps", wide_frame(rows).to_arrow())
     with pytest.raises(duckdb.Error, match="steps: "):
         estimator_relation(connection, estimator, "some_steps").fetchall()

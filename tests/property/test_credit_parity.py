@@ -1,5 +1,6 @@
 """The estimator, its lazy and eager runs, its SQL twin and the slow oracle agree on everything."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ from testkit.gigpo_oracle import exact_keys, gigpo, similar_keys
 
 NUMBERS = ["return_to_go", "a_episode", "a_step", "advantage"]
 EXACT = ["episode_id", "step_index", "group_id", "anchor_key", "group_size", "anchor_size", "anchor_episodes", "flags"]
+
+
+@pytest.fixture(scope="module")
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect() as opened:
+        opened.execute("SET threads = 1")
+        yield opened
 
 
 def expected(rows: list[dict[str, Any]], config: GiGPO, schema: pl.Schema, *, hashed: bool) -> pl.DataFrame:
@@ -64,18 +72,19 @@ def test_oracle_with_similar_states(
     assert_same(found, expected(rows, config, found.schema, hashed=False))
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(30))
 @given(rows=step_rows(), config=configs())
-def test_sql_twin(rows: list[dict[str, Any]], config: GiGPO) -> None:
+def test_sql_twin(connection: duckdb.DuckDBPyConnection, rows: list[dict[str, Any]], config: GiGPO) -> None:
     steps = frame(rows)
-    connection = duckdb.connect()
     connection.register("some_steps", steps.to_arrow())
     found = estimator_relation(connection, config, "some_steps").pl()
     assert_same(found, config.advantages(steps.lazy()).collect())
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.01, 0.5, 0.95, 0.999, 1.0])
-def test_sql_twin_on_episodes_longer_than_any_power_of_gamma(gamma: float) -> None:
+def test_sql_twin_on_episodes_longer_than_any_power_of_gamma(
+    connection: duckdb.DuckDBPyConnection, gamma: float
+) -> None:
     rewards = [((7 * i) % 11 - 5) / 4 for i in range(6000)]
     rows = [
         {
@@ -90,7 +99,6 @@ def test_sql_twin_on_episodes_longer_than_any_power_of_gamma(gamma: float) -> No
     ]
     steps = frame([{**row, "episode_score": row["episode_id"]} for row in rows])
     config = GiGPO(gamma=gamma, step_norm="mean_norm")
-    connection = duckdb.connect()
     connection.register("steps", steps.to_arrow())
     found = estimator_relation(connection, config, "steps").pl()
     assert_same(found, config.advantages(steps.lazy()).collect())
@@ -121,13 +129,12 @@ def test_a_later_filter_does_not_reach_into_the_groups(rows: list[dict[str, Any]
     assert_frame_equal(found, wanted, check_exact=True)
 
 
-@settings(deadline=None, max_examples=examples(20))
+@settings(deadline=None, max_examples=examples(10))
 @given(rows=step_rows(), config=configs())
-def test_ids_may_be_text(rows: list[dict[str, Any]], config: GiGPO) -> None:
+def test_ids_may_be_text(connection: duckdb.DuckDBPyConnection, rows: list[dict[str, Any]], config: GiGPO) -> None:
     steps = frame(rows)
     named = steps.with_columns(pl.format("e{}", pl.col("episode_id").cast(pl.String).str.zfill(4)).alias("episode_id"))
     named = named.with_columns(pl.format("g{}", "group_id").alias("group_id"))
-    connection = duckdb.connect()
     connection.register("steps", named.to_arrow())
     found = config.advantages(named.lazy()).collect()
     wanted = config.advantages(steps.lazy()).collect()

@@ -28,6 +28,14 @@ REWARDS = st.sampled_from([0.0, 0.0, 1.0, -0.5, 0.25, 3.0])
 SCORES = st.sampled_from([0.0, 1.0, 0.5, -2.0, 10.0])
 STATES = st.sampled_from(["start", "hall", "kitchen", "", " "])
 
+# A strategy is built once and not at each draw, where that costs more than to draw from it.
+_KNOWN = (REWARDS, SCORES, STATES)
+_MAYBE = tuple(st.none() | values for values in _KNOWN)
+_ENDS = st.sampled_from(["completed", "completed", "truncated", "aborted", "failed"])
+_ACTIVE = st.sampled_from([True, True, None, False])
+_VALID = st.sampled_from([True, None, False])
+_SIBLINGS = st.integers(1, 4)
+
 
 def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
     """A frame with every input column; missing ones take the value that says nothing special."""
@@ -65,15 +73,15 @@ def step_rows(
         max_groups: most groups.
         max_steps: most steps of an episode.
     """
-    maybe = (lambda values: st.none() | values) if nulls else (lambda values: values)
+    rewards, scores, states = _MAYBE if nulls else _KNOWN
+    lengths = st.integers(1, max_steps)
     rows = []
     for group in range(draw(st.integers(1, max_groups))):
-        for sibling in range(draw(st.integers(1, 4))):
-            score = draw(maybe(SCORES))
-            ends = ["completed", "completed", "truncated", "aborted", "failed"] if statuses else ["completed"]
-            status = draw(st.sampled_from(ends))
-            for step in range(draw(st.integers(1, max_steps))):
-                state = draw(maybe(STATES))
+        for sibling in range(draw(_SIBLINGS)):
+            score = draw(scores)
+            status = draw(_ENDS) if statuses else "completed"
+            for step in range(draw(lengths)):
+                state = draw(states)
                 rows.append(
                     {
                         "episode_id": 100 * group + sibling,
@@ -81,33 +89,41 @@ def step_rows(
                         "step_index": step,
                         "state": state,
                         "state_hash": None if state is None else sum(map(ord, state)) - 300,
-                        "reward": draw(maybe(REWARDS)),
+                        "reward": draw(rewards),
                         "episode_score": score,
                         "status": status,
-                        "is_active": draw(st.sampled_from([True, True, None, False])) if inactive else True,
-                        "is_action_valid": draw(st.sampled_from([True, None, False])) if invalid else True,
+                        "is_active": draw(_ACTIVE) if inactive else True,
+                        "is_action_valid": draw(_VALID) if invalid else True,
                     }
                 )
     return draw(st.permutations(rows))
 
 
-@st.composite
-def configs(draw: st.DrawFn, **fixed: Any) -> GiGPO:
-    """Any configuration with exact anchors; `fixed` options are as given."""
-    combination = draw(st.sampled_from(["sum", "convex"]))
-    options = {
-        "gamma": draw(st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0])),
-        "combination": combination,
-        "omega": draw(st.sampled_from([0.0, 0.3, 1.0] if combination == "convex" else [0.0, 0.3, 1.0, 2.5])),
-        "episode_norm": draw(st.sampled_from(["mean_norm", "mean_std_norm"])),
-        "step_norm": draw(st.sampled_from(["mean_norm", "mean_std_norm"])),
-        "baseline": draw(st.sampled_from(["trajectories", "rows"])),
-        "singleton": draw(st.sampled_from(["zero", "raw"])),
-        "invalid_action_penalty": draw(st.sampled_from([0.0, 0.1, 2.0])),
-        "episode_source": draw(st.sampled_from(["score", "sum_rewards"])),
-        "step_source": draw(st.sampled_from(["rewards", "terminal_score", "rewards_plus_terminal"])),
-        "default_step_reward": draw(st.sampled_from([None, 0.0, -0.5])),
-        "truncated": draw(st.sampled_from(["keep", "mask", "exclude"])),
-        "revisits": draw(st.sampled_from(["keep", "first"])),
+_OMEGAS = {"sum": [0.0, 0.3, 1.0, 2.5], "convex": [0.0, 0.3, 1.0]}
+_NORMS = st.sampled_from(["mean_norm", "mean_std_norm"])
+_OPTIONS = st.fixed_dictionaries(
+    {
+        "gamma": st.sampled_from([0.0, 0.5, 0.9, 0.95, 1.0]),
+        "weights": st.sampled_from([(name, omega) for name, omegas in _OMEGAS.items() for omega in omegas]),
+        "episode_norm": _NORMS,
+        "step_norm": _NORMS,
+        "baseline": st.sampled_from(["trajectories", "rows"]),
+        "singleton": st.sampled_from(["zero", "raw"]),
+        "invalid_action_penalty": st.sampled_from([0.0, 0.1, 2.0]),
+        "episode_source": st.sampled_from(["score", "sum_rewards"]),
+        "step_source": st.sampled_from(["rewards", "terminal_score", "rewards_plus_terminal"]),
+        "default_step_reward": st.sampled_from([None, 0.0, -0.5]),
+        "truncated": st.sampled_from(["keep", "mask", "exclude"]),
+        "revisits": st.sampled_from(["keep", "first"]),
     }
-    return GiGPO(**{**options, **fixed})
+)
+
+
+def configs(**fixed: Any) -> st.SearchStrategy[GiGPO]:
+    """Any configuration with exact anchors; `fixed` options are as given."""
+
+    def config(options: dict[str, Any]) -> GiGPO:
+        combination, omega = options.pop("weights")
+        return GiGPO(**{**options, "combination": combination, "omega": omega, **fixed})
+
+    return _OPTIONS.map(config)

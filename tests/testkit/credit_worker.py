@@ -1,16 +1,15 @@
 """A credit job in a process of its own, one range per group, on any executor; some of its processes get killed.
 
-    python -m testkit.credit_worker URI EXECUTOR FATE FOLDER
-
-prints the report as JSON. What happens to the process that computes the second range: nothing (`none`); killed before
-it writes (`before`) or after its commit (`after`), the first time or (`always`) each time; or `wait`: every range
-leaves a mark in FOLDER, and from the second on waits for a file `go` there, so that the driver can be killed meanwhile.
+`testkit.processes.Forked("testkit.credit_worker", URI, EXECUTOR, FATE, FOLDER)` prints the report as JSON. What happens
+to the process that computes the second range: nothing (`none`); killed before it writes (`before`) or after its commit
+(`after`), the first time or (`always`) each time; or `wait`: every range leaves a mark in FOLDER, and from the second
+on waits for a file `go` there, so that the driver can be killed meanwhile.
 """
 
 import os
 import signal
-import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +69,11 @@ def _commits_and_dies(part: JobPart, name: str, frame: pl.DataFrame) -> Written 
     raise AssertionError
 
 
-def main(uri: str, executor: str, fate: str, folder: str) -> None:
-    """Run the job."""
+def main(args: Sequence[str]) -> None:
+    """Run the job: where, on which executor, with which fate, and the folder of its marks."""
+    uri, executor, fate, folder = args
+    os.environ.update(HOME=folder, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
     doomed = DoomedGiGPO(fate=fate, folder=folder)
     options: dict[str, Any] = {"executor": executor_named(executor, 2), "memory_gb": TINY}
     report = run_credit(lake.open(uri), doomed, **options)
     print(report.model_dump_json(include={"job_id", "skipped", "groups_computed"}))
-
-
-if __name__ == "__main__":
-    # By its name: other processes look the class up there.
-    from testkit import credit_worker
-
-    credit_worker.main(*sys.argv[1:])

@@ -1,5 +1,6 @@
 """Hypothesis strategies for every estimator: rows with all columns that any of them reads, and configurations."""
 
+from functools import cache
 from typing import Any
 
 import polars as pl
@@ -33,9 +34,20 @@ def wide_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
     return pl.concat([usual, extras], how="horizontal")
 
 
+_OF_EPISODE = {
+    "final_value_estimate": st.sampled_from([0.0, 1.0, -0.5, 2.25]),
+    "completion_tokens": st.sampled_from([0, 10, 25, 300]),
+    "policy_version": st.integers(0, 1),
+    "score_a": st.sampled_from([0.0, 1.0]),
+    "score_b": st.sampled_from([0.0, 0.5, 4.0]),
+    "episode_score": SCORES_NOT_NEGATIVE,
+}
+_MAYBE_OF_EPISODE = {name: st.none() | values for name, values in _OF_EPISODE.items()}
+
 # NULLs at every second place leave little to compare: in half of all cases a column has none.
 _FILL = {"reward": 0.25, "episode_score": 0.5, "state_hash": 7, "state": "cellar", "value_estimate": 0.75}
 _FILL |= {"final_value_estimate": 1.5, "completion_tokens": 40, "policy_version": 1, "score_a": 1.0, "score_b": 4.0}
+_FILLED = st.integers(0, (1 << len(_FILL)) - 1)
 
 
 @st.composite
@@ -48,22 +60,15 @@ def wide_rows(draw: st.DrawFn, *, nulls: bool = True, positive: bool = False, **
         positive: no score is negative.
         limits: see `step_rows`.
     """
-    maybe = (lambda values: st.none() | values) if nulls else (lambda values: values)
     rows = draw(step_rows(nulls=nulls, **limits))
-    numbers = st.sampled_from([0.0, 1.0, -0.5, 2.25])
+    columns = _MAYBE_OF_EPISODE if nulls else _OF_EPISODE
+    names = [name for name in columns if positive or name != "episode_score"]
     of_episode: dict[int, dict[str, Any]] = {}
     for episode in sorted({row["episode_id"] for row in rows}):
-        of_episode[episode] = {
-            "final_value_estimate": draw(maybe(numbers)),
-            "completion_tokens": draw(maybe(st.sampled_from([0, 10, 25, 300]))),
-            "policy_version": draw(maybe(st.integers(0, 1))),
-            "score_a": draw(maybe(st.sampled_from([0.0, 1.0]))),
-            "score_b": draw(maybe(st.sampled_from([0.0, 0.5, 4.0]))),
-        }
-        if positive:
-            of_episode[episode]["episode_score"] = draw(maybe(SCORES_NOT_NEGATIVE))
-    rows = [{**row, **of_episode[row["episode_id"]], "value_estimate": draw(maybe(numbers))} for row in rows]
-    known = draw(st.integers(0, (1 << len(_FILL)) - 1))
+        of_episode[episode] = {name: draw(columns[name]) for name in names}
+    values = columns["final_value_estimate"]
+    rows = [{**row, **of_episode[row["episode_id"]], "value_estimate": draw(values)} for row in rows]
+    known = draw(_FILLED)
     fill = {name: value for bit, (name, value) in enumerate(_FILL.items()) if known >> bit & 1}
     return [{name: fill.get(name) if value is None else value for name, value in row.items()} for row in rows]
 
@@ -112,6 +117,7 @@ _OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 }
 
 
+@cache
 def estimators(name: str, **fixed: Any) -> st.SearchStrategy[Estimator]:
     """Any configuration of an estimator; `fixed` options are as given."""
     if name == "gigpo":
