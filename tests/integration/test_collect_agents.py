@@ -14,10 +14,10 @@ import pytest
 import lake
 from pipelines.collect.agents import Client, Result
 from pipelines.collect.environments import Task
-from testkit.agent_rollouts import played, rollout
+from testkit.agent_rollouts import fork_proxies, played, rollout
 from testkit.engine_server import engine_server
 
-MANY, SOME = 64, 16
+MANY, SOME = 64, 8
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 LOOK: Any = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": PARAMETERS}}
 STEPS = """
@@ -26,6 +26,11 @@ STEPS = """
     FROM episodes e LEFT JOIN steps s USING (episode_id) LEFT JOIN tokens t USING (episode_id, step_index)
     ORDER BY e.task_id, e.rollout_index, e.attempt, s.step_index
 """
+
+
+@pytest.fixture(autouse=True)
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_proxies(monkeypatch)
 
 
 def steps_in(folder: Path) -> list[dict[str, Any]]:

@@ -25,6 +25,10 @@ def config_of(folder: Path, model: Path, **given: Any) -> OnlineConfig:
     return read_config(str(write_config(folder, model)), given)
 
 
+def without_evaluation(config: OnlineConfig) -> OnlineConfig:
+    return config.model_copy(update={"loop": config.loop.model_copy(update={"evaluation": None})})
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, LoopResult]:
     """An undisturbed run."""
@@ -106,22 +110,39 @@ def test_a_name_that_is_taken_is_refused(whole: tuple[Path, LoopResult], model: 
         looped(folder, config_of(folder, model))
 
 
-def test_a_round_ahead_is_one_version_stale(tmp_path: Path, model: Path) -> None:
-    done = looped(tmp_path, config_of(tmp_path, model, loop={"ahead": 1, "evaluation": {"every": 3}}))
-    rows = lake.open(tmp_path / "lake").sql(
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Lake, LoopResult]:
+    """A run that collects a round ahead and learns from pairs."""
+    folder = tmp_path_factory.mktemp("ahead")
+    trainer = {"loss": {"name": "dpo", "pairs": {"kind": "episode"}}, "live_only": None}
+    done = looped(folder, without_evaluation(config_of(folder, model, loop={"ahead": 1}, trainer=trainer)))
+    return lake.open(folder / "lake"), done
+
+
+def test_a_round_ahead_is_one_version_stale(ahead: tuple[Lake, LoopResult]) -> None:
+    rows = ahead[0].sql(
         "SELECT DISTINCT e.collection_round, t.policy_version FROM episodes AS e JOIN tokens AS t USING (episode_id) "
-        "WHERE e.run_id = 'asking' ORDER BY ALL"
+        "ORDER BY ALL"
     )
     assert rows.rows() == [(0, 0), (1, 0), (2, 1)]
-    assert done.rounds == 3
+    assert ahead[1].rounds == 3
+
+
+def test_pairs_are_made_by_the_credit_of_their_round(ahead: tuple[Lake, LoopResult]) -> None:
+    assert ahead[1].optimizer_steps > 0
+    wrong = ahead[0].sql(
+        "SELECT * FROM checkpoints AS c JOIN trained_batches AS b ON b.optimizer_step = c.optimizer_step - 1 "
+        "JOIN episodes USING (episode_id) WHERE collection_round <> c.policy_version - 1"
+    )
+    assert wrong.is_empty()
 
 
 @pytest.mark.parametrize(
     ("given", "reason", "rounds"),
     [
-        ({"tokens": 1}, "tokens", 1),
-        ({"hours": 1e-9}, "hours", 1),
-        ({"evaluation": {"patience": 1, "min_improvement": 1.0, "every": 1}}, "patience", 1),
+        pytest.param({"tokens": 1}, "tokens", 1, marks=pytest.mark.slow),
+        pytest.param({"hours": 1e-9}, "hours", 1, marks=pytest.mark.slow),
+        ({"evaluation": {"tasks": 1, "patience": 1, "min_improvement": 1.0, "every": 1}}, "patience", 1),
     ],
 )
 def test_what_ends_a_run_early(tmp_path: Path, model: Path, given: dict[str, Any], reason: str, rounds: int) -> None:
@@ -130,54 +151,59 @@ def test_what_ends_a_run_early(tmp_path: Path, model: Path, given: dict[str, Any
     assert max(done.evaluations) == rounds, "the last weights are evaluated, whatever ended the run"
 
 
-def test_a_round_without_signal_trains_nothing_and_the_run_goes_on(tmp_path: Path, model: Path) -> None:
+def test_a_round_without_signal_trains_nothing(tmp_path: Path, model: Path) -> None:
     """One sibling a group: every group is dead, and weights stay as they are."""
-    given = {"rounds": 2, "collect": {"group_size": 1}, "evaluation": {"every": 2}}
-    done = looped(tmp_path, config_of(tmp_path, model, loop=given))
+    config = config_of(tmp_path, model, loop={"rounds": 1, "collect": {"group_size": 1}})
+    done = looped(tmp_path, without_evaluation(config))
     lk = lake.open(tmp_path / "lake")
-    assert (done.rounds, done.optimizer_steps) == (2, 0)
+    assert (done.rounds, done.optimizer_steps) == (1, 0)
     assert lk.sql("SELECT * FROM checkpoints").is_empty()
     start, end = (load_file(place / "model.safetensors") for place in (model, done.model))
     assert all((start[name] == end[name]).all() for name in end)
 
 
-def test_scorers_and_rewards_made_of_them_see_a_round_before_credit_does(tmp_path: Path, model: Path) -> None:
-    reward = tmp_path / "short.py"
+@pytest.fixture(scope="module")
+def staged(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, whole: tuple[Path, LoopResult]
+) -> tuple[Path, LoopResult]:
+    """A run `both` in the lake of another: traces of that are learned from (sft), then a round is scored."""
+    folder = tmp_path_factory.mktemp("staged")
+    shutil.copytree(whole[0] / "lake", folder / "lake")
+    reward = folder / "short.py"
     reward.write_text('def short(messages, most):\n    return most / len(messages[-1]["content"] or "x")\n')
     scorer = {"target": f"{reward}:short", "arguments": {"most": 4.0}}
+    traces = "env_return > 0 AND run_id = 'asking' AND collection_round = 0"
     given = {
+        "mode": "sft+rl",
         "rounds": 1,
+        "sft": {"where": traces, "epochs": 1},
         "score": {"targets": [scorer], "rewards": ["brief"]},
         "credit": {"score": "brief"},
-        "evaluation": {"score": "brief"},
+        "evaluation": {"score": "brief", "tasks": 2},
     }
-    config = write_config(tmp_path, model)
+    config = write_config(folder, model)
     config.write_text(config.read_text() + '[reward.brief]\ncomponents = ["short"]\nsql = "2 * short"\n')
-    looped(tmp_path, read_config(str(config), {"loop": given}))
-    lk = lake.open(tmp_path / "lake")
+    return folder, looped(folder, read_config(str(config), {"loop": given}), run="both")
+
+
+def test_scorers_and_rewards_made_of_them_see_a_round_before_credit_does(staged: tuple[Path, LoopResult]) -> None:
+    lk = lake.open(staged[0] / "lake")
     query = """
         SELECT DISTINCT e.run_id, brief.value = 2 * short.value AS is_double
         FROM scores AS brief JOIN scores AS short USING (episode_id) JOIN episodes AS e USING (episode_id)
         WHERE brief.scorer = 'brief' AND short.scorer = 'short' ORDER BY 1
     """
-    assert lk.sql(query).rows() == [("asking", True), ("asking-eval", True)]
-    assert "brief" in lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit'").item()
+    assert lk.sql(query).rows() == [("both", True), ("both-eval", True)]
+    credit = lk.sql("SELECT parameters FROM job_runs WHERE kind = 'credit' ORDER BY started_at DESC LIMIT 1").item()
+    assert "brief" in credit
 
 
-def test_the_stage_before_is_trained_first_and_the_rounds_start_from_it(tmp_path: Path, model: Path) -> None:
-    """Traces of the lake are learned from (sft), and version 0 is what came of it."""
-    traces = looped(tmp_path / "traces", config_of(tmp_path, model, loop={"rounds": 1}))
-    assert traces.rounds == 1
-    given = {"mode": "sft+rl", "rounds": 1, "sft": {"where": "env_return > 0 AND run_id = 'asking'", "epochs": 1}}
-    config = config_of(tmp_path, model, loop=given)
-    (tmp_path / "traces" / "out").rename(tmp_path / "traces" / "first")
-    lk = lake.open(tmp_path / "traces" / "lake")
-    from trainer.online.start import run_loop
-
-    done = run_loop(lk, lk, config, tmp_path / "traces" / "out", "both", resumes=False, say=print, progress=print)
-    stage, first = (
-        load_file(tmp_path / "traces" / "out" / place / "model.safetensors") for place in ("sft/final", "versions/v0")
-    )
+def test_the_stage_before_is_trained_first_and_the_rounds_start_from_it(
+    staged: tuple[Path, LoopResult], model: Path
+) -> None:
+    """Version 0 is what came of the traces."""
+    folder, done = staged
+    stage, first = (load_file(folder / "out" / place / "model.safetensors") for place in ("sft/final", "versions/v0"))
     assert done.rounds == 1
     assert all((stage[name] == first[name]).all() for name in stage)
     assert any((stage[name] != value).any() for name, value in load_file(model / "model.safetensors").items())
@@ -263,18 +289,12 @@ def test_rollouts_that_came_to_nothing_end_the_run_with_their_reason(
         looped(tmp_path, config.model_copy(update={"loop": loop}))
 
 
-def test_pairs_are_made_by_the_credit_of_their_round(tmp_path: Path, model: Path) -> None:
-    given = {"loss": {"name": "dpo", "pairs": {"kind": "episode"}}, "live_only": None}
-    done = looped(tmp_path, config_of(tmp_path, model, loop={"rounds": 1, "collect": {"groups": 8}}, trainer=given))
-    assert done.optimizer_steps > 0
-
-
 def test_a_round_without_pairs_trains_nothing_and_says_why(tmp_path: Path, model: Path) -> None:
     """The next round may have some."""
     said: list[str] = []
     given = {"loss": {"name": "dpo", "pairs": {"kind": "episode", "margin": 100.0}}, "live_only": None}
-    config = config_of(tmp_path, model, loop={"rounds": 2, "collect": {"groups": 2}}, trainer=given)
-    done = looped(tmp_path, config, said=said)
+    config = config_of(tmp_path, model, loop={"rounds": 2, "collect": {"groups": 1, "group_size": 2}}, trainer=given)
+    done = looped(tmp_path, without_evaluation(config), said=said)
     assert (done.rounds, done.optimizer_steps) == (2, 0)
     assert sum("refused (no_pairs)" in line for line in said) == 2
     assert sum("nothing to train on" in line for line in said) == 2

@@ -16,7 +16,7 @@ from testkit.loops import facts, loop_process, looped, write_config
 from testkit.word_game import save_model
 from trainer.online.settings import read_config
 
-DEADLINE, ROUNDS = 900, 4
+DEADLINE = 900
 
 
 def commits(folder: Path) -> int:
@@ -47,11 +47,11 @@ def killed_and_resumed(folder: Path, config: Path, seed: int, kills: int, whole:
     return str(out.split()[-1])
 
 
-def check(tmp_path: Path, kills: int, ahead: int) -> None:
+def check(tmp_path: Path, kills: int, ahead: int, rounds: int) -> None:
     config = write_config(tmp_path, save_model(tmp_path / "random"))
-    options = ("--set", f"loop.ahead={ahead}", "--set", f"loop.rounds={ROUNDS}")
+    options = ("--set", f"loop.ahead={ahead}", "--set", f"loop.rounds={rounds}")
     undisturbed = tmp_path / "undisturbed"
-    done = looped(undisturbed, read_config(str(config), {"loop": {"ahead": ahead, "rounds": ROUNDS}}))
+    done = looped(undisturbed, read_config(str(config), {"loop": {"ahead": ahead, "rounds": rounds}}))
     digest = killed_and_resumed(tmp_path, config, ahead, kills, commits(undisturbed), *options)
     assert digest == done.weights_sha256
     found, expected = (facts(lake.open(folder / "lake")) for folder in (tmp_path, undisturbed))
@@ -64,10 +64,10 @@ def check(tmp_path: Path, kills: int, ahead: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path, ahead: int) -> None:
-    check(tmp_path, 2, ahead)
+    check(tmp_path, 2, ahead, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_twenty_kills(tmp_path: Path, ahead: int) -> None:
-    check(tmp_path, 20, ahead)
+    check(tmp_path, 20, ahead, 4)

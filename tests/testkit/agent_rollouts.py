@@ -1,15 +1,38 @@
 """Rollouts of agents through `AgentPlayer`, before the small engine, as a manager plays them."""
 
 import asyncio
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.collect.agents import Agent
+from pipelines.collect.agents import Agent, endpoint
 from pipelines.collect.agents.play_agent import AgentPlayer
 from pipelines.collect.environments import Task
 from pipelines.collect.players import Ending, Rollout
+from testkit.commands import Command
+
+
+def fork_proxies(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+    """Have proxies of a test forked instead of started by an interpreter, and without a guard; gives those started.
+
+    `test_collect_agents_kill.py` and the tests of the command have real ones, which end with their parent.
+    """
+    started: list[Command] = []
+
+    class Forked:
+        PIPE, DEVNULL, TimeoutExpired = subprocess.PIPE, subprocess.DEVNULL, subprocess.TimeoutExpired
+
+        @staticmethod
+        def Popen(words: Sequence[str], **options: Any) -> Command:
+            started.append(Command(words[words.index("record") :], **options))
+            return started[-1]
+
+    monkeypatch.setattr(endpoint, "subprocess", Forked)
+    return started
 
 
 class NoLog:

@@ -60,7 +60,14 @@ def loop_process(folder: Path, config: Path, *options: str) -> "subprocess.Popen
     return Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def looped(folder: Path, config: OnlineConfig, *, resumes: bool = False, said: list[str] | None = None) -> Any:
+def looped(
+    folder: Path,
+    config: OnlineConfig,
+    *,
+    resumes: bool = False,
+    said: list[str] | None = None,
+    run: str = "asking",
+) -> Any:
     """The same in this process; what it came to."""
     lk = lake.open(folder / "lake", create=True)
     say = [].append if said is None else said.append
@@ -69,7 +76,7 @@ def looped(folder: Path, config: OnlineConfig, *, resumes: bool = False, said: l
         lake.open(folder / "lake"),
         config,
         folder / "out",
-        "asking",
+        run,
         resumes=resumes,
         say=say,
         progress=lambda _: None,
