@@ -238,7 +238,7 @@ def run(*, examples: int, steps: int, number: int) -> None:
 
 
 def test_a_lake_is_a_few_dictionaries() -> None:
-    run(examples=4, steps=25, number=0)
+    run(examples=3, steps=20, number=0)
 
 
 @pytest.mark.slow

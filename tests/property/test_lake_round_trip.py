@@ -21,10 +21,11 @@ from lake.tables import EPISODES, STEPS, TOKENS
 from lake.write.ingest import ingest
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, line, write_lines
+from testkit.examples import examples
 
 # Not shrunk: an example costs a lake, and a failing one is small enough to read.
 EXAMPLES = settings(
-    max_examples=max(12, settings().max_examples // 8),
+    max_examples=examples(15),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],

@@ -12,18 +12,20 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import lake
 from lake import Lake
 from lake.errors import LakeAccessError, SearchIndexError
 from lake.records import EpisodeRecord, StepRecord
+from lake.search import index as index_module
 from lake.search import pieces, place, words
 from lake.search.find import holding
 from lake.search.index import Index
 from lake.write.annotations import Annotation, annotate
 from lake.write.ingest import ingest
+from testkit.examples import examples
 from testkit.lakes import build_lake
 from testkit.shared import shared_data
 
@@ -101,6 +103,7 @@ def many(texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) 
     return lk
 
 
+@settings(max_examples=examples(40))
 @given(st.lists(st.sampled_from(QUERIES), min_size=1, max_size=3).map(" ".join))
 @example('"key x1"')
 @example("old_ x")
@@ -160,14 +163,16 @@ def test_an_earlier_snapshot_finds_what_it_holds(lk: Lake) -> None:
     assert holding(before, "blue").height == 0
 
 
-def test_many_small_writes_become_one_segment(lk: Lake) -> None:
-    for number in range(40):
+def test_many_small_writes_become_one_segment(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_FEW", 3)
+    for number in range(10):
         add(lk, episode(str(number), f"a door to {number}"))
-        if number % 10 == 0:
+        if number % 3 == 0:
             assert len(tasks(lk, "door")) == number + 3
     with closing(sqlite3.connect(place.path(lk.uri))) as connection:
-        assert connection.execute("SELECT count(*) FROM segments").fetchone()[0] < 20
-    assert tasks(lk, "door") == sorted(["one", "two", *map(str, range(40))])
+        # Of steps and of episodes.
+        assert connection.execute("SELECT count(*) FROM segments").fetchone()[0] <= 2 * 4
+    assert tasks(lk, "door") == sorted(["one", "two", *map(str, range(10))])
 
 
 def test_a_compacted_lake_is_searched_as_before(lk: Lake) -> None:

@@ -17,23 +17,26 @@ from lake.write import annotations
 from lake.write.annotations import HUMAN, Annotation, annotate
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
+from testkit.examples import examples
 
 Said = list[tuple[str, int, int | None, str, float | None]]
 
 
 def made(folder: Path) -> Lake:
-    lk = empty_lake(folder / "lake")
-    steps = [StepRecord(state="s", action="a"), StepRecord(state="t", action="b")]
-    lk.append([EpisodeRecord(task_id="t", rollout_index=n, steps=steps) for n in range(3)], run_id="a")
-    return lk
+    def make(template: Path) -> None:
+        steps = [StepRecord(state="s", action="a"), StepRecord(state="t", action="b")]
+        records = [EpisodeRecord(task_id="t", rollout_index=n, steps=steps) for n in range(3)]
+        empty_lake(template).append(records, run_id="a")
+
+    return copied("three episodes to annotate", make, folder / "lake")
 
 
 def episodes(lk: Lake) -> list[int]:
     return lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
 
 
-@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     said=st.lists(
         st.tuples(
@@ -137,6 +140,6 @@ def test_the_command(tmp_path: Path) -> None:
     assert run("--where", "rollout_index > 0", "--value", "0.5", "--author", "ann") == "2 annotations written\n"
     assert run(first, "--step", "1", "--label", "why", "--text", "loops", "--author", "ann") == "1 annotation written\n"
     assert run(first, "--step", "1", "--label", "why", "--take-back", "--author", "ann") == "1 annotation taken back\n"
-    assert "give --value, --text or both" in run(first)
+    assert "--value, --text" in run(first)
     assert "no episodes are named" in run("--value", "1")
     assert lk.sql("SELECT count(*), min(value) FROM latest_annotations").row(0) == (2, 0.5)

@@ -245,15 +245,15 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("record", "says"), WRONG, ids=[says for _, says in WRONG])
-def test_a_record_that_is_wrong_is_rejected_and_the_others_are_recorded(lk: Lake, record: Any, says: str) -> None:
+def test_records_that_are_wrong_are_rejected_and_the_others_are_recorded(lk: Lake) -> None:
     with lk.job(kind="collect", run_id="run") as job:
-        counts = job.record([episode("before"), record, episode("after")])
-    assert (counts.new, counts.rejected) == (2, 1)
-    (reject,) = lk.scan("rejects").collect().to_dicts()
-    assert (reject["position"], reject["reason"], reject["source_uri"]) == (1, "invalid", "recorder")
-    assert says in reject["message"]
-    assert reject["run_id"] == "run"
+        counts = job.record([episode("before"), *(record for record, _ in WRONG), episode("after")])
+    assert (counts.new, counts.rejected) == (2, len(WRONG))
+    rejects = lk.scan("rejects").sort("position").collect().to_dicts()
+    for position, (reject, (_, says)) in enumerate(zip(rejects, WRONG, strict=True), 1):
+        assert (reject["position"], reject["reason"], reject["source_uri"]) == (position, "invalid", "recorder")
+        assert says in reject["message"]
+        assert reject["run_id"] == "run"
     assert set(lk.scan("episodes").collect()["task_id"]) == {"before", "after"}
 
 

@@ -136,10 +136,10 @@ def states(lk: Lake) -> Iterator[None]:
 
 def test_memory_answers_as_files_do(lk: Lake) -> None:
     held = Kept(lk.snapshot().objects)
-    for _ in states(lk):
+    for number, _ in enumerate(states(lk)):
         snapshot = lk.snapshot()
         with snapshot.session(kept=held) as session, snapshot.session() as plain:
-            for question in QUESTIONS:
+            for question in QUESTIONS if number in (5, 8) else QUESTIONS[number % 4 :: 4]:
                 found, expected = session.query(question), plain.query(question)
                 assert found.schema == expected.schema
                 assert found.sort(pl.all()).equals(expected.sort(pl.all())), question
@@ -159,7 +159,7 @@ OF_GROUPS = (
 def test_few_groups_answer_as_files_do(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Kept(lk.snapshot().objects)
     for number, _ in enumerate(states(lk)):
-        if number not in {2, 5, 7}:  # many rows, some of them hidden, some of them gone
+        if number not in {2, 7}:  # many rows; some of them hidden and some gone
             continue
         if number == 2:
             run_credit(lk, GiGPO(step_source="terminal_score"))

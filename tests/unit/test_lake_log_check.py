@@ -16,6 +16,7 @@ from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.full_lake import advantages
+from testkit.wording import Wording
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda _: b"",
@@ -176,7 +177,7 @@ def test_a_whole_lake_opens_no_file_to_find_that_out(lk: Lake, monkeypatch: pyte
 
 
 def test_rows_of_a_job_that_are_gone_are_warned_of_until_it_is_run_again(
-    lk: Lake, caplog: pytest.LogCaptureFixture
+    lk: Lake, caplog: pytest.LogCaptureFixture, wording: Wording
 ) -> None:
     def judge(target: Lake) -> int:
         with target.job(kind="judge", fingerprint=1) as job:
@@ -191,7 +192,8 @@ def test_rows_of_a_job_that_are_gone_are_warned_of_until_it_is_run_again(
     gone = lost(lk, "advantages")
     gone.scan("advantages")
     (warned,) = caplog.messages
-    assert f"the judge job {ids.to_text(first)} succeeded, and rows of 1 of its writes are gone" in warned
+    assert f"the judge job {ids.to_text(first)} " in wording(warned, JOB=ids.to_text(first))
+    assert "1 of its writes" in warned
     assert f"judge job {ids.to_text(first)} has lost 1 of its writes" in " ".join(diagnose(lk.uri)["detail"])
     assert gone.find_job("judge", series, 1) is None, "its result is not there to be reused"
     second = judge(gone)
@@ -224,7 +226,7 @@ def test_a_file_outside_the_table_is_refused_and_nothing_of_it_is_told(cli: Cli,
     shutil.copytree(Path(lk.uri) / "steps", root / "victim")
     named = OUTSIDE[place].format(file=file, root=root)
     renamed(path, named)
-    with pytest.raises(LakeAccessError, match=r"table `steps` of .* at version 2 names '.*', which is no file in its"):
+    with pytest.raises(LakeAccessError, match=r"table `steps` of .* at version 2 names '.*'"):
         lake.open(lk.uri).snapshot()
     for command in (("sql", "SELECT state FROM steps", "--locked"), ("credit", "gigpo"), ("tables",)):
         said = cli(*command, "--lake", lk.uri).fault
@@ -238,14 +240,14 @@ def test_links_out_of_the_table_are_refused(lk: Lake, tmp_path: Path) -> None:
     file = Path(lk.snapshot().entries("steps")[0].path)
     moved = shutil.move(file, tmp_path / file.name)
     file.symlink_to(moved)
-    with pytest.raises(LakeAccessError, match=rf"names '{file.name}', which is no file in its own folder"):
+    with pytest.raises(LakeAccessError, match=rf"names '{file.name}', which is no file"):
         lake.open(lk.uri).snapshot()
     file.unlink()
     shutil.move(moved, file)
     assert assert_whole(lake.open(lk.uri).snapshot()) == 2
     shutil.move(file.parent, tmp_path / "elsewhere")
     file.parent.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LakeAccessError, match=r"table `steps` of .*, which is no file in its own folder"):
+    with pytest.raises(LakeAccessError, match=r"table `steps` of .*, which is no file"):
         lake.open(lk.uri).snapshot()
 
 
@@ -266,7 +268,7 @@ def test_a_commit_of_a_writer_that_is_read_by_itself_is_refused_too(lk: Lake) ->
 def test_deletion_vectors_are_refused(lk: Lake) -> None:
     """No reader here applies them: deleted rows would be shown."""
     DeltaTable(f"{lk.uri}/steps").alter.set_table_properties({"delta.enableDeletionVectors": "true"})
-    with pytest.raises(LakeAccessError, match=r"table `steps` of .* at version 3 may have deletion vectors or mapped"):
+    with pytest.raises(LakeAccessError, match=r"table `steps` of .* version 3 .*deletion vectors"):
         lake.open(lk.uri).snapshot()
 
 
