@@ -83,7 +83,7 @@ def test_async_agents_of_the_responses_api_are_each_their_own_episode(tmp_path: 
     async def run(url: str) -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="of nobody") as client:
             with lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool") as recorder:
-                await asyncio.gather(*(agent(client, recorder, number) for number in range(16)))
+                await asyncio.gather(*(agent(client, recorder, number) for number in range(6)))
                 assert recorder.stats().troubles == 0
 
     with engine_server() as engine:
@@ -93,4 +93,4 @@ def test_async_agents_of_the_responses_api_are_each_their_own_episode(tmp_path: 
         "SELECT count(DISTINCT episode_id), count(*), bool_and(starts_with(state, task_id[6:] || ':')), "
         "count(*) FILTER (steps.extra->>'$.history' IS NOT NULL) FROM steps JOIN episodes USING (episode_id)",
     )
-    assert found == [(16, 48, True, 0)]
+    assert found == [(6, 18, True, 0)]

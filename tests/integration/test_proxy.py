@@ -12,6 +12,7 @@ import pytest
 import lake
 from testkit.commands import trajlake
 from testkit.engine_server import engine_server
+from testkit.object_store import unused_endpoint
 from testkit.proxy_process import Proxy, command, proxy
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
@@ -35,18 +36,31 @@ def turn(at: Proxy, path: str, messages: list[Any], *, stream: bool, **headers: 
     return [*messages, message, *results]
 
 
-@pytest.mark.parametrize("path", ["/ep/door-1/v1/chat/completions", "/v1/chat/completions"])
-def test_the_lake_has_the_tokens_that_the_engine_saw_and_sampled(tmp_path: Path, path: str) -> None:
+def wait_for_spool(folder: Path) -> None:
+    """Return when the first answer is on the disk."""
+    while not any(SPOOLED in file.read_bytes() for file in folder.rglob("*.frames")):
+        os.sched_yield()
+
+
+def test_the_lake_has_the_tokens_that_the_engine_saw_and_sampled(tmp_path: Path) -> None:
+    """Of agents that name their episode, and of those that do not."""
+    paths = {"door-1": "/ep/door-1/v1/chat/completions", "unnamed": "/v1/chat/completions"}
     with engine_server() as engine, proxy(engine, tmp_path) as at:
-        messages: list[Any] = [{"role": "user", "content": "find the key"}]
-        for stream in (False, True, True):
-            messages = turn(at, path, messages, stream=stream, Authorization=f"Bearer {SECRET}", Cookie=f"s={SECRET}")
+        for path in paths.values():
+            messages: list[Any] = [{"role": "user", "content": f"find the key by {path}"}]
+            for stream in (False, True, True):
+                messages = turn(
+                    at, path, messages, stream=stream, Authorization=f"Bearer {SECRET}", Cookie=f"s={SECRET}"
+                )
         at.end()
-        rows = lake.open(at.lake).sql("SELECT * FROM tokens ORDER BY step_index").to_dicts()
-        (episode,) = lake.open(at.lake).sql("SELECT num_steps FROM episodes").to_dicts()
-    assert episode["num_steps"] == len(rows) == len(engine.calls) == 3
+    rows = lake.open(at.lake).sql(
+        "SELECT task_id = 'door-1' AS is_named, num_steps, t.* FROM tokens t JOIN episodes USING (episode_id) "
+        "ORDER BY is_named DESC, step_index"
+    )
+    assert rows.select("is_named", "num_steps").rows() == [(True, 3)] * 3 + [(False, 3)] * 3
     sequence: list[int] = []
-    for row, sampled in zip(rows, engine.calls, strict=True):
+    for row, sampled in zip(rows.to_dicts(), engine.calls, strict=True):
+        sequence = sequence if row["step_index"] else []
         assert sequence + row["context_ids"] == sampled.prompt_ids
         assert row["action_ids"] == sampled.action_ids
         assert row["action_logprobs"] == pytest.approx(sampled.logprobs)
@@ -56,73 +70,64 @@ def test_the_lake_has_the_tokens_that_the_engine_saw_and_sampled(tmp_path: Path,
     assert not [data for data in stored if SECRET.encode() in data]
 
 
-def test_a_killed_proxy_goes_on_with_the_episode(tmp_path: Path) -> None:
+def test_a_killed_proxy_goes_on_with_the_episode_also_behind_a_start_that_failed(tmp_path: Path) -> None:
     path = "/ep/door-1/v1/chat/completions"
+    own = ("--port", unused_endpoint().rpartition(":")[2])
     with engine_server() as engine:
-        with proxy(engine, tmp_path) as at:
-            messages = turn(at, path, [{"role": "user", "content": "find the key"}], stream=False)
-            while not any(SPOOLED in f.read_bytes() for f in tmp_path.rglob("*.frames")):
-                os.sched_yield()
-            at.end(signal.SIGKILL)
-        with proxy(engine, tmp_path) as at:
-            turn(at, path, messages, stream=True)
-            at.post("/ep/door-1/v1/end", {"reward": 1.0})
-            at.end(signal.SIGKILL)
-        with proxy(engine, tmp_path) as at:
-            at.end()
-            found = lake.open(at.lake).sql("SELECT num_steps, env_return, status FROM episodes").to_dicts()
-            prefixes = (
-                lake.open(at.lake).sql("SELECT prefix_step_index AS p FROM tokens ORDER BY step_index").to_dicts()
-            )
-    assert found == [{"num_steps": 2, "env_return": 1.0, "status": "completed"}]
-    assert [row["p"] for row in prefixes] == [None, 0]
-
-
-def test_a_start_that_fails_leaves_what_a_killed_proxy_left_as_it_is(tmp_path: Path) -> None:
-    path = "/ep/door-1/v1/chat/completions"
-    with engine_server() as engine:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        own = ("--port", str(port))
         with proxy(engine, tmp_path, *own) as at:
             messages = turn(at, path, [{"role": "user", "content": "find the key"}], stream=False)
-            while not any(SPOOLED in f.read_bytes() for f in tmp_path.rglob("*.frames")):
-                os.sched_yield()
+            wait_for_spool(tmp_path)
             at.end(signal.SIGKILL)
-        with socket.create_server(("127.0.0.1", port)):
+        with socket.create_server(("127.0.0.1", at.port)):
             refused = trajlake(*command(engine, tmp_path, *own))
         assert (refused.returncode, "choose another --port" in refused.stderr) == (2, True), refused.stderr
         with proxy(engine, tmp_path, *own) as at:
-            turn(at, path, messages, stream=False)
+            turn(at, path, messages, stream=True)
             at.post("/ep/door-1/v1/end", {"reward": 1.0})
+            at.end(signal.SIGKILL)
+        with proxy(engine, tmp_path, *own) as at:
             at.end()
-    found = lake.open(at.lake).sql("SELECT num_steps, env_return, status FROM episodes").rows()
-    assert found == [(2, 1.0, "completed")]
+    recorded = lake.open(at.lake)
+    assert recorded.sql("SELECT num_steps, env_return, status FROM episodes").rows() == [(2, 1.0, "completed")]
+    prefixes = recorded.sql("SELECT prefix_step_index FROM tokens ORDER BY step_index")
+    assert prefixes["prefix_step_index"].to_list() == [None, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_what_a_proxy_left_open_can_be_dropped_and_played_anew(number: int, tmp_path: Path) -> None:
-    """Under the same names; what had ended is there, and delivered when that is asked for."""
-    names = ["/run/r/round/1/task/open/seed/7/rollout/0/v1", "/run/r/round/1/task/ended/seed/7/rollout/0/v1"]
+def test_what_a_proxy_left_open_can_be_dropped_and_played_anew(tmp_path: Path) -> None:
+    """Under the same names, whether it was killed or stopped; what had ended is there, delivered when asked for."""
+    names = {task: f"/run/r/round/1/task/{task}/seed/7/rollout/0/v1" for task in ("killed", "stopped", "ended")}
     hello = [{"role": "user", "content": "find the key"}]
     drop = ("--unfinished", "drop")
+
+    def play(at: Proxy, task: str, turns: int, reward: float | None = None) -> None:
+        messages: list[Any] = hello
+        for _ in range(turns):
+            messages = turn(at, f"{names[task]}/chat/completions", messages, stream=False)
+        if reward is not None:
+            at.post(f"{names[task]}/end", {"reward": reward})
+
     with engine_server() as engine:
         with proxy(engine, tmp_path, *drop) as at:
-            for name in names:
-                turn(at, f"{name}/chat/completions", hello, stream=False)
-            at.post(f"{names[1]}/end", {"reward": 1.0})
+            play(at, "killed", 1)
+            play(at, "ended", 1, 1.0)
             assert json.loads(at.post("/v1/flush", {})) == {"delivered": True}
             assert [row[0] for row in lake.open(at.lake).sql("SELECT task_id FROM episodes").rows()] == ["ended"]
-            at.end(number)
+            at.end(signal.SIGKILL)
         with proxy(engine, tmp_path, *drop) as at:
-            messages = turn(at, f"{names[0]}/chat/completions", hello, stream=False)
-            turn(at, f"{names[0]}/chat/completions", messages, stream=False)
-            at.post(f"{names[0]}/end", {"reward": 2.0})
+            play(at, "killed", 2, 2.0)
+            play(at, "stopped", 1)
+            at.end(signal.SIGTERM)
+        with proxy(engine, tmp_path, *drop) as at:
+            play(at, "stopped", 2, 3.0)
             at.end()
-    found = lake.open(at.lake).sql(
+    rows = lake.open(at.lake).sql(
         "SELECT task_id, collection_round, seed, num_steps, env_return, relation FROM episodes ORDER BY task_id"
     )
-    assert found.rows() == [("ended", 1, 7, 1, 1.0, None), ("open", 1, 7, 2, 2.0, None)]
+    assert rows.rows() == [
+        ("ended", 1, 7, 1, 1.0, None),
+        ("killed", 1, 7, 2, 2.0, None),
+        ("stopped", 1, 7, 2, 3.0, None),
+    ]
 
 
 def test_after_ctrl_c_a_rollout_goes_on_as_a_continuation_and_one_that_was_ended_takes_nothing(tmp_path: Path) -> None:

@@ -3,11 +3,9 @@
 import gzip
 import http.client
 import json
+import re
 import resource
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -18,9 +16,9 @@ from typing import Any
 import pytest
 
 import lake
+from lake.live.proxy.app import Limits
 from testkit.engine_server import Engine, engine_server
-from testkit.processes import environment
-from testkit.proxy_process import Proxy, proxy
+from testkit.proxy_process import Client, Proxy, proxy, served
 
 CHAT = "/v1/chat/completions"
 MB = 1 << 20
@@ -58,7 +56,7 @@ def raw(at: Proxy, data: bytes, *, then: bytes = b"") -> bytes:
         connection.sendall(data)
         heard = b""
         try:
-            while more := connection.recv(1 << 16):
+            while not is_whole(heard) and (more := connection.recv(1 << 16)):
                 heard += more
                 if then and b"100 Continue" in heard:
                     connection.sendall(then)
@@ -66,6 +64,13 @@ def raw(at: Proxy, data: bytes, *, then: bytes = b"") -> bytes:
         except ConnectionResetError:
             pass
     return heard
+
+
+def is_whole(heard: bytes) -> bool:
+    """Whether these bytes are an answer of a known length; who sent too much waits for the end of the connection."""
+    above, _, body = heard.partition(b"\r\n\r\n")
+    length = re.search(rb"Content-Length: (\d+)", above)
+    return length is not None and len(body) >= int(length[1])
 
 
 def head(path: str = CHAT, method: str = "POST", **headers: str) -> bytes:
@@ -139,7 +144,7 @@ HOSTILE: dict[str, bytes] = {
     "null": b"null",
     "no JSON": b'{"messages": ',
     "no UTF-8": b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
-    "deep": b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep": b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
     "deep text": b'{"messages": [{"role": "user", "content": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}]}",
     "no number": b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN, "model": "policy"}',
     "infinite": b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999, "model": "policy"}',
@@ -148,8 +153,8 @@ HOSTILE: dict[str, bytes] = {
     "null character": rb'{"messages": [{"role": "user", "content": "a\u0000b"}], "model": "policy"}',
     "twice": b'{"model": "policy", "messages": [{"role": "user", "content": "a", "content": "b"}], "model": "policy"}',
     "numbers as messages": b'{"messages": 1, "model": "policy"}',
-    "many": b'{"messages": [' + b"[]," * 300_000 + b'[]], "model": "policy"}',
-    "many tools": b'{"messages": [], "tools": [' + b"{}," * 100_000 + b'{}], "model": "policy"}',
+    "many": b'{"messages": [' + b"[]," * 30_000 + b'[]], "model": "policy"}',
+    "many tools": b'{"messages": [], "tools": [' + b"{}," * 10_000 + b'{}], "model": "policy"}',
 }
 
 
@@ -193,8 +198,8 @@ def test_numbers_that_no_float_holds_reach_the_engine_as_they_are(at: Proxy, eng
     assert engine.calls[-1].body["temperature"] == float("inf")
 
 
-@pytest.mark.parametrize(("most", "held"), [(1500, 300), pytest.param(10_000, 4096, marks=pytest.mark.slow)])
-def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path, most: int, held: int) -> None:
+@pytest.mark.parametrize(("most", "held"), [(500, 100), pytest.param(10_000, 4096, marks=pytest.mark.slow)])
+def test_a_crowd_of_connections_keeps_nobody_out(engine: Engine, tmp_path: Path, most: int, held: int) -> None:
     """Half of them say nothing, half send a body byte by byte; those who came before and after work on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < most + 1000:
@@ -206,7 +211,7 @@ def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path
 
         def work() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", at.port, timeout=60)
-            while not done.is_set():
+            while not done.wait(0.05):
                 connection.request("POST", "/ep/worker" + CHAT, json.dumps({"model": "policy", "messages": [], **SET}))
                 texts.append(connection.getresponse().read())
                 began.set()
@@ -214,7 +219,7 @@ def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path
 
         stream = stack.enter_context(at.connect())
         body = json.dumps(
-            {"model": "slow-500", "stream": True, "messages": [{"role": "user", "content": "a"}], **SET}
+            {"model": "slow-200", "stream": True, "messages": [{"role": "user", "content": "a"}], **SET}
         ).encode()
         stream.sendall(head("/ep/stream" + CHAT, Content_Length=str(len(body))) + body)
         worker = threading.Thread(target=work)
@@ -240,38 +245,15 @@ def test_thousands_of_connections_keep_nobody_out(engine: Engine, tmp_path: Path
     assert counts == [("after", 1), ("stream", 1), ("worker", len(texts))]
 
 
-LIMITED = """
-import sys
-from pathlib import Path
-from lake.live.proxy.app import Limits
-from lake.live.proxy.serve import Options, serve
-
-upstream, folder = sys.argv[1:]
-limits = Limits(max_body=1 << 20, max_bodies=3 << 20, body_seconds=2.0)
-options = Options(
-    upstream=upstream, lake_uri=f"{folder}/lake", run="live", port=0, spool=Path(folder, "spool"), limits=limits
-)
-serve(options, ready=lambda url: print(url, flush=True), say=print)
-"""
-
-
 def test_bodies_of_all_clients_are_bounded_in_time_and_together(engine: Engine, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LIMITED, engine.url, str(tmp_path)]
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), text=True) as process,
-        ExitStack() as stack,
-    ):
-        assert process.stdout is not None
-        port = int(process.stdout.readline().rpartition(":")[2].removesuffix("/v1\n"))
-        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(4)]
-        for connection in slow:
-            connection.sendall(head(Content_Length=str(MB)) + bytes(MB - 1))
-        # Together they are too many: one is told so at once, the others have to make haste.
-        told = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
-        assert told == [b"408", b"408", b"408", b"503"]
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.request("POST", CHAT, json.dumps({"model": "policy", "messages": [], **SET}))
-        assert connection.getresponse().status == 200
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+    def attack(at: Client) -> None:
+        with ExitStack() as stack:
+            slow = [stack.enter_context(at.connect()) for _ in range(4)]
+            for connection in slow:
+                connection.sendall(head(Content_Length=str(MB)) + bytes(MB - 1))
+            # Together they are too many: one is told so at once, the others have to make haste.
+            told = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
+            assert told == [b"408", b"408", b"408", b"503"]
+            assert json.loads(at.post(CHAT, {"model": "policy", "messages": [], **SET}))
+
+    served(engine, tmp_path, attack, limits=Limits(max_body=MB, max_bodies=3 * MB, body_seconds=1.0))

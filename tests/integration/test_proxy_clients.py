@@ -81,8 +81,9 @@ def names(count: int) -> list[str]:
     return [f"task-{number:03}" for number in range(count)]
 
 
-def test_openai_64_at_once(tmp_path: Path) -> None:
-    engine, answers, rows = recorded(tmp_path, Path(sys.executable), "openai", "agent", names(MANY))
+@pytest.mark.parametrize("agents", [12, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_openais_agents_at_once(agents: int, tmp_path: Path) -> None:
+    engine, answers, rows = recorded(tmp_path, Path(sys.executable), "openai", "agent", names(agents))
     check_attribution(engine, answers, rows)
     check_tokens(engine, rows)
 

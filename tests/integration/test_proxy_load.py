@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 import lake
 from testkit.engine_server import engine_server
@@ -39,8 +40,8 @@ async def calls_at_once(at: Proxy, count: int) -> dict[str, str]:
         return dict(await asyncio.gather(*map(call, range(count))))
 
 
-def test_of_a_thousand_calls_at_once_none_is_lost_and_none_is_there_twice(tmp_path: Path) -> None:
-    count = 1000
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_of_many_calls_at_once_none_is_lost_and_none_is_there_twice(count: int, tmp_path: Path) -> None:
     with engine_server() as engine, proxy(engine, tmp_path) as at:
         answers = asyncio.run(calls_at_once(at, count))
         printed = at.end()
