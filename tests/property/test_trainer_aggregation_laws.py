@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from testkit.examples import examples, mostly_slow_cases
 from testkit.plans import EPISODES, Episodes, episode_of, plan_of, selection_of
 from testkit.training import config
 from trainer.data.plan.plan import OptimizerStep, Plan
@@ -79,6 +80,7 @@ def parts_of(plan: Plan, step: OptimizerStep, ranks: int) -> list[tuple[list[int
 
 
 @pytest.mark.parametrize(("mode", "unit"), MODES)
+@settings(max_examples=examples(40))
 @given(episodes=EPISODES, budget=st.integers(1, 100), ranks=st.integers(1, 4))
 def test_each_token_weighs_what_the_definition_says_on_any_number_of_ranks(
     mode: str, unit: str, episodes: Episodes, budget: int, ranks: int
@@ -104,6 +106,7 @@ def test_each_token_weighs_what_the_definition_says_on_any_number_of_ranks(
 
 
 @pytest.mark.parametrize("unit", ["turn", "sequence", "episode"])
+@settings(max_examples=examples(50))
 @given(episodes=EPISODES, ranks=st.integers(1, 4))
 def test_units_are_numbered_in_order_and_counted_over_all_ranks(unit: str, episodes: Episodes, ranks: int) -> None:
     plan = planned(episodes, "unit_mean_token_mean", unit)
@@ -125,6 +128,7 @@ def test_units_are_numbered_in_order_and_counted_over_all_ranks(unit: str, episo
         assert seen == step.units, "no unit is cut"
 
 
+@settings(max_examples=examples(50))
 @given(EPISODES)
 def test_without_units_nothing_is_numbered(episodes: Episodes) -> None:
     plan = planned(episodes, "token_mean", "token")
@@ -156,11 +160,15 @@ def test_the_options_override_what_the_loss_has_by_default() -> None:
 
 
 def test_a_mean_over_units_needs_a_unit() -> None:
-    with pytest.raises(ValidationError, match=r"unit_mean_token_sum averages over units: set loss.unit to turn"):
+    with pytest.raises(ValidationError, match=r"unit_mean_token_sum .* set loss.unit to"):
         config("sft", {"aggregation": "unit_mean_token_sum"})
 
 
-@pytest.mark.parametrize(("mode", "unit"), MODES)
+RECORDED = [("token_mean", "token"), ("unit_mean_token_mean", "episode"), ("unit_mean_token_sum_norm", "sequence")]
+
+
+@pytest.mark.parametrize(("mode", "unit"), mostly_slow_cases(MODES, *RECORDED))
+@settings(max_examples=examples(50))
 @given(episodes=EPISODES)
 def test_what_each_step_weighed_is_on_record(mode: str, unit: str, episodes: Episodes) -> None:
     selection = selection_of(episodes)

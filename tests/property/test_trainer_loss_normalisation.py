@@ -11,14 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch  # noqa: TID253
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor  # noqa: TID253
 
+from testkit.examples import examples
 from testkit.loss_rows import random_rows, required_, units_of
 from testkit.training import config
 from trainer.data.stream.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.losses import LOSSES, Loss, LossRows
+
+FEW = settings(max_examples=examples(50))
 
 FEATURES = 3
 SETTINGS: dict[str, dict[str, object]] = {
@@ -78,6 +81,7 @@ def gradient(ranks: Sequence[Sequence[tuple[LossRows, Tensor]]], loss: Loss) -> 
     return theta_F.grad
 
 
+@FEW
 @given(
     st.integers(1, 5),
     st.integers(0, 2**20),

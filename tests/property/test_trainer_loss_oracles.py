@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch  # noqa: TID253
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testkit import loss_oracles as slow
+from testkit.examples import examples, mostly_slow_cases
 from testkit.loss_rows import random_rows, required_, value_and_gradient
 from testkit.preference_oracles import slow_kto, slow_pairs
 from trainer.losses import LossRows
 
+FEW = settings(max_examples=examples(50))
 ROWS = st.builds(
     random_rows,
     st.integers(1, 5),
@@ -32,12 +34,14 @@ def assert_same(found: tuple[float, Any], expected: tuple[float, list[float]]) -
     torch.testing.assert_close(found[1], torch.tensor(expected[1], dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
+@FEW
 @given(ROWS)
 def test_sft(rows: LossRows) -> None:
     tokens = slow.tokens_of(rows)
     assert_same(value_and_gradient("sft", rows), slow.added_up(tokens, [(-t["lp"], -1.0) for t in tokens]))
 
 
+@FEW
 @given(ROWS, POSITIVE, st.floats(0.5, 50))
 @pytest.mark.parametrize("name", ["awr", "bc_exp"])
 def test_exponentially_weighted_likelihoods(name: str, rows: LossRows, beta: float, limit: float) -> None:
@@ -46,6 +50,7 @@ def test_exponentially_weighted_likelihoods(name: str, rows: LossRows, beta: flo
     assert_same(value_and_gradient(name, rows, {"beta": beta, "max_weight": limit}), expected)
 
 
+@FEW
 @given(ROWS, CLIPS, st.none() | st.floats(1.01, 5.0))
 @pytest.mark.parametrize("name", ["ppo", "grpo", "dr_grpo", "dapo"])
 def test_the_clipped_surrogate(name: str, rows: LossRows, clips: tuple[float, float], dual: float | None) -> None:
@@ -55,6 +60,7 @@ def test_the_clipped_surrogate(name: str, rows: LossRows, clips: tuple[float, fl
     assert_same(found, slow.added_up(tokens, slow.ppo_terms(tokens, low, high, dual)))
 
 
+@FEW
 @given(ROWS, CLIPS)
 def test_gspo(rows: LossRows, clips: tuple[float, float]) -> None:
     low, high = clips
@@ -63,6 +69,7 @@ def test_gspo(rows: LossRows, clips: tuple[float, float]) -> None:
     assert_same(found, slow.added_up(tokens, slow.gspo_terms(tokens, low, high)))
 
 
+@FEW
 @given(ROWS, st.floats(0, 1), st.floats(1, 8))
 def test_cispo(rows: LossRows, low: float, high: float) -> None:
     tokens = slow.tokens_of(rows)
@@ -70,6 +77,7 @@ def test_cispo(rows: LossRows, low: float, high: float) -> None:
     assert_same(found, slow.added_up(tokens, slow.cispo_terms(tokens, low, high)))
 
 
+@FEW
 @given(ROWS, POSITIVE)
 def test_dro(rows: LossRows, beta: float) -> None:
     tokens = slow.tokens_of(rows)
@@ -93,6 +101,7 @@ def correction(method: str, **fields: Any) -> dict[str, Any]:
     return {"method": method, **limits, **fields}
 
 
+@FEW
 @given(ROWS)
 @pytest.mark.parametrize("method", LIMITS)
 def test_reinforce_with_each_correction(method: str, rows: LossRows) -> None:
@@ -102,6 +111,7 @@ def test_reinforce_with_each_correction(method: str, rows: LossRows) -> None:
     assert_same(value_and_gradient("reinforce", rows, {"correction": correction(method)}), expected)
 
 
+@FEW
 @given(ROWS)
 @pytest.mark.parametrize("method", [name for name in LIMITS if name != "geometric_mask"])
 def test_a_normalised_correction_has_mean_one_over_what_is_kept(method: str, rows: LossRows) -> None:
@@ -115,6 +125,7 @@ def test_a_normalised_correction_has_mean_one_over_what_is_kept(method: str, row
     assert_same(found, slow.added_up(tokens, terms))
 
 
+@FEW
 @given(ROWS)
 @pytest.mark.parametrize("method", LIMITS)
 def test_decoupled_ratios_are_to_the_proximal_policy_and_weights_from_behaviour_to_it(
@@ -131,6 +142,7 @@ def test_decoupled_ratios_are_to_the_proximal_policy_and_weights_from_behaviour_
     assert_same(value_and_gradient("cispo", rows, options), slow.added_up(tokens, cispo))
 
 
+@FEW
 @given(ROWS)
 @pytest.mark.parametrize("method", [name for name in LIMITS if not name.endswith("truncate")])
 def test_without_decoupling_a_ratio_loss_takes_only_the_mask(method: str, rows: LossRows) -> None:
@@ -141,11 +153,15 @@ def test_without_decoupling_a_ratio_loss_takes_only_the_mask(method: str, rows: 
 
 
 PULLS = [(e, w) for e in ("k1", "k2", "k3", "k3_straight") for w in (True, False) if w or e != "k1"]
+PULLED = [(name, *pull) for name in ("ppo", "reinforce", "dro") for pull in PULLS]
 
 
+@FEW
 @given(ROWS, st.floats(0.01, 2.0))
-@pytest.mark.parametrize(("estimator", "weighted"), PULLS)
-@pytest.mark.parametrize("name", ["ppo", "reinforce", "dro"])
+@pytest.mark.parametrize(
+    ("name", "estimator", "weighted"),
+    mostly_slow_cases(PULLED, *PULLED[: len(PULLS)], ("reinforce", "k3", True), ("dro", "k2", False)),
+)
 def test_the_pull_to_the_reference(name: str, estimator: str, weighted: bool, rows: LossRows, beta: float) -> None:
     options = {"kl": {"coefficient": beta, "estimator": estimator, "ratio_weighted": weighted}}
     with_pull, without = value_and_gradient(name, rows, options), value_and_gradient(name, rows)
@@ -158,6 +174,7 @@ def test_the_pull_to_the_reference(name: str, estimator: str, weighted: bool, ro
     )
 
 
+@FEW
 @given(ROWS, st.floats(0.01, 2.0))
 @pytest.mark.parametrize("name", ["ppo", "grpo", "gspo", "cispo", "reinforce", "dro"])
 def test_the_entropy_bonus_is_subtracted(name: str, rows: LossRows, coefficient: float) -> None:
@@ -167,6 +184,7 @@ def test_the_entropy_bonus_is_subtracted(name: str, rows: LossRows, coefficient:
     assert plain - bonus == pytest.approx(expected, rel=1e-9, abs=1e-6 * abs(plain) + 1e-9)
 
 
+@FEW
 @given(PAIRED, POSITIVE, st.floats(0, 0.4), st.floats(0, 2), st.booleans())
 def test_dpo(rows: LossRows, beta: float, smoothing: float, nll: float, mean: bool) -> None:
     options = {"beta": beta, "label_smoothing": smoothing, "nll_coefficient": nll, "length_normalised": mean}
@@ -174,18 +192,21 @@ def test_dpo(rows: LossRows, beta: float, smoothing: float, nll: float, mean: bo
     assert_same(value_and_gradient("dpo", rows, options), expected)
 
 
+@FEW
 @given(PAIRED, POSITIVE, st.floats(0.05, 1.0))
 def test_dmpo(rows: LossRows, beta: float, gamma: float) -> None:
     expected = slow_pairs(rows, beta=beta, kind="phi", gamma=gamma)
     assert_same(value_and_gradient("dmpo", rows, {"beta": beta, "gamma": gamma}), expected)
 
 
+@FEW
 @given(PAIRED, POSITIVE, POSITIVE, POSITIVE)
 def test_kto(rows: LossRows, beta: float, good: float, bad: float) -> None:
     options = {"beta": beta, "desirable_weight": good, "undesirable_weight": bad}
     assert_same(value_and_gradient("kto", rows, options), slow_kto(rows, beta=beta, good=good, bad=bad))
 
 
+@FEW
 @given(ROWS, st.integers(0, 2**20))
 @pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "dro", "reinforce"])
 def test_a_missing_log_probability_is_ratio_one(name: str, rows: LossRows, seed: int) -> None:

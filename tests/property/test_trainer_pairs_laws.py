@@ -10,13 +10,16 @@ import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
+from hypothesis import settings as limited
 from hypothesis import strategies as st
 
 from lake import Lake
 from lake.errors import DataRefusedError
 from lake.judgements.credit import find_credit
+from testkit.examples import examples, mostly_slow
 from testkit.pair_worlds import (
     Rule,
+    Step,
     meeting_episodes,
     slow_counts,
     slow_episode_pairs,
@@ -59,6 +62,7 @@ def known(outcomes: dict[int, float | None]) -> dict[int, float]:
     return {key: value for key, value in outcomes.items() if value is not None and not np.isnan(value)}
 
 
+@limited(max_examples=examples(50))
 @given(GROUPS, MARGINS)
 def test_episodes_are_paired_as_the_slow_oracle_pairs_them(
     groups: list[dict[int, float | None]], margin: float
@@ -69,6 +73,7 @@ def test_episodes_are_paired_as_the_slow_oracle_pairs_them(
     assert pairs_of(found.sides) == set(expected)
 
 
+@limited(max_examples=examples(50))
 @given(GROUPS, MARGINS, st.sets(st.integers(0, 40)))
 def test_episodes_that_are_cut_might_as_well_not_be_there(
     groups: list[dict[int, float | None]], margin: float, cut: set[int]
@@ -78,6 +83,7 @@ def test_episodes_that_are_cut_might_as_well_not_be_there(
     assert pairs_of(found.sides) == pairs_of(episode_pairs(frame_of(left), PairsConfig(margin=margin)).sides)
 
 
+@limited(max_examples=examples(50))
 @given(OUTCOMES, MARGINS, st.integers(1, 3))
 def test_no_episode_is_in_two_pairs_and_the_best_pairs_are_kept(
     outcomes: dict[int, float | None], margin: float, limit: int
@@ -90,6 +96,7 @@ def test_no_episode_is_in_two_pairs_and_the_best_pairs_are_kept(
         assert known(outcomes)[chosen] - known(outcomes)[rejected] >= max(margin, 1e-9)
 
 
+@limited(max_examples=examples(50))
 @given(GROUPS, st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(groups: list[dict[int, float | None]], random: Any) -> None:
     frame = frame_of(groups)
@@ -98,6 +105,7 @@ def test_the_order_of_rows_does_not_matter(groups: list[dict[int, float | None]]
     assert episode_pairs(frame[order], PairsConfig()).sides.equals(episode_pairs(frame, PairsConfig()).sides)
 
 
+@limited(max_examples=examples(50))
 @given(OUTCOMES, OUTCOMES)
 def test_another_group_or_source_changes_nothing(one: dict[int, float | None], other: dict[int, float | None]) -> None:
     other = {key: value for key, value in other.items() if key not in one}
@@ -161,77 +169,69 @@ def rules_of(margin: float, *, graft: bool) -> dict[str, Rule]:
     return rules | {"identical contexts": lambda a, b: a.context == b.context}
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("graft", [False, True])
-def test_steps_are_paired_as_the_slow_oracle_pairs_them(tmp_path: Path, seed: int, graft: bool) -> None:
+@pytest.mark.parametrize("seed", mostly_slow(range(6), 0, 3))
+def test_steps_are_paired_as_the_slow_oracle_pairs_them(tmp_path: Path, seed: int) -> None:
     episodes = meeting_episodes(seed, siblings=6)
     lk = world(tmp_path, episodes, gamma=0.5)
     steps = steps_of(lk, episodes)
-    for margin, limit in ((0.0, None), (0.5, 1)):
-        rules = rules_of(margin, graft=graft)
-        expected = slow_step_pairs(steps, rules, limit)
-        if not expected:
-            with pytest.raises(DataRefusedError, match="no_pairs"):
-                selected(lk, margin=margin, per_group=limit, graft=graft)
-            continue
-        selection = selected(lk, margin=margin, per_group=limit, graft=graft)
-        chosen, rejected = (compared(selection.members, sign) for sign in (1, -1))
-        assert chosen.keys() == rejected.keys()
-        found = {(*chosen[pair], *rejected[pair]) for pair in chosen}
-        assert found == {(a.episode, a.index, b.episode, b.index) for a, b in expected}
-        numbers = {finding.name: finding.number for finding in selection.findings}
-        for name, (pairs, groups) in slow_counts(steps, rules).items():
-            assert numbers[name] == pairs
-            assert f"in {groups} anchors" in next(f.note for f in selection.findings if f.name == name)
-        assert numbers["chosen"] == len(expected)
-        if graft:
-            assert numbers["identical contexts anyway"] == sum(a.context == b.context for a, b in expected)
+    numbers = [assert_paired(lk, steps, 0.0, None, graft=graft) for graft in (False, True)]
+    assert numbers[0] < numbers[1], "identical contexts, and others"
+    for graft in (False, True):
+        assert_paired(lk, steps, 0.5, 1, graft=graft)
 
 
-def test_the_worlds_of_these_tests_have_what_they_are_for(tmp_path: Path) -> None:
-    """Identical contexts, grafts, forks and ties occur: otherwise the test above would show little."""
-    found = []
-    for seed in range(6):
-        episodes = meeting_episodes(seed, siblings=6)
-        lk = world(tmp_path / str(seed), episodes, gamma=0.5)
-        steps = steps_of(lk, episodes)
-        found.append([len(slow_step_pairs(steps, rules_of(0.0, graft=graft))) for graft in (False, True)])
-    strict, grafted = np.array(found).T
-    assert (strict > 0).sum() >= 4
-    assert (grafted > strict).all()
+def assert_paired(lk: Lake, steps: list[Step], margin: float, limit: int | None, *, graft: bool) -> int:
+    """The pairs are those of the oracle, and so are the counts; their number."""
+    rules = rules_of(margin, graft=graft)
+    expected = slow_step_pairs(steps, rules, limit)
+    if not expected:
+        with pytest.raises(DataRefusedError, match="no_pairs"):
+            selected(lk, margin=margin, per_group=limit, graft=graft)
+        return 0
+    selection = selected(lk, margin=margin, per_group=limit, graft=graft)
+    chosen, rejected = (compared(selection.members, sign) for sign in (1, -1))
+    assert chosen.keys() == rejected.keys()
+    found = {(*chosen[pair], *rejected[pair]) for pair in chosen}
+    assert found == {(a.episode, a.index, b.episode, b.index) for a, b in expected}
+    numbers = {finding.name: finding.number for finding in selection.findings}
+    for name, (pairs, groups) in slow_counts(steps, rules).items():
+        assert numbers[name] == pairs
+        assert f"in {groups} anchors" in next(f.note for f in selection.findings if f.name == name)
+    assert numbers["chosen"] == len(expected)
+    if graft:
+        assert numbers["identical contexts anyway"] == sum(a.context == b.context for a, b in expected)
+    return len(expected)
 
 
-@pytest.mark.parametrize("graft", [False, True])
-def test_layout_and_order_of_the_lake_do_not_matter(tmp_path: Path, graft: bool) -> None:
-    episodes = meeting_episodes(1, tasks=3, siblings=6)
-    one, other = world(tmp_path / "a", episodes), world(tmp_path / "b", episodes[::-1], writes=4)
-    hashes, frames = [], []
-    for lk in (one, other):
-        selection = selected(lk, graft=graft)
-        frames.append(selection.members.drop("file", "row"))
-        hashes.append(Plan(selection, config("dpo", options={"pairs": {"kind": "step", "graft": graft}})).plan_hash)
-    assert frames[0].equals(frames[1])
-    assert hashes[0] == hashes[1]
+def test_layout_and_order_of_the_lake_do_not_matter(tmp_path: Path) -> None:
+    episodes = meeting_episodes(1, siblings=6)
+    lakes = world(tmp_path / "a", episodes), world(tmp_path / "b", episodes[::-1], writes=2)
+    for graft in (False, True):
+        settings = config("dpo", options={"pairs": {"kind": "step", "graft": graft}})
+        one, other = (selected(lk, graft=graft) for lk in lakes)
+        assert one.members.height
+        assert one.members.drop("file", "row").equals(other.members.drop("file", "row"))
+        assert Plan(one, settings).plan_hash == Plan(other, settings).plan_hash
 
 
-@pytest.mark.parametrize("graft", [False, True])
-def test_a_side_is_all_before_the_action_and_the_action(tmp_path: Path, graft: bool) -> None:
+def test_a_side_is_all_before_the_action_and_the_action(tmp_path: Path) -> None:
     episodes = meeting_episodes(2, siblings=6)
     lk = world(tmp_path, episodes)
     by_key = {(step.episode, step.index): step for step in steps_of(lk, episodes)}
-    members = selected(lk, graft=graft).members
-    chosen = compared(members, 1)
-    for (pair, sign), side in members.group_by("pair", "sign", maintain_order=True):
-        (trained,) = side.filter("trained").iter_rows(named=True)
-        assert side.row(-1, named=True)["trained"], "the compared action comes last"
-        step = by_key[trained["episode_id"], trained["step_index"]]
-        context = by_key[chosen[pair]].context if graft else step.context  # type: ignore[index]
-        assert trained["end"] == len(context) + len(step.action)
-        assert side["loss_tokens"].to_list() == [0] * (side.height - 1) + [len(step.action)]
-        if graft:
-            cut = [True] * (side.height - 2) + [False, True] if sign == -1 else [True] * side.height
-            assert side["takes_action"].to_list() == cut
-            assert side["takes_context"].to_list() == [True] * (side.height - 1) + [sign == 1]
+    for graft in (False, True):
+        members = selected(lk, graft=graft).members
+        chosen = compared(members, 1)
+        for (pair, sign), side in members.group_by("pair", "sign", maintain_order=True):
+            (trained,) = side.filter("trained").iter_rows(named=True)
+            assert side.row(-1, named=True)["trained"], "the compared action comes last"
+            step = by_key[trained["episode_id"], trained["step_index"]]
+            context = by_key[chosen[pair]].context if graft else step.context  # type: ignore[index]
+            assert trained["end"] == len(context) + len(step.action)
+            assert side["loss_tokens"].to_list() == [0] * (side.height - 1) + [len(step.action)]
+            if graft:
+                cut = [True] * (side.height - 2) + [False, True] if sign == -1 else [True] * side.height
+                assert side["takes_action"].to_list() == cut
+                assert side["takes_context"].to_list() == [True] * (side.height - 1) + [sign == 1]
 
 
 # ---------------------------------------------------------------- plans of pairs
@@ -251,6 +251,7 @@ PAIR_FIRST = [False, True, False, False]
 TWO_OR_MORE = EPISODES.filter(lambda episodes: len(episodes) > 1)
 
 
+@limited(max_examples=examples(50))
 @given(TWO_OR_MORE, st.integers(1, 60), st.integers(1, 3), st.integers(1, 7), st.integers(1, 2))
 def test_pairs_are_whole_on_one_rank_and_in_one_step(
     episodes: Episodes, budget: int, ranks: int, per_step: int, epochs: int
@@ -282,6 +283,7 @@ def test_pairs_are_whole_on_one_rank_and_in_one_step(
     assert len(seen) == 2 * number
 
 
+@limited(max_examples=examples(50))
 @given(TWO_OR_MORE, st.integers(0, 3))
 def test_the_order_of_pairs_is_their_own(episodes: Episodes, seed: int) -> None:
     """Leaving one pair out leaves the others in their order."""

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
+from hypothesis import settings as limited
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -14,6 +15,7 @@ import lake
 from lake import Lake
 from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
+from testkit.examples import examples, mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.training import config, token_episodes, token_step
 from trainer.config import TrainConfig
@@ -56,22 +58,24 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+SETTINGS = {
+    "too_long": config(max_length=9),
+    "stale": config(max_staleness=3, unknown_staleness="drop"),
+    "ppo": config("ppo", options={"unit": "episode"}),
+    "awr": config("awr", epochs=2),
+    "dpo": config("dpo"),
+    "kto": config("kto"),
+}
+CASES = [(name, size) for name in SETTINGS for size in (1, 4, 20)]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        config(max_length=9),
-        config(max_staleness=3, unknown_staleness="drop"),
-        config("ppo", options={"unit": "episode"}),
-        config("awr", epochs=2),
-        config("dpo"),
-        config("kto"),
-    ],
-    ids=["too_long", "stale", "ppo", "awr", "dpo", "kto"],
+    ("name", "size"), mostly_slow_cases(CASES, ("too_long", 1), ("stale", 4), ("ppo", 20), ("dpo", 20), ("kto", 20))
 )
-@pytest.mark.parametrize("size", [1, 4, 20])
 def test_any_number_of_portions_gives_the_same_selection_and_plan(
-    lk: Lake, monkeypatch: pytest.MonkeyPatch, settings: TrainConfig, size: int
+    lk: Lake, monkeypatch: pytest.MonkeyPatch, name: str, size: int
 ) -> None:
+    settings = SETTINGS[name]
     whole = selected(lk, settings)
     monkeypatch.setattr(portions, "PORTION", size)
     episodes = lk.sql("SELECT episode_id, num_steps FROM episodes ORDER BY 1")
@@ -89,6 +93,7 @@ def test_any_number_of_portions_gives_the_same_selection_and_plan(
 _EPISODES = st.dictionaries(st.integers(0, 2**63 - 1), st.integers(0, 5), max_size=12)
 
 
+@limited(max_examples=examples(50))
 @given(_EPISODES, st.lists(st.integers(0, 2**63 - 1), max_size=5), st.integers(1, 6), st.randoms())
 def test_rows_are_dealt_to_their_episodes_portion(
     episodes: dict[int, int], others: list[int], size: int, rnd: Any
@@ -114,6 +119,7 @@ def test_rows_are_dealt_to_their_episodes_portion(
 _VALUES = st.sampled_from([0.0, -0.0, float("nan"), 1.5, None])
 
 
+@limited(max_examples=examples(50))
 @given(st.lists(st.lists(st.tuples(_VALUES, st.sampled_from(["a", "b", None])), max_size=4), min_size=1, max_size=4))
 def test_no_value_changes_bit_for_bit_where_it_is_held_once(parts: list[list[tuple[float | None, str | None]]]) -> None:
     frames = []

@@ -26,6 +26,13 @@ def test_entropy_is_compared_with_the_first_update() -> None:
     assert len(alarms.check({"entropy": 0.99})) == 1
 
 
+def test_of_two_floors_the_higher_one_counts() -> None:
+    for floor, share in ((0.1, 0.5), (1.0, 0.05)):
+        alarms = Alarms(AlarmConfig(entropy=floor, entropy_share=share))
+        assert alarms.check({"entropy": 2.0}) == []
+        assert len(alarms.check({"entropy": 0.5})) == 1
+
+
 def test_any_effective_sample_size_is_looked_at() -> None:
     alarms = Alarms(AlarmConfig(effective_sample_size=0.2))
     begun = alarms.check({"ratio_ess": 0.1, "weight_ess": 0.3, "loss": 0.0})

@@ -8,6 +8,7 @@ import torch  # noqa: TID253
 
 from lake.errors import UsageError
 from testkit.architectures import SERVED, model_of
+from testkit.examples import mostly_slow_cases
 from testkit.training import random_batch, sequences_of
 from trainer.policy.attention import Layout, choose_attention, flash_attention, flex_packed_attention, packed_attention
 from trainer.policy.model import Policy, check_policy
@@ -49,8 +50,10 @@ def random_heads(key_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return query, key, value
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 8])
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
+HEADS = [(heads, window) for heads in (1, 2, 4) for window in (None, 1, 3, 8)]
+
+
+@pytest.mark.parametrize(("key_heads", "window"), mostly_slow_cases(HEADS, (1, None), (2, 3)))
 def test_flex_is_causal_attention_inside_each_sequence(key_heads: int, window: int | None) -> None:
     query, key, value = (tensor.detach() for tensor in random_heads(key_heads))
     options = {"layout": Layout(BOUNDARIES, query.device), "scaling": 8**-0.5, "sliding_window": window}
@@ -62,7 +65,7 @@ def test_flex_is_causal_attention_inside_each_sequence(key_heads: int, window: i
 
 def test_flex_says_where_it_cannot_train() -> None:
     query, key, value = random_heads(2)
-    with pytest.raises(UsageError, match="no backward pass on a CPU"):
+    with pytest.raises(UsageError, match="no backward pass on"):
         flex_packed_attention(torch.nn.Module(), query, key, value, None, layout=Layout(BOUNDARIES, query.device))
 
 
@@ -153,12 +156,15 @@ def test_attention_is_chosen_by_device_and_dtype() -> None:
     assert choose_attention("auto", gpu, torch.bfloat16) == "flash"
     assert choose_attention("flex", cpu, torch.float32) == "flex"
     for device, dtype in ((cpu, torch.bfloat16), (gpu, torch.float32)):
-        with pytest.raises(UsageError, match="flash attention needs a GPU"):
+        with pytest.raises(UsageError, match="flash attention needs"):
             choose_attention("flash", device, dtype)
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "flex"])
-@pytest.mark.parametrize("name", SERVED)
+KINDS = [(name, kind) for name in SERVED for kind in ("sdpa", "flex")]
+USUAL = [(name, kind) for name, kind in KINDS if kind == "sdpa" or name in ("Llama", "Gemma3Text", "GPT2")]
+
+
+@pytest.mark.parametrize(("name", "kind"), mostly_slow_cases(KINDS, *USUAL))
 def test_an_architecture_scores_packed_sequences_as_single_ones(name: str, kind: Any) -> None:
     """Against the untouched model: one sequence at a time, transformers' own attention and full logits."""
     batch = random_batch([9, 3, 14])

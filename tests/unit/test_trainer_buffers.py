@@ -1,6 +1,5 @@
 """Buffers: memory is used again when, and only when, nothing refers to it any more."""
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +43,6 @@ def test_what_is_still_referred_to_is_left_alone(hold: Callable[[Any], Any]) -> 
     kept = hold(array)
     place = address(array)
     del array
-    gc.collect()
     other = buffers.arena(1000).array(10, np.int64)
     assert address(other) != place
     other[:] = 1

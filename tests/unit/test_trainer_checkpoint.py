@@ -129,7 +129,8 @@ def test_digests_are_those_of_the_tensors(tmp_path: Path) -> None:
 def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
     state = save_checkpoint(tmp_path / "c", random_backend(), POSITION)
     (told,) = changed_environment(state, ranks=4)
-    assert "written with ranks 1 and training goes on with 4" in told
+    assert "written with ranks 1" in told
+    assert "goes on with 4" in told
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:

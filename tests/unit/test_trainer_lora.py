@@ -79,7 +79,7 @@ def test_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
 
 def test_adapters_of_another_base_model_are_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", adapted(), POSITION)
-    with pytest.raises(CheckpointError, match=r"checkpoint .*c: its adapters were trained on another base model"):
+    with pytest.raises(CheckpointError, match=r"checkpoint .*c: .* another base model"):
         load_checkpoint(tmp_path / "c", adapted(seed=1))
 
 

@@ -134,7 +134,7 @@ def test_options_override_unit_and_aggregation() -> None:
     [("gspo", {}), ("ppo", {"correction": {"method": "sequence_mask"}})],
 )
 def test_a_function_of_whole_units_refuses_the_token(name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=rf"{name} as configured looks at whole units: set loss.unit to turn"):
+    with pytest.raises(ValidationError, match=rf"{name} .* set loss.unit to"):
         needs(name, options | {"unit": "token"})
     with pytest.raises(ValidationError, match="unit"):
         needs("kto", {"unit": "token"})
@@ -143,9 +143,9 @@ def test_a_function_of_whole_units_refuses_the_token(name: str, options: dict[st
 @pytest.mark.parametrize("name", ["ppo", "grpo", "gspo", "cispo"])
 @pytest.mark.parametrize("method", ["token_truncate", "sequence_truncate"])
 def test_a_ratio_loss_does_not_count_the_distance_twice(name: str, method: str) -> None:
-    with pytest.raises(ValidationError, match="would weigh a second time"):
+    with pytest.raises(ValidationError, match="a second time"):
         config(name, {"correction": {"method": method}})
-    with pytest.raises(ValidationError, match=r"unless correction\.decoupled is set"):
+    with pytest.raises(ValidationError, match=r"correction\.decoupled is set"):
         config(name, {"correction": {"method": "icepop", "normalise": True}})
     config(name, {"correction": {"method": method, "decoupled": True}})
     config("reinforce", options={"correction": {"method": method}})

@@ -89,7 +89,7 @@ def test_the_proximal_policy_is_the_copy_that_was_kept() -> None:
 def test_a_copy_that_was_never_kept_is_an_error() -> None:
     backend = random_backend()
     for _ in range(2):
-        with pytest.raises(ContractError, match="there is no proximal policy here"):
+        with pytest.raises(ContractError, match="no proximal policy"):
             fill_batches(backend, None, LOSSES["sft"](), [random_batch([9])], proximal=True)
         backend.keep_proximal()
         backend.drop_proximal()

@@ -28,7 +28,7 @@ def test_filtered_cloning_adds_its_threshold(where: str | None, expected: str) -
 
 
 def test_a_condition_cannot_loosen_the_threshold() -> None:
-    with pytest.raises(UsageError, match="more than one SQL expression"):
+    with pytest.raises(UsageError, match="one SQL expression"):
         presets.filtered_bc("m", where="a) OR (b")
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from lake import ids
+from lake import Lake, ids
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
-from testkit.copies import copied
 from testkit.training import config, token_episodes, token_lake, token_step
+from testkit.wording import Wording
 from trainer.data.select.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
 from trainer.data.select.selection import select, select_episodes
 from trainer.losses import LOSSES
@@ -29,58 +29,65 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def refusals_with(tmp_path: Path, loss: str, tokens: dict[str, Any]) -> Any:
-    """Two good episodes and one of two steps, the second of which is as given."""
+KNOWN: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7},
+    {"temperature": 1.0, "logprobs_mode": "raw"},
+    {"top_p": None, "top_k": None, "min_p": None},
+]
+SEVERAL: dict[str, Any] = {"top_p": 0.9, "action_logprobs": None}
+ODD = [tokens for _, tokens, _ in FAULTS] + [*KNOWN, SEVERAL]
+
+
+@pytest.fixture(scope="module")
+def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Two good episodes of a step, and for each of `ODD` one of two steps, of which the second has those fields."""
     rng = np.random.default_rng(0)
-    odd = EpisodeRecord(task_id="odd", steps=[token_step(rng, 4, 3), token_step(rng, 2, 3, **tokens)])
+    odd = [
+        EpisodeRecord(task_id=f"odd{number}", steps=[token_step(rng, 4, 3), token_step(rng, 2, 3, **tokens)])
+        for number, tokens in enumerate(ODD)
+    ]
+    return token_lake(tmp_path_factory.mktemp("lake"), [*token_episodes(tasks=1, siblings=2, max_steps=1), *odd])
 
-    def make(template: Path) -> None:
-        token_lake(template, [*token_episodes(tasks=1, siblings=2, max_steps=1), odd])
 
-    lk = copied(f"odd {sorted(tokens.items())}", make, tmp_path)
-    snapshot = lk.snapshot()
-    selection = select(snapshot, config("sft"), LOSSES["sft"]().needs)
-    episode = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'odd'")["episode_id"][0]
+def refusals_with(lk: Lake, loss: str, tokens: dict[str, Any]) -> Any:
+    """Of the good episodes and an odd one."""
+    snapshot, task = lk.snapshot(), f"odd{ODD.index(tokens)}"
+    selection = select(snapshot, config("sft", where=f"task_id IN ('t0', '{task}')"), LOSSES["sft"]().needs)
+    episode = lk.sql("SELECT episode_id FROM episodes WHERE task_id = ?", [task])["episode_id"][0]
     return find_refusals(snapshot, selection.members, LOSSES[loss]()), ids.to_text(episode)
 
 
 @pytest.mark.parametrize(("reason", "tokens", "words"), FAULTS)
 def test_a_ratio_loss_refuses_what_it_cannot_know(
-    tmp_path: Path, reason: str, tokens: dict[str, Any], words: str
+    lk: Lake, reason: str, tokens: dict[str, Any], words: str, wording: Wording
 ) -> None:
-    (refusal,), episode = refusals_with(tmp_path, "ppo", tokens)
+    (refusal,), episode = refusals_with(lk, "ppo", tokens)
     assert (refusal.reason, refusal.steps) == (reason, 1)
-    assert refusal.message.startswith("ppo refused: 1 of 4 steps ")
+    assert wording(refusal.message, EPISODE=episode).startswith("ppo refused: 1 of 4 ")
     assert f"episode_id={episode}, step_index=1" in refusal.message
     assert words in refusal.message
-    assert "train with --loss awr or --loss sft" in refusal.message
+    assert "--loss awr or" in refusal.message
     with pytest.raises(DataRefusedError, match="1 of 4 steps"):
         refuse([refusal])
 
 
-@pytest.mark.parametrize("tokens", [tokens for _, tokens, _ in FAULTS])
 @pytest.mark.parametrize("loss", ["sft", "awr"])
-def test_likelihood_losses_take_them_all(tmp_path: Path, loss: str, tokens: dict[str, Any]) -> None:
-    found, _ = refusals_with(tmp_path, loss, tokens)
+def test_likelihood_losses_take_them_all(lk: Lake, loss: str) -> None:
+    snapshot = lk.snapshot()
+    members = select(snapshot, config("sft"), LOSSES["sft"]().needs).members
+    assert members.height == 2 + 2 * len(ODD)
+    assert find_refusals(snapshot, members, LOSSES[loss]()) == []
+
+
+@pytest.mark.parametrize("tokens", KNOWN)
+def test_a_ratio_loss_takes_a_known_distribution(lk: Lake, tokens: dict[str, Any]) -> None:
+    found, _ = refusals_with(lk, "ppo", tokens)
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        {},
-        {"temperature": 0.7},
-        {"temperature": 1.0, "logprobs_mode": "raw"},
-        {"top_p": None, "top_k": None, "min_p": None},
-    ],
-)
-def test_a_ratio_loss_takes_a_known_distribution(tmp_path: Path, tokens: dict[str, Any]) -> None:
-    found, _ = refusals_with(tmp_path, "ppo", tokens)
-    assert found == []
-
-
-def test_several_faults_are_all_named(tmp_path: Path) -> None:
-    found, _ = refusals_with(tmp_path, "ppo", {"top_p": 0.9, "action_logprobs": None})
+def test_several_faults_are_all_named(lk: Lake) -> None:
+    found, _ = refusals_with(lk, "ppo", SEVERAL)
     assert [refusal.reason for refusal in found] == ["no_logprobs", "truncated_sampling"]
     with pytest.raises(DataRefusedError, match=r"no behaviour.*; ppo refused: .*truncated"):
         refuse(found)
@@ -104,45 +111,46 @@ def test_text_only_episodes_are_refused_before_they_are_rendered(tmp_path: Path)
     assert ids.to_text(episodes["episode_id"][0]) in refusal.message
 
 
-def good_members(tmp_path: Path) -> tuple[Any, pl.DataFrame]:
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, pl.DataFrame]:
     """A snapshot and the members of two episodes of three steps with engine tokens."""
     rng = np.random.default_rng(1)
     episodes = [EpisodeRecord(task_id=f"t{n}", steps=[token_step(rng, 3, 2) for _ in range(3)]) for n in range(2)]
-    snapshot = token_lake(tmp_path, episodes).snapshot()
+    snapshot = token_lake(tmp_path_factory.mktemp("good"), episodes).snapshot()
     return snapshot, select(snapshot, config("sft"), LOSSES["sft"]().needs).members
 
 
 @pytest.mark.parametrize("loss", ["reinforce", "ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "dro"])
-def test_every_ratio_loss_refuses_tokens_without_log_probabilities(tmp_path: Path, loss: str) -> None:
-    snapshot, members = good_members(tmp_path)
+def test_every_ratio_loss_refuses_tokens_without_log_probabilities(good: tuple[Any, pl.DataFrame], loss: str) -> None:
+    snapshot, members = good
     bare = members.with_columns(has_logprobs=pl.lit(value=False), advantage=pl.lit(1.0))
     assert [refusal.reason for refusal in find_refusals(snapshot, bare, config(loss).loss)] == ["no_logprobs"]
 
 
 @pytest.mark.parametrize("loss", ["sft", "awr", "bc_exp"])
-def test_no_likelihood_does(tmp_path: Path, loss: str) -> None:
-    snapshot, members = good_members(tmp_path)
+def test_no_likelihood_does(good: tuple[Any, pl.DataFrame], loss: str) -> None:
+    snapshot, members = good
     bare = members.with_columns(has_logprobs=pl.lit(value=False), provenance=pl.lit("rendered"))
     assert find_refusals(snapshot, bare, config(loss).loss) == []
 
 
-def test_reinforce_without_a_correction_compares_with_nobody(tmp_path: Path) -> None:
-    snapshot, members = good_members(tmp_path)
+def test_reinforce_without_a_correction_compares_with_nobody(good: tuple[Any, pl.DataFrame]) -> None:
+    snapshot, members = good
     bare = members.with_columns(has_logprobs=pl.lit(value=False))
     plain = config("reinforce", options={"correction": {"method": "none"}}).loss
     assert find_refusals(snapshot, bare, plain) == []
 
 
-def test_one_ratio_for_an_episode_needs_one_advantage(tmp_path: Path) -> None:
-    snapshot, members = good_members(tmp_path)
+def test_one_ratio_for_an_episode_needs_one_advantage(good: tuple[Any, pl.DataFrame], wording: Wording) -> None:
+    snapshot, members = good
     first = members["episode_id"][0]
     differs = (pl.col("episode_id") == first) & (pl.col("step_index") == 2)
     varied = members.with_columns(advantage=pl.when(differs).then(0.25).otherwise(-1.5))
     (refusal,) = find_refusals(snapshot, varied, config("gspo").loss)
     assert (refusal.reason, refusal.steps) == ("advantages_vary", 3)
-    assert refusal.message.startswith("gspo refused: 1 of 2 episodes hold steps with different advantages")
+    assert wording(refusal.message, EPISODE=ids.to_text(first)).startswith("gspo refused: 1 of 2 ")
     assert f"episode_id={ids.to_text(first)}, step_index=0: from -1.5 to 0.25" in refusal.message
-    assert "set loss.unit to turn" in refusal.message
+    assert "loss.unit to turn" in refusal.message
     level = members.with_columns(advantage=pl.lit(-1.5))
     assert find_refusals(snapshot, level, config("gspo").loss) == []
     for unit in ("turn", "sequence", "episode"):
@@ -150,12 +158,12 @@ def test_one_ratio_for_an_episode_needs_one_advantage(tmp_path: Path) -> None:
     assert find_refusals(snapshot, varied, config("ppo").loss) == [], "a ratio per token follows any advantage"
 
 
-def test_both_labels_must_be_there(tmp_path: Path) -> None:
-    snapshot, members = good_members(tmp_path)
+def test_both_labels_must_be_there(good: tuple[Any, pl.DataFrame], wording: Wording) -> None:
+    snapshot, members = good
     labelled = members.with_columns(sign=pl.lit(1, pl.Int8))
     (refusal,) = find_refusals(snapshot, labelled, config("kto").loss)
     assert (refusal.reason, refusal.steps) == ("one_label", 6)
-    assert "select good and bad episodes" in refusal.message
+    wording(refusal.message, EPISODE=ids.to_text(members["episode_id"][0]))
     first = pl.col("episode_id") == members["episode_id"][0]
     both = members.with_columns(sign=pl.when(first).then(1).otherwise(-1))
     assert find_refusals(snapshot, both, config("kto").loss) == []

@@ -44,7 +44,7 @@ def test_a_prefix_without_tokens_names_the_row() -> None:
 
 
 def test_a_prefix_length_that_does_not_fit_names_the_row() -> None:
-    with pytest.raises(ContractError, match=r"step_index=1: has prefix_length 7, but its prefix ends at 6"):
+    with pytest.raises(ContractError, match=r"step_index=1: has prefix_length 7, .* ends at 6"):
         link_sequences(rows((5, 0, 4, 2, None, 0), (5, 1, 3, 2, 0, 7)))
 
 

@@ -158,7 +158,7 @@ def test_options_of_a_loss_that_no_stage_has_are_refused(tmp_path: Path) -> None
         '[trainer]\nmodel = "m"\n[trainer.loss]\nname = "dpo"\npairs.margin = 1.0\n'
         '[[trainer.stages]]\nname = "a"\nloss = "sft"\n[[trainer.stages]]\nname = "b"\nloss = "kto"\n'
     )
-    with pytest.raises(UsageError, match=r"`loss.pairs.margin` of loss dpo in \[trainer\]: no stage has this loss"):
+    with pytest.raises(UsageError, match=r"`loss.pairs.margin` of loss dpo"):
         stages_of(tmp_path, text)
     assert stages_of(tmp_path, text.replace("kto", "dpo"))["b"].loss == DPO(pairs={"margin": 1.0})
 
