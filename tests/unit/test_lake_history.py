@@ -9,6 +9,7 @@ import pytest
 from lake import Lake
 from lake.errors import UsageError
 from lake.read.history import commits
+from lake.read.snapshot import committed_at, version_at
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import scores
@@ -51,6 +52,15 @@ def test_a_table_and_a_limit(lk: Lake) -> None:
     assert commits(lk, "jobs", 2)["version"].to_list() == [2, 1]
     assert commits(lk, "steps", 20)["version"].to_list() == [1, 0]
     assert commits(lk, None, 1)["table"].sort().to_list() == ["episodes", "jobs", "steps"]
+
+
+def test_a_version_is_there_from_the_very_moment_of_its_commit_on(lk: Lake, clock: MovingClock) -> None:
+    clock.forward(days=1)
+    lk.append([episode("c")], run_id="run")
+    at = committed_at(lk._store, "episodes", 2)
+    before = at - timedelta(microseconds=1)
+    assert [version_at(lk._store, "episodes", moment) for moment in (before, at)] == [1, 2]
+    assert [lk.at(moment).scan("episodes").collect().height for moment in (before, at)] == [2, 3]
 
 
 def test_a_table_that_is_not_there_is_refused(lk: Lake) -> None:
