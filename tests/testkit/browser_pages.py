@@ -8,6 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 
 PATIENCE = 120_000
 """Milliseconds a page may take on a busy machine."""
+_MOST_ENTRIES = 30
+"""Entries of the history after which a page is given up: browsers count up to 50."""
 _SETTLED = "() => window[Symbol.for('trajlake.navigation')]?.isSettled()"
 _HEARS = "() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))"
 """What is drawn hears keys a moment later: React runs effects, which register them, after a frame."""
@@ -21,19 +23,71 @@ def fresh_page(browser: Any, base: str, **options: Any) -> Iterator[Any]:
         base: address of the viewer.
         options: of the browser's context.
     """
-    context = browser.new_context(**({"viewport": {"width": 1440, "height": 1400}, "base_url": base} | options))
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    faults: list[str] = []
-    asked: set[str] = set()
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
-    yield page
-    assert page.get_by_test_id("stException").count() == 0
-    assert faults == []
-    assert asked <= {"127.0.0.1", ""}, f"the viewer asked {asked}"
-    context.close()
+    with Tab(browser, base, **options) as tab, tab.used() as page:
+        yield page
+
+
+class Tab:
+    """A page of a browser that tests use one after the other: a new one costs three times what opening an address does.
+
+    Args:
+        base: address of the viewer.
+        options: of the browser's context.
+    """
+
+    def __init__(self, browser: Any, base: str, **options: Any) -> None:
+        self._browser = browser
+        self._options = {"base_url": base} | options
+        self._size = self._options.setdefault("viewport", {"width": 1440, "height": 1400})
+        self._page: Any = None
+        self._faults: list[str] = []
+        self._asked: set[str] = set()
+
+    def __enter__(self) -> "Tab":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._page is not None:
+            self._page.context.close()
+            self._page = None
+
+    @contextmanager
+    def used(self, size: dict[str, int] | None = None) -> Iterator[Any]:
+        """The page for one test; at its end nothing may have gone wrong in it, and nothing been asked of another host.
+
+        Args:
+            size: of its window, if not the usual.
+        """
+        if self._page is not None and self._page.evaluate("history.length") > _MOST_ENTRIES:
+            self.__exit__()
+        if self._page is None:
+            self._page = self._begun()
+        page = self._page
+        page.set_viewport_size(size or self._size)
+        is_clean = False
+        try:
+            yield page
+            assert page.get_by_test_id("stException").count() == 0
+            assert self._faults == []
+            assert self._asked <= {"127.0.0.1", ""}, f"the viewer asked {self._asked}"
+            assert page.context.pages == [page]
+            page.unroute_all()
+            page.context.clear_permissions()
+            page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+            page.goto("about:blank")
+            is_clean = True
+        finally:
+            if not is_clean:
+                self.__exit__()
+
+    def _begun(self) -> Any:
+        page = self._browser.new_context(**self._options).new_page()
+        page.set_default_timeout(PATIENCE)
+        self._faults, self._asked = faults, asked = [], set()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
+        return page
 
 
 def go(page: Any, path: str, heading: str) -> None:

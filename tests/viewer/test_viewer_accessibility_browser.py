@@ -1,8 +1,9 @@
-"""Every page against axe-core, light and dark: nothing serious or critical, nothing wider than the window or too large.
+"""Pages against axe-core, light and dark: nothing serious or critical, nothing wider than the window or too large.
 
 The group that is shown has 300 siblings, the episodes a thousand steps.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,9 @@ pytestmark = pytest.mark.browser
 WIDTHS = (1440, 1024)
 MOST_NODES = 5_000
 SIBLINGS, STEPS = 300, 1_000
+KINDS = ("/", "/episodes", "/episode", "/group", "/compare", "/training", "/change", "/sql")
+"""Pages that differ in kind: charts, a list, a transcript, a group, columns side by side, fields, figures, SQL."""
+SCHEMES = ("light", "dark")
 SMALL_CHIPS = """
     [...document.querySelectorAll("code, .mark, .chip, .trajlake-chips > *")]
         .filter(chip => !chip.closest("pre") && parseFloat(getComputedStyle(chip).fontSize) < 12)
@@ -91,15 +95,29 @@ def lasting(page: Any, faults_now: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: Lake, scheme: str) -> None:
+@pytest.mark.parametrize(
+    ("every", "turn"),
+    [
+        pytest.param(False, 0, id="kinds"),
+        pytest.param(True, 0, id="all", marks=pytest.mark.slow("every page is readable, half of them dark")),
+        pytest.param(True, 1, id="all, turned", marks=pytest.mark.slow("every page is readable, the other half dark")),
+    ],
+)
+def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: Lake, every: bool, turn: int) -> None:
+    """One half is light, the other dark; widths take turns."""
     said: dict[str, list[str]] = {}
-    with fresh_page(browser, running.address, color_scheme=scheme) as page:
-        for number, (path, heading) in enumerate(pages(lk)):
-            width = WIDTHS[(number + (scheme == "dark")) % 2]
+    walked = [(path, heading) for path, heading in pages(lk) if every or path.partition("?")[0] in KINDS]
+    assert every or len(walked) == len(KINDS)
+    with fresh_page(browser, running.address) as page:
+        for number, (path, heading) in enumerate(walked):
+            scheme = SCHEMES[(2 * number // len(walked) + turn) % 2]
+            width = WIDTHS[(number + turn) % 2]
             page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
             go(page, path, heading)
             found = faults(page)
+            if (background_of(page) == "dark") != (scheme == "dark"):
+                found.append(f"does not follow the scheme {scheme}")
             overflow = "document.querySelector('[data-testid=stMain]')"
             if page.evaluate(f"{overflow}.scrollWidth > {overflow}.clientWidth"):
                 found.append("is wider than the window")
@@ -108,5 +126,14 @@ def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: 
             found += lasting(page, SMALL_CHIPS)
             found += lasting(page, CUT)
             if found:
-                said[f"{path} at {width}"] = found
+                said[f"{path} at {width}, {scheme}"] = found
     assert said == {}
+
+
+def background_of(page: Any) -> str:
+    """Whether text is brighter than what is behind it (dark), or not (light)."""
+    colours = page.evaluate(
+        "() => ['backgroundColor', 'color'].map(name => getComputedStyle(document.querySelector('.stApp'))[name])"
+    )
+    background, text = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
+    return "light" if background > text else "dark"

@@ -1,7 +1,9 @@
 """Acting in a real browser: a queue walked by keys, SQL completed and its rows opened as a list, newer data."""
 
+from datetime import UTC, datetime
 from typing import Any
 
+import polars as pl
 import pytest
 
 from lake import Lake, ids
@@ -18,6 +20,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return build_lake(tmp_path_factory.mktemp("acting"))
 
 
+@pytest.mark.slow("a queue that is walked by keys survives a reload")
 def test_a_queue_is_walked_by_keys_and_survives_a_reload(page: Any, lk: Lake) -> None:
     go(page, "/episodes?task=mixed&round=0", "Episodes")
     page.get_by_role("button", name="Annotate").click()
@@ -65,6 +68,7 @@ def test_what_is_said_is_said_of_the_step_that_was_opened(page: Any, lk: Lake) -
     assert address(page) == {"episode": ids.to_text(episode), "step": "0"}
 
 
+@pytest.mark.slow("names are completed while a query is typed")
 @pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 def test_names_are_completed_and_rows_are_opened_as_a_list(page: Any) -> None:
     go(page, "/sql", "SQL")
@@ -104,3 +108,19 @@ def test_newer_episodes_are_read_without_losing_the_place(page: Any, lk: Lake) -
     top = main.evaluate("main => main.scrollTop")
     assert 100 < top < 300, "but for a line more or less above"
     assert address(page) == {"run": RUN, "sort": "-rollout_index"}
+
+
+def test_the_page_of_a_loop_follows_it(page: Any, lk: Lake) -> None:
+    """A round that the loop writes is drawn without a click, and the page stays with its job."""
+    train = lk.job(kind="train", run_id="looped", parameters={"loss": {"name": "ppo"}}).__enter__()
+    parameters = {"loop": {"rounds": 5}, "train_job": ids.to_text(train.job_id)}
+    loop = lk.job(kind="loop", run_id="looped", parameters=parameters).__enter__()
+    go(page, f"/training?job={ids.to_text(train.job_id)}", "Training")
+    page.get_by_text("running", exact=True).wait_for()
+    page.get_by_text("0 of 5 rounds").wait_for()
+    values = {"loop/return": 0.5, "loop/episodes": 16.0, "loop/tokens": 96.0, "loop/seconds": 1.0}
+    rows = [{"step": 0, "name": name, "value": value, "at": datetime.now(UTC)} for name, value in values.items()]
+    loop.write("metrics", pl.DataFrame(rows))
+    page.get_by_text("1 of 5 rounds").wait_for()
+    page.get_by_role("heading", name="Rounds", exact=True).wait_for()
+    assert address(page)["job"] == ids.to_text(train.job_id)

@@ -7,39 +7,24 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from lake import Lake, ids
-from lake.records import StepRecord
+from testkit.browsed_lake import HOSTILE
 from testkit.browser_pages import address, go, settled
-from testkit.lakes import RUN, add_credit, build_lake, rollout, sample_episodes
+from testkit.lakes import RUN
+from testkit.viewer_process import Viewer
 
 pytestmark = pytest.mark.browser
 
-MARK = "window.hostile = (window.hostile || 0) + 1"
-HOSTILE = f"<script>{MARK}</script><img src=x onerror='{MARK}'> [x](javascript:{MARK}) \x1b[31m"
-STEPS = 1000
 MOST_NODES = 5000
 
 
-def long_rollout(index: int) -> Any:
-    """Each goes its own way, and meets the others in every tenth room."""
-    found = rollout("long", index, float(index), num_steps=1)
-    found.steps = [
-        StepRecord(state=f"room {n}" if n % 10 == 0 else f"room {n} of {index}", action=f"go {n} {index}", reward=0.0)
-        for n in range(STEPS)
-    ]
-    return found
+@pytest.fixture(scope="module")
+def lk(browsed_lake: Lake) -> Lake:
+    return browsed_lake
 
 
 @pytest.fixture(scope="module")
-def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    hostile = [rollout("hostile", index, float(index)) for index in range(2)]
-    for one in hostile:
-        for step in one.steps:
-            step.state = step.action = f"{HOSTILE} {one.rollout_index if step is one.steps[1] else ''}"
-    lk = build_lake(tmp_path_factory.mktemp("browser"), sample_episodes() + hostile)
-    add_credit(lk)
-    with lk.job(kind="collect", run_id="long") as job:
-        job.record([long_rollout(index) for index in range(8)])
-    return lk
+def running(browsed: Viewer) -> Viewer:
+    return browsed
 
 
 def group_of(lk: Lake, run: str, task: str) -> list[str]:
@@ -76,6 +61,7 @@ def test_from_an_episode_to_its_siblings_to_one_of_their_steps_and_back(page: An
     assert address(page)["episode"] == chosen[2]
 
 
+@pytest.mark.slow("a rollout is taken out of a comparison and comes back")
 def test_the_choice_of_the_group_and_of_the_comparison(page: Any, lk: Lake) -> None:
     group = lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'mixed' AND collection_round = 0").item()
     go(page, f"/group?group={ids.to_text(group)}", "Group")
@@ -92,7 +78,7 @@ def test_the_choice_of_the_group_and_of_the_comparison(page: Any, lk: Lake) -> N
 
 
 def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
-    go(page, "/compare?" + "&".join(f"episode={one}" for one in group_of(lk, RUN, "hostile")), "Side by side")
+    go(page, "/compare?" + "&".join(f"episode={one}" for one in group_of(lk, HOSTILE, HOSTILE)), "Side by side")
     region = page.get_by_role("region", name="Side by side")
     region.get_by_text("<script>").first.wait_for()
     assert region.locator("script, img, [onerror], a[href^=javascript]").count() == 0
@@ -115,6 +101,7 @@ def test_eight_rollouts_of_a_thousand_steps(page: Any, lk: Lake) -> None:
     page.get_by_text("961 to 1,000 of 1,000 lines").wait_for()
 
 
+@pytest.mark.slow("a task that changed opens both transcripts side by side")
 def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
     go(page, "/change", "What changed")
     page.get_by_role("link", name=f"{RUN}: round 0 and round 1").click()
@@ -137,6 +124,7 @@ def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
     page.get_by_text("No episode is in").or_(page.get_by_text("8 episodes of 1 tasks")).first.wait_for()
 
 
+@pytest.mark.slow("an anchor leads to its groups and their steps in a browser")
 def test_from_an_anchor_to_its_groups_to_their_steps_and_back(page: Any) -> None:
     go(page, "/anchors", "Anchors")
     page.get_by_role("region", name="States").locator("tbody tr").filter(has_text="You are at the gate.").click()

@@ -91,6 +91,7 @@ def test_an_older_state_goes_along_and_back_leads_out_of_it(page: Any) -> None:
     assert "as_of" not in address(page)
 
 
+@pytest.mark.slow("a state that is not there is told in a browser and changes nothing")
 def test_a_state_that_is_not_there_is_told_and_changes_nothing(page: Any) -> None:
     go(page, "/episodes?as_of=before", "Episodes")
     before = entries(page)
@@ -108,6 +109,7 @@ def test_a_state_that_is_not_there_is_told_and_changes_nothing(page: Any) -> Non
     is_of(page, "Data of", 27)
 
 
+@pytest.mark.slow("what changed since an older state leads to new episodes and back in a browser")
 def test_what_changed_since_leads_to_new_episodes_and_back(page: Any) -> None:
     go(page, "/episodes?as_of=before", "Episodes")
     opener(page).click()
@@ -179,6 +181,7 @@ def views(page: Any) -> Any:
     return opened
 
 
+@pytest.mark.slow("a view is saved, opened by others, replaced and removed in browsers")
 def test_a_view_is_saved_opened_by_others_replaced_and_removed(page: Any, other: Any, lk: Lake) -> None:
     go(page, "/groups?task=d*&sort=-mean_steps", "Groups")
     opened = views(page)
@@ -222,6 +225,7 @@ def test_a_view_is_saved_opened_by_others_replaced_and_removed(page: Any, other:
 # ---------------------------------------------------------------- annotations
 
 
+@pytest.mark.slow("an annotation is taken back in a browser by whoever wrote it")
 def test_what_was_said_is_taken_back_by_whoever_said_it(page: Any, lk: Lake) -> None:
     """The form keeps the author, though it is emptied."""
     episode = lk.sql("SELECT min(episode_id) FROM episodes WHERE task_id = 'dead'").item()

@@ -45,6 +45,7 @@ def done(page: Any) -> int:
     return int(found.group(1))
 
 
+@pytest.mark.slow("the training page moves on by itself while `trajlake loop` runs")
 def test_the_page_follows_a_run_and_shows_its_rounds(tmp_path: Path) -> None:
     lake.open(tmp_path / "lake", create=True)
     config = write_config(tmp_path, save_model(tmp_path / "model"))
@@ -71,6 +72,7 @@ def test_the_page_follows_a_run_and_shows_its_rounds(tmp_path: Path) -> None:
         running.communicate()
 
 
+@pytest.mark.slow("points of the curves of a loop open what they are of")
 def test_points_open_what_they_are_of(tmp_path: Path) -> None:
     """Of three rounds of two updates: held-out episodes, a round's episodes, groups and updates, and the round."""
     looped(tmp_path, read_config(str(write_config(tmp_path, save_model(tmp_path / "model"))), {}))

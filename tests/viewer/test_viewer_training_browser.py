@@ -125,6 +125,7 @@ def test_updates_with_an_alarm_are_shaded(page: Any) -> None:
     assert 0.2 < first < 0.4 < 0.7 < last < 0.85, "from update 10 to update 31"
 
 
+@pytest.mark.slow("a moving average is drawn and stays on a reload")
 def test_the_moving_average_is_drawn_and_stays_on_a_reload(page: Any) -> None:
     go(page, "/training", "Training")
     top, bottom = painted(page, POSITIVE)["rows"]
@@ -137,6 +138,7 @@ def test_the_moving_average_is_drawn_and_stays_on_a_reload(page: Any) -> None:
     painted(page, POSITIVE, which=narrower)
 
 
+@pytest.mark.slow("other jobs are drawn in the colours of the legend")
 def test_other_jobs_have_the_colours_of_the_legend(page: Any) -> None:
     """The one chosen first comes last by name."""
     go(page, "/training", "Training")
@@ -186,6 +188,7 @@ def test_an_update_is_typed_and_back_leads_out_of_it(page: Any, lk: Lake) -> Non
     assert address(page) == {"run": RUN}
 
 
+@pytest.mark.slow("another job is one step of the history, and Back returns to the update")
 def test_another_job_is_one_step_and_back_returns_to_the_first(page: Any) -> None:
     go(page, "/training", "Training")
     type_update(page, "12")

@@ -15,7 +15,8 @@ import pytest
 
 from lake import Lake, ids
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
-from testkit.commands import trajlake
+from testkit.command_line import runner
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit, build_lake, rollout
 
 pytestmark = pytest.mark.browser
@@ -145,6 +146,7 @@ def on_screen(page: Any, index: int) -> None:
     )
 
 
+@pytest.mark.slow("step 0 is on a small screen below what six scorers say")
 def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: Lake) -> None:
     page.set_viewport_size({"width": 1024, "height": 768})
     go(page, lk, "judged")
@@ -153,7 +155,7 @@ def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: L
     page.get_by_text("The 5th reason is short.").wait_for()
 
 
-@pytest.mark.parametrize("task", ["chat", "walk"])
+@pytest.mark.parametrize("task", mostly_slow(["chat", "walk"], "walk"))
 def test_the_page_opens_at_its_top_with_step_0_on_the_screen(page: Any, lk: Lake, task: str) -> None:
     go(page, lk, task)
     on_screen(page, 0)
@@ -269,7 +271,7 @@ def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any
     page.on("request", lambda request: asked.append(request.url))
     go(page, lk, "short")
     line(page, 0).locator(".head").click()
-    opened(page, 0)
+    assert "stop" in opened(page, 0).inner_text(), "an episode without credit has a transcript, too"
     address = next(url for url in asked if "/transcript?" in url)
 
     def status(url: str, **headers: str) -> int:
@@ -288,7 +290,8 @@ def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any
     assert status(address, **{"Sec-Fetch-Site": "same-origin"}) == 200
     for site in ("same-site", "cross-site", "none"):
         assert status(address, **{"Sec-Fetch-Site": site}) == 403
-    assert status(address, Origin="http://127.0.0.1:1") == 403
+    other = "http://127.0.0.1:1"
+    assert status(address, Origin=other) == 403
     assert status(address.replace(of, "0" * 13)) == 410
     assert status(address.replace(episode, "0" * 13)) == 404
     assert status(address.replace(episode, "nonsense")) == 400
@@ -305,6 +308,7 @@ def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:
     page.get_by_text("in no step").wait_for()
 
 
+@pytest.mark.slow("what a list was searched for is marked in the episode that it opens")
 def test_what_a_list_was_searched_for_is_marked_where_its_episode_opens(page: Any, lk: Lake) -> None:
     go(page, lk, "walk", step=700, list="text=needle+in")
     page.get_by_text("1 of 1 step").wait_for()
@@ -315,9 +319,11 @@ def test_what_a_list_was_searched_for_is_marked_where_its_episode_opens(page: An
     page.wait_for_function("() => !CSS.highlights.get('trajlake-found')")
 
 
-def test_a_long_text_is_cut_until_asked_for(page: Any, lk: Lake) -> None:
+def test_an_image_is_shown_and_a_long_text_is_cut_until_asked_for(page: Any, lk: Lake) -> None:
     go(page, lk, "chat", step=2)
     texts = opened(page, 2)
+    texts.locator("img").wait_for()
+    page.wait_for_function("() => document.querySelector('.trajlake-transcript img').naturalWidth === 1")
     assert len(texts.inner_text()) < 10_000
     texts.get_by_role("button", name=f"Show all {LONG + 7:,} characters").click()
     texts.get_by_text(f"The first 500,000 of {LONG + 7:,} characters").wait_for()
@@ -325,17 +331,14 @@ def test_a_long_text_is_cut_until_asked_for(page: Any, lk: Lake) -> None:
     assert nodes(page) < NODES
 
 
-def test_a_call_and_its_result_are_one_block_and_arguments_are_readable(page: Any, lk: Lake) -> None:
+def test_a_call_and_its_result_are_one_block_and_texts_are_formatted(page: Any, lk: Lake) -> None:
     go(page, lk, "chat", step=1)
     pair = opened(page, 1).locator(".pair")
     assert pair.locator(".call .tool").inner_text() == "run"
     assert "It ran." in pair.locator(".result").inner_text()
     assert pair.get_by_text("first line\nsecond line", exact=True).inner_text() == "first line\nsecond line"
     assert re.search(r"n:\s*1", pair.locator(".call").inner_text())
-
-
-def test_markdown_is_formatted_without_links_and_a_terminals_colours_are_drawn(page: Any, lk: Lake) -> None:
-    go(page, lk, "chat", step=1)
+    # Markdown is formatted without links, and a terminal's colours are drawn.
     texts = opened(page, 1)
     reasoning = texts.locator(".reasoning")
     assert reasoning.locator(".heading").inner_text() == "Plan"
@@ -349,13 +352,6 @@ def test_markdown_is_formatted_without_links_and_a_terminals_colours_are_drawn(p
     assert "# Plan\n- one" in reasoning.locator("pre").inner_text()
     red = texts.locator(".action .terminal span")
     assert (red.inner_text(), "rgb" in red.evaluate("node => node.style.color")) == ("red", True)
-
-
-def test_an_image_of_a_message_is_shown(page: Any, lk: Lake) -> None:
-    go(page, lk, "chat", step=2)
-    image = opened(page, 2).locator("img")
-    image.wait_for()
-    page.wait_for_function("() => document.querySelector('.trajlake-transcript img').naturalWidth === 1")
 
 
 def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
@@ -397,6 +393,7 @@ def test_tokens_are_drawn_on_a_canvas_and_told_by_the_keyboard(page: Any, lk: La
     assert nodes(page) < NODES
 
 
+@pytest.mark.slow("hiding reasoning keeps a step open")
 def test_hiding_reasoning_keeps_the_step_open(page: Any, lk: Lake) -> None:
     go(page, lk, "walk", step=3)
     opened(page, 3)
@@ -406,6 +403,7 @@ def test_hiding_reasoning_keeps_the_step_open(page: Any, lk: Lake) -> None:
     assert not line(page, 4).locator(".reasoning").is_visible()
 
 
+@pytest.mark.slow("another credit keeps the reader's place in a transcript")
 def test_another_credit_keeps_the_reader_s_place(page: Any, lk: Lake) -> None:
     go(page, lk, "chat", step=0)
     assert "+0.707" in line(page, 0).locator(".head").inner_text()
@@ -418,17 +416,13 @@ def test_another_credit_keeps_the_reader_s_place(page: Any, lk: Lake) -> None:
     line(page, 1).locator(".aside").get_by_text("+0.500").first.wait_for()
 
 
-def test_an_episode_of_one_step_without_credit(page: Any, lk: Lake) -> None:
-    go(page, lk, "short")
-    line(page, 0).locator(".head").click()
-    assert "stop" in opened(page, 0).inner_text()
-
-
-def test_a_file_to_send_holds_all_and_asks_for_nothing(browser: Any, lk: Lake, tmp_path: Path) -> None:
+def test_a_file_to_send_holds_all_and_asks_for_nothing(
+    browser: Any, lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The siblings of a group, opened from the disk: hostile text is text, and no address is asked for anything."""
     group = ids.to_text(lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'chat'").item())
     out = tmp_path / "chat.html"
-    assert trajlake("page", "--lake", lk.uri, group, "--out", str(out)).returncode == 0
+    assert runner(monkeypatch, capsys)("page", "--lake", lk.uri, group, "--out", str(out)).code == 0
     page = browser.new_page(viewport=VIEWPORT)
     asked: list[str] = []
     faults: list[str] = []
