@@ -8,6 +8,7 @@ Races over the same records are in test_lake_faults_writers.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,23 +26,24 @@ from testkit.processes import Worker, at_the_gate
 
 def test_processes_that_append_at_once_lose_nothing(tmp_path: Path) -> None:
     lk = lake.open(tmp_path / "lake", create=True)
-    workers = [Worker("record", lk.uri, f"worker {n}", 5, 3) for n in range(3)]
+    workers = [Worker("record", lk.uri, f"worker {n}", 3, 3) for n in range(3)]
     at_the_gate(*workers)
     seen = []
     while any(worker.running for worker in workers):
         seen.append(assert_whole(lk.snapshot()))
+        time.sleep(0.05)  # the workers need the machine, too
     for worker in workers:
         worker.finish()
     assert seen == sorted(seen)
-    assert assert_whole(lk.snapshot()) == 3 * 5 * 3
+    assert assert_whole(lk.snapshot()) == 3 * 3 * 3
     assert lk.snapshot().dead_write_ids == frozenset(), "disjoint batches never abandon a write"
     new = lk.sql("SELECT job_id, count(*) AS n, sum(value) AS new FROM metrics GROUP BY job_id")
-    assert (new["n"].to_list(), new["new"].to_list()) == ([5] * 3, [15.0] * 3)
+    assert (new["n"].to_list(), new["new"].to_list()) == ([3] * 3, [9.0] * 3)
     assert lk.sql("SELECT status FROM job_runs")["status"].to_list() == ["succeeded"] * 3
 
 
 def test_creators_of_one_lake_all_find_it_whole(tmp_path: Path) -> None:
-    uris = [str(tmp_path / f"lake{n}") for n in range(5)]
+    uris = [str(tmp_path / f"lake{n}") for n in range(3)]
     workers = [Worker("create", *uris) for _ in range(3)]
     for _ in uris:
         at_the_gate(*workers)
@@ -166,13 +168,13 @@ def test_a_thread_that_reads_never_disturbs_one_that_writes(tmp_path: Path) -> N
                 lk.snapshot()
             return
         with (lk if number == 1 else other).job(kind="collect", run_id="run") as job:
-            for index in range(15):
+            for index in range(6):
                 assert job.record([episode(f"task {number}", index)]).new == 1
         if number == 1:
             done.set()
 
     in_threads(3, work)
-    assert assert_whole(lk.snapshot()) == 30
+    assert assert_whole(lk.snapshot()) == 12
 
 
 DANGLING = {
@@ -199,7 +201,7 @@ def assert_consistent(snapshot: lake.Snapshot) -> None:
             assert session.query(query).is_empty(), fault
 
 
-@pytest.mark.parametrize("moving", mostly_slow(RESOLUTION_ORDER, "jobs", "episodes", "steps", "scores"))
+@pytest.mark.parametrize("moving", mostly_slow(RESOLUTION_ORDER, "jobs", "episodes"))
 def test_a_snapshot_is_consistent_when_a_round_is_written_between_two_tables(
     tmp_path: Path, moving: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +231,7 @@ def test_snapshots_are_consistent_while_another_thread_writes(tmp_path: Path) ->
 
     def work(number: int) -> None:
         if number == 0:
-            for turn in range(6):
+            for turn in range(2):
                 add_round(writer, turn)
             done.set()
         while not done.is_set():
@@ -237,4 +239,4 @@ def test_snapshots_are_consistent_while_another_thread_writes(tmp_path: Path) ->
 
     in_threads(2, work)
     of_a_round = lk.scan("episodes").filter(pl.col("task_id") == "task 0").collect().height
-    assert assert_whole(lk.snapshot()) == 6 * of_a_round
+    assert assert_whole(lk.snapshot()) == 2 * of_a_round

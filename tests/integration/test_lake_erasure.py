@@ -289,7 +289,7 @@ def dying(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
     return act
 
 
-@pytest.mark.parametrize("commits", [pytest.param(n, marks=[] if n % 2 else pytest.mark.slow) for n in range(9)])
+@pytest.mark.parametrize("commits", mostly_slow(range(9), 2, 5))
 def test_killed_between_any_two_commits_and_run_again(
     tmp_path: Path, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,7 +334,7 @@ def test_killed_between_two_deletions_and_run_again(
     assert rest(lk.at("before"), episode_id) == expected
 
 
-@pytest.mark.parametrize("moving", mostly_slow(RESOLUTION_ORDER, "episodes", "tokens", "steps"))
+@pytest.mark.parametrize("moving", mostly_slow(RESOLUTION_ORDER, "episodes", "steps"))
 def test_a_snapshot_resolved_while_it_is_being_erased_is_whole(
     tmp_path: Path, moving: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,11 @@ from lake.export.place import MANIFEST, STATE
 from testkit.copies import copied
 from testkit.disks import disk, folder_to_lock, grow, read_only
 from testkit.episodes import episode
+from testkit.examples import mostly_slow
 from testkit.round_trips import exported
 
-KINDS = ("jsonl", "messages-parquet", "trl-completions", "eval-protocol-db", "atif")
+GROUPS = 16
+KINDS = mostly_slow(("jsonl", "messages-parquet", "trl-completions", "eval-protocol-db", "atif"), "jsonl", "atif")
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def lk(tmp_path: Path) -> Lake:
     def make(folder: Path) -> None:
         import lake
 
-        records = [episode(f"task-{n}", index, steps=20, tokens=True) for n in range(40) for index in range(2)]
+        records = [episode(f"task-{n}", index, steps=20, tokens=True) for n in range(GROUPS) for index in range(2)]
         lake.open(folder, create=True).append(records, run_id="run")
 
     return copied("export-faults", make, tmp_path / "lake")
@@ -38,7 +40,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_full_disk_is_told_and_the_export_goes_on_once_there_is_room(lk: Lake, tmp_path: Path, name: str) -> None:
     exported(lk, tmp_path / "whole", name, shard_episodes=8)
-    with disk(tmp_path / "small", "48k") as small:
+    with disk(tmp_path / "small", "32k") as small:
         with pytest.raises(
             LakeAccessError, match=r"(No space left|full).*what is written so far is kept: run it again"
         ):
@@ -67,7 +69,7 @@ def test_a_file_where_a_folder_has_to_be_is_told(lk: Lake, tmp_path: Path) -> No
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("table", ["episodes", "steps", "tokens"])
+@pytest.mark.parametrize("table", mostly_slow(["episodes", "steps", "tokens"], "steps"))
 def test_a_damaged_lake_is_told_and_what_was_written_stays(lk: Lake, tmp_path: Path, table: str) -> None:
     paths = sorted(Path(lk.uri, table).glob("*.parquet"))
     kept = {path: path.read_bytes() for path in paths}
@@ -79,7 +81,7 @@ def test_a_damaged_lake_is_told_and_what_was_written_stays(lk: Lake, tmp_path: P
     for path in paths:
         path.write_bytes(kept[path])
     manifest = exported(lk, tmp_path / "out", "jsonl", shard_episodes=8)
-    assert manifest.episodes == 80
+    assert manifest.episodes == 2 * GROUPS
 
 
 def test_a_lake_that_is_gone_is_told(lk: Lake, tmp_path: Path) -> None:
@@ -116,21 +118,21 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, then: Any = None) -
     monkeypatch.setattr("lake.export.place.write_tree", counted(tree))
 
 
-@pytest.mark.parametrize("name", [*KINDS, "massgen"])
+@pytest.mark.parametrize("name", [*KINDS, pytest.param("massgen", marks=pytest.mark.slow)])
 def test_nothing_of_a_retracted_episode_is_left_of_an_export_that_was_stopped(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        stop_after(patch, 5)
+        stop_after(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             exported(lk, out, name, shard_episodes=8)
     written = content(out)
-    assert len(written) > 5
-    gone = lk.sql("SELECT episode_id FROM episodes WHERE task_id < 'task-3'")["episode_id"]
+    assert len(written) > 2
+    gone = lk.sql("SELECT episode_id FROM episodes WHERE task_id < 'task-2'")["episode_id"]
     lk.retract(gone)
     manifest = exported(lk, out, name, shard_episodes=8)
-    assert manifest.episodes == 80 - len(gone)
+    assert manifest.episodes == 2 * GROUPS - len(gone)
     exported(lk, tmp_path / "anew", name, shard_episodes=8)
     assert content(out) == content(tmp_path / "anew")
 
@@ -140,7 +142,7 @@ def test_a_stopped_export_of_something_else_is_begun_anew_on_the_newest_snapshot
 ) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        stop_after(patch, 5)
+        stop_after(patch, 2)
         with pytest.raises(KeyboardInterrupt):
             exported(lk, out, "atif", shard_episodes=8)
     lk.append([episode("later")], run_id="run")
@@ -159,7 +161,7 @@ def test_an_export_that_was_stopped_does_not_go_on_on_files_that_a_vacuum_took(
             exported(lk, out, "jsonl", shard_episodes=8)
     monkeypatch.setattr(Lake, "missing", lambda self, versions: "a file")
     manifest = exported(lk, out, "jsonl", shard_episodes=8)
-    assert manifest.rows == 80
+    assert manifest.rows == 2 * GROUPS
 
 
 @pytest.mark.parametrize("name", ["jsonl", "atif"])
@@ -169,7 +171,7 @@ def test_an_episode_that_is_forgotten_while_an_export_runs_stops_it_or_is_not_in
     """What was written before it was forgotten is for whoever forgets to delete; nothing is a traceback."""
     last = lk.sql("SELECT episode_id FROM episodes ORDER BY run_id, group_id DESC, episode_id DESC LIMIT 1").item()
     with monkeypatch.context() as patch:
-        stop_after(patch, 3, lambda: lk.forget([last]) if not lk.sql("SELECT 1 FROM retractions").height else None)
+        stop_after(patch, 2, lambda: lk.forget([last]) if not lk.sql("SELECT 1 FROM retractions").height else None)
         try:
             exported(lk, tmp_path / "out", name, shard_episodes=8)
         except LakeAccessError:
@@ -180,4 +182,4 @@ def test_an_episode_that_is_forgotten_while_an_export_runs_stops_it_or_is_not_in
     exported(lk, tmp_path / "after", name)
     text = b"".join(content(tmp_path / "after").values())
     assert text.count(b'"run_id"') > 0
-    assert lk.sql("SELECT count(*) AS n FROM episodes").item() == 79
+    assert lk.sql("SELECT count(*) AS n FROM episodes").item() == 2 * GROUPS - 1

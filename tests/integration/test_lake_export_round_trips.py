@@ -9,6 +9,7 @@ import pytest
 from lake.formats.eval_protocol.rows import OURS
 from testkit import eval_protocol_files, massgen_files
 from testkit.copies import empty_lake
+from testkit.examples import mostly_slow
 from testkit.export_trials import write_job
 from testkit.round_trips import assert_same, exported, records, there_and_back
 from testkit.shared import CHECKOUT, shared_data
@@ -53,7 +54,7 @@ def test_every_format_leaves_as_our_lines_and_comes_back_as_it_was(tmp_path: Pat
     assert lk.ingest(tmp_path / "out").present == len(before), "and the lake that it came from knows it"
 
 
-@pytest.mark.parametrize("name", ["atif/gen_trial_v18", "atif/nat"])
+@pytest.mark.parametrize("name", mostly_slow(["atif/gen_trial_v18", "atif/nat"], "atif/nat"))
 def test_atif_reads_again_as_the_same_episodes(name: str, tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
     lk.ingest(shared_data("formats", *name.split("/")), run_id="run")
@@ -94,7 +95,15 @@ def chats(name: str) -> Path:
     return shared_data("formats", *name.split("/")) if "/" in name else GOLDEN / "messages" / name
 
 
-@pytest.mark.parametrize("name", [*MESSAGES, "preference.parquet", "unpaired.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        [*MESSAGES, "preference.parquet", "unpaired.jsonl"],
+        "chat_sft/v1_dpo_demo.jsonl",
+        "preference.parquet",
+        "unpaired.jsonl",
+    ),
+)
 def test_messages_read_again_as_the_same_episodes(name: str, tmp_path: Path) -> None:
     """Arguments of tool calls may have become objects: chat templates need them."""
     lk = empty_lake(tmp_path / "lake")
@@ -104,7 +113,7 @@ def test_messages_read_again_as_the_same_episodes(name: str, tmp_path: Path) -> 
     assert manifest.left_out == {}
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("name", mostly_slow(MESSAGES, "chat_sft/v1_dpo_demo.jsonl", "sft.parquet"))
 def test_messages_of_a_parquet_file_differ_in_what_one_type_cannot_hold(name: str, tmp_path: Path) -> None:
     """Arguments are JSON text; keys of messages that no chat API has (LLaMA-Factory's loss_weight) are left out."""
 
@@ -235,8 +244,17 @@ def rows_of(folder: Path) -> list[Any]:
     return rows
 
 
-@pytest.mark.parametrize("name", ["eval-protocol", "eval-protocol-db"])
-@pytest.mark.parametrize("source", ["datasets_2025-08-05.jsonl", "rows.jsonl", "logs.db"])
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("datasets_2025-08-05.jsonl", "eval-protocol"),
+        ("logs.db", "eval-protocol-db"),
+        pytest.param("rows.jsonl", "eval-protocol", marks=pytest.mark.slow),
+        pytest.param("logs.db", "eval-protocol", marks=pytest.mark.slow),
+        pytest.param("rows.jsonl", "eval-protocol-db", marks=pytest.mark.slow),
+        pytest.param("datasets_2025-08-05.jsonl", "eval-protocol-db", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_that_the_tool_itself_wrote_pass_through_unchanged(source: str, name: str, tmp_path: Path) -> None:
     golden = GOLDEN / "eval_protocol" / source
     path = golden if golden.exists() else shared_data("formats", "eval_protocol", source)

@@ -30,9 +30,9 @@ from lake.records import identify
 from lake.storage.commits import CommitLostError
 from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.write.fleet import client, messages, server
+from lake.write.fleet import client, messages, rounds, server
 from lake.write.fleet.client import Committer, Fleet
-from lake.write.fleet.messages import Bring, Found, Look, Working
+from lake.write.fleet.messages import Bring, Done, Found, Look, Working
 from lake.write.fleet.place import SEATS, Place
 from lake.write.index import Known
 from lake.write.ledger import Ledger
@@ -129,7 +129,7 @@ def test_killed_between_any_two_lines_of_a_round(tmp_path: Path, share: float) -
     ("where", "writers", "kills"),
     [
         ("folder", 4, 2),
-        ("bucket", 2, 1),
+        pytest.param("bucket", 2, 1, marks=pytest.mark.slow),
         pytest.param("folder", 8, 50, marks=pytest.mark.slow),
         pytest.param("bucket", 8, 50, marks=pytest.mark.slow),
     ],
@@ -174,6 +174,36 @@ def test_a_batch_that_loses_again_and_again_goes_to_the_committer(
     outcome = EpisodeWriter(lk._store, LateFleet()).write(records("task"))  # type: ignore[arg-type]
     assert (outcome.new, len(outcome.write_ids), lost) == (SIZE, 1, [0, 3])
     assert assert_whole(lk.snapshot()) == SIZE
+
+
+def test_each_request_of_a_round_has_its_own_answer(tmp_path: Path) -> None:
+    """First come, first served: of two attempts with the same episodes the second is not accepted."""
+    lk = empty_lake(tmp_path / "lake")
+    lk.append(records("there"), run_id="run")
+    attempts = [another(Store(lk._store.objects), records("task")) for _ in range(2)]
+    there, task = (identify(records(name)[0], "run") for name in ("there", "task"))
+    looks = [Look([asked.episode_id], [asked.group_id]) for asked in (there, task)]
+    *done, one, other = rounds.answered(Ledger(lk._store), [*attempts, *looks])
+    assert done == [Done(is_accepted=True), Done(is_accepted=False)]
+    for answer, asked in ((one, there), (other, task)):
+        assert isinstance(answer, Found)
+        assert answer.known.contents.keys() == {asked.episode_id}
+        assert {slot[0] for slot in answer.known.newest} == {asked.group_id}
+
+
+def test_a_commit_whose_acknowledgement_is_lost_is_told_as_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = empty_lake(tmp_path / "lake")._store
+    bring = another(Store(store.objects), records("task"))
+    append = store.append_episodes
+
+    def unheard(*args: Any) -> None:
+        append(*args)
+        raise CommitLostError
+
+    monkeypatch.setattr(store, "append_episodes", unheard)
+    assert rounds.answered(Ledger(store), [bring]) == [Done(is_accepted=True)]
 
 
 # ---------------------------------------------------------------- 2. without

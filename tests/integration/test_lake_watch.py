@@ -443,15 +443,15 @@ def told(said: str) -> int:
 
 
 def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "source", [*numbered(*range(40)), b"nonsense\n", *numbered(*range(40, 60))])
+    source = write_lines(tmp_path / "source", [*numbered(*range(20)), b"nonsense\n", *numbered(*range(20, 30))])
     uri = tmp_path / "lake"
-    with watching(uri, folder) as watcher, writing(source, folder / "f.jsonl", 150, 0.02) as writer:
+    with watching(uri, folder) as watcher, writing(source, folder / "f.jsonl", 75, 0.02) as writer:
         watcher.until(episodes=1)
         (folder / "new" / "deeper").mkdir(parents=True)
         write_lines(folder / "new" / "deeper" / "g.jsonl", numbered(100, 101))
         (folder / "runs.json").write_text(json.dumps(tau(3)))
         # Each batch is told after it is in the lake.
-        watcher.until(episodes=65, condition=lambda: told(watcher.said) == 65)
+        watcher.until(episodes=35, condition=lambda: told(watcher.said) == 35)
         assert writer.wait() == 0
         code, _, err = watcher.end()
     assert code == 0, err
@@ -463,32 +463,28 @@ def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tm
 
 def test_a_watcher_that_is_killed_again_and_again_takes_everything_once(folder: Path, tmp_path: Path) -> None:
     chosen = random.Random(7)
-    records = [
-        episode("t", n, scores=[ScoreRecord(scorer="judge", value=n / 100)], steps=1 + n % 3) for n in range(100)
-    ]
+    records = [episode("t", n, scores=[ScoreRecord(scorer="judge", value=n / 60)], steps=1 + n % 3) for n in range(60)]
     source = write_lines(tmp_path / "source", records)
     uri = tmp_path / "lake"
-    with writing(source, folder / "f.jsonl", 300, 0.03) as writer:
-        for _ in range(3):
+    with writing(source, folder / "f.jsonl", 120, 0.03) as writer:
+        for _ in range(2):
             with watching(uri, folder) as watcher:
-                watcher.until(episodes=min(95, _count(uri) + 5))
-                time.sleep(chosen.uniform(0, 1.5))
+                watcher.until(episodes=min(55, _count(uri) + 5))
+                time.sleep(chosen.uniform(0, 0.6))
                 assert watcher.end(signal.SIGKILL)[0] == -signal.SIGKILL
             assert_whole(lake.open(uri).snapshot())
         assert writer.wait() == 0
     with watching(uri, folder) as watcher:
         scored = "SELECT count(*) FROM current_scores"
-        watcher.until(episodes=100, condition=lambda: lake.open(uri).sql(scored).item() == 100)
+        watcher.until(episodes=60, condition=lambda: lake.open(uri).sql(scored).item() == 60)
         assert watcher.end()[0] == 0
     lk = lake.open(uri)
     same_as_one_ingest(lk, folder)
     values = lk.sql("SELECT rollout_index, value FROM current_scores JOIN episodes USING (episode_id) ORDER BY 1")
-    assert values.rows() == [(n, n / 100) for n in range(100)]
+    assert values.rows() == [(n, n / 60) for n in range(60)]
     with watching(uri, folder) as watcher:
-        jobs = "SELECT count(*) FROM job_runs WHERE kind = 'ingest' AND status = 'succeeded'"
-        before = lk.sql(jobs).item()
-        watcher.until(condition=lambda: lake.open(uri).sql(jobs).item() > before)
-        assert "(100 already present)" in watcher.end()[1]
+        watcher.until(condition=lambda: "(60 already present)" in watcher.said)
+        assert watcher.end()[0] == 0
 
 
 def test_watching_what_is_not_there_yet_is_told(tmp_path: Path) -> None:
@@ -518,10 +514,10 @@ SCORED = [
     ("place", "side"),
     [
         ("write:scores", "before"),
-        ("write:scores", "after"),
-        ("commit:scores", "before"),
         ("commit:scores", "after"),
-        ("commit:episodes", "after"),
+        pytest.param("write:scores", "after", marks=pytest.mark.slow),
+        pytest.param("commit:scores", "before", marks=pytest.mark.slow),
+        pytest.param("commit:episodes", "after", marks=pytest.mark.slow),
     ],
 )
 def test_scores_of_an_ingest_that_was_killed_come_with_the_next(tmp_path: Path, place: str, side: str) -> None:
@@ -543,16 +539,16 @@ def test_scores_of_an_ingest_that_was_killed_come_with_the_next(tmp_path: Path, 
 
 
 def test_scores_of_two_ingests_of_the_same_file_at_once_are_written_once(tmp_path: Path) -> None:
-    records = [episode("t", n, scores=[ScoreRecord(scorer="judge", value=float(n))]) for n in range(300)]
+    records = [episode("t", n, scores=[ScoreRecord(scorer="judge", value=float(n))]) for n in range(100)]
     path = write_lines(tmp_path / "f.jsonl", records)
     uri = tmp_path / "lake"
     empty_lake(uri)
-    workers = [Worker("ingest", uri, path, "run", 64) for _ in range(2)]
+    workers = [Worker("ingest", uri, path, "run", 24) for _ in range(2)]
     at_the_gate(*workers)
     reports = [json.loads(worker.finish()) for worker in workers]
-    assert sum(report["new"] for report in reports) == sum(report["scores"] for report in reports) == 300
+    assert sum(report["new"] for report in reports) == sum(report["scores"] for report in reports) == 100
     rows = lake.open(uri).sql("SELECT rollout_index, value FROM scores JOIN episodes USING (episode_id) ORDER BY 1")
-    assert rows.rows() == [(n, float(n)) for n in range(300)]
+    assert rows.rows() == [(n, float(n)) for n in range(100)]
 
 
 def test_two_processes_import_the_same_scores_at_once(tmp_path: Path) -> None:

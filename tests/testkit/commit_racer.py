@@ -1,12 +1,13 @@
-"""A process that races others for the versions of one Delta log: arguments KIND URI NAME COMMITS.
+"""A process that races others for the versions of one Delta log: arguments KIND URI OPTIONS NAME COMMITS.
 
 KIND `delta` appends with delta-rs, which gives up on a lost race; KIND `objects` creates the log's next file itself.
-Options come from the environment. Prints a line when it is ready, waits for a line, then prints the marks of the
+OPTIONS are storage options as JSON. Prints a line when it is ready, waits for a line, then prints the marks of the
 commits that it was told it made.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -37,9 +38,10 @@ def by_objects(objects: Objects, mark: str) -> bool:
     return objects.create(f"_delta_log/{newest(objects) + 1:020d}.json", json.dumps(commit).encode() + b"\n")
 
 
-def main() -> None:
-    kind, uri, name, commits = sys.argv[1:]
-    objects = Objects(uri)
+def main(args: Sequence[str]) -> None:
+    """Race, from the opening of the gate on."""
+    kind, uri, options, name, commits = args
+    objects = Objects(uri, json.loads(options))
     attempt = {"delta": by_delta, "objects": by_objects}[kind]
     print("ready", flush=True)
     sys.stdin.readline()
@@ -51,7 +53,3 @@ def main() -> None:
         if attempt(objects, mark):
             made.append(mark)
     print(json.dumps({"made": made, "tried": tried}), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -177,11 +177,13 @@ def main(args: Sequence[str]) -> None:
     """Run a command: the faults, separated by semicolons, then its name and its arguments.
 
     A fault is a `Fault`, or `fsize BYTES` (no file may become larger), or `auto FILES` (tables with that many small
-    files are compacted by whoever ends a job).
+    files are compacted by whoever ends a job), or `env JSON` (variables of its environment).
     """
     for text in filter(None, args[0].split(";")):
         if text.startswith("fsize "):
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(text.split()[1]),) * 2)
+        elif text.startswith("env "):
+            os.environ.update(msgspec.json.decode(text.removeprefix("env ")))
         elif text.startswith("auto "):
             _OPTIONS["compact_above"] = int(text.split()[1])
         else:
