@@ -7,7 +7,6 @@ environments need a package of their own are run where it is installed, by `make
 import os
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 import lake
 from testkit.chat_models import tokenizer_of
 from testkit.consumers import with_packages
+from testkit.guide_pages import run_in_process
 from testkit.shared import CHECKOUT
 from testkit.token_engine import TokenEngine, token_engine
 from testkit.viewer_process import free_port
@@ -25,8 +25,15 @@ FILES = {"own-environment": "shop.py", "openenv": "guessing.py", "prompts": "rew
 """Page -> what its program is called there."""
 
 
-def run(page: str, folder: Path, python: Path) -> "lake.Lake":
-    """Do what a page says; the lake that came of it."""
+def run(page: str, folder: Path, python: Path | None = None, episodes: int = 16) -> "lake.Lake":
+    """Do what a page says; the lake that came of it.
+
+    Args:
+        page: of docs/guides/collect.
+        folder: where its commands run.
+        python: of its commands; without one they run in this process.
+        episodes: one group of so many instead of the page's 4 of 4.
+    """
     text = (PAGES / f"{page}.md").read_text("utf-8")
     if page in FILES:
         (program,) = re.findall(r"^```python\n(.+?)^```$", text, re.MULTILINE | re.DOTALL)
@@ -34,32 +41,40 @@ def run(page: str, folder: Path, python: Path) -> "lake.Lake":
         (folder / FILES[page]).write_text(program, "utf-8")
     (commands,) = re.findall(r"^```bash\n(.+?)^```$", text, re.MULTILINE | re.DOTALL)
     commands = re.sub(r"^(pip|apt-get|trajlake serve) .*\n", "", commands, flags=re.MULTILINE)
+    if episodes != 16:
+        assert "--groups 4 --group-size 4" in commands
+        commands = commands.replace("--groups 4 --group-size 4", f"--groups 1 --group-size {episodes}")
+    tokenizer_of("tools").save_pretrained(folder / "MODEL")
+    with token_engine(TokenEngine(max_model_len=100_000)) as engine:
+        commands = commands.replace("http://127.0.0.1:8000", engine.url).replace("8001", str(free_port()))
+        out = run_in_process(commands, folder) if python is None else of_python(commands, folder, python)
+    assert out.splitlines()[-1].strip(), "the query shows rows"
+    return lake.open(folder / "L")
+
+
+def of_python(commands: str, folder: Path, python: Path) -> str:
+    """Run commands in a shell whose python is another one; what they print."""
     tools = folder / "bin"
     tools.mkdir()
     for tool, rest in (("python", ""), ("trajlake", ' -c "from lake.cli import main; main()"')):
         (tools / tool).write_text(f'#!/bin/sh\nexec {python} -W ignore{rest} "$@"\n', "utf-8")
         (tools / tool).chmod(0o755)
-    tokenizer_of("tools").save_pretrained(folder / "MODEL")
-    environment = {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "PYTHONPATH": str(CHECKOUT),
-        "HOME": str(folder),
-        "TRAJLAKE_SPOOL": str(folder / "spool"),
-    }
-    with token_engine(TokenEngine(max_model_len=100_000)) as engine:
-        commands = commands.replace("http://127.0.0.1:8000", engine.url).replace("8001", str(free_port()))
-        done = subprocess.run(
-            ["bash", "-euc", f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{commands}"],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+    done = subprocess.run(
+        ["bash", "-euc", f"trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n{commands}"],
+        cwd=folder,
+        env={
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHONPATH": str(CHECKOUT),
+            "HOME": str(folder),
+            "TRAJLAKE_SPOOL": str(folder / "spool"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1].strip(), "the query shows rows"
-    return lake.open(folder / "L")
+    return done.stdout
 
 
 def found(lk: "lake.Lake") -> list[tuple[object, ...]]:
@@ -69,11 +84,12 @@ def found(lk: "lake.Lake") -> list[tuple[object, ...]]:
 
 @pytest.mark.skipif(find_spec("gymnasium") is None, reason='pip install "trajlake[gymnasium]"')
 def test_gymnasium(tmp_path: Path) -> None:
-    lk = run("gymnasium", tmp_path, Path(sys.executable))
+    """An episode takes 100 turns where the engine says nothing of use: two will do."""
+    lk = run("gymnasium", tmp_path, episodes=2)
     assert {(name, status) for name, status, _ in found(lk)} <= {
         ("gymnasium:FrozenLake-v1", status) for status in ("completed", "truncated")
     }
-    assert lk.sql("SELECT count(*) FROM episodes").item() == 16
+    assert lk.sql("SELECT count(*) FROM episodes").item() == 2
     opening = lk.sql("SELECT initial_messages FROM episodes LIMIT 1").item()
     shown = re.search(r"^```text\n(.+?)```$", (PAGES / "gymnasium.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert shown is not None
@@ -82,11 +98,11 @@ def test_gymnasium(tmp_path: Path) -> None:
 
 def test_own_environment(tmp_path: Path) -> None:
     """A tool is called by nobody here: what an engine says is nonsense, and ends the episode."""
-    assert found(run("own-environment", tmp_path, Path(sys.executable))) == [("shop", "completed", 16)]
+    assert found(run("own-environment", tmp_path)) == [("shop", "completed", 16)]
 
 
 def test_prompts(tmp_path: Path) -> None:
-    lk = run("prompts", tmp_path, Path(sys.executable))
+    lk = run("prompts", tmp_path)
     assert found(lk) == [("prompts", "completed", 8)]
     assert lk.sql("SELECT count(*) FROM episodes WHERE env_return IS NULL").item() == 8
     assert lk.sql("SELECT count(*) FROM scores WHERE value IS NOT NULL").item() == 8
