@@ -8,6 +8,7 @@ import pytest
 
 import lake
 from testkit.command_line import Cli, runner
+from testkit.examples import mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.sampled_lake import play, recorded, save_model, save_near
 from trainer.evaluation.rescore import rescore
@@ -30,6 +31,15 @@ COMMANDS = {
     "eval": (["eval"], ("episodes",)),
 }
 CASES = [(name, table) for name, (_, tables) in COMMANDS.items() for table in tables]
+USUAL = [
+    ("train sft", "tokens"),
+    ("train ppo", "advantages"),
+    ("train dpo", "tokens"),
+    ("plan", "steps"),
+    ("rescore", "tokens"),
+    ("ope", "ratios"),
+    ("eval", "episodes"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,7 @@ def arguments(command: Sequence[str], world: Path, folder: Path) -> list[str]:
     return [*(places.get(word, word) for word in command), "--lake", str(folder / "lake")]
 
 
-@pytest.mark.parametrize(("name", "table"), CASES)
+@pytest.mark.parametrize(("name", "table"), mostly_slow_cases(CASES, *USUAL))
 def test_a_damaged_file_is_named_with_its_table(world: Path, tmp_path: Path, cli: Cli, name: str, table: str) -> None:
     shutil.copytree(world / "lake", tmp_path / "lake")
     file = Path(lake.open(tmp_path / "lake").snapshot().files(table)[0].path)
@@ -72,6 +82,7 @@ def test_a_damaged_file_is_named_with_its_table(world: Path, tmp_path: Path, cli
     assert "trajlake doctor" in lines[0]
 
 
+@pytest.mark.slow("the commands that name a damaged file work on a lake without one")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_on_the_whole_lake_the_command_does_what_it_is_for(world: Path, tmp_path: Path, cli: Cli, name: str) -> None:
     shutil.copytree(world / "lake", tmp_path / "lake")

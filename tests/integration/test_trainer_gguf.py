@@ -11,8 +11,10 @@ from click.testing import CliRunner
 
 from lake.cli import trajlake
 from lake.errors import UsageError
+from testkit.examples import mostly_slow
 from testkit.smollm2 import smollm2_file
 from testkit.training import random_batch
+from testkit.wording import Wording
 from trainer.data.stream.batch import PackedBatch
 from trainer.policy.model import load_policy
 from trainer.policy.model_files import convert_model, load_model, load_tokenizer
@@ -77,13 +79,16 @@ def test_a_gguf_file_is_a_model_in_float32(tiny: tuple[Path, Any], tmp_path: Pat
     assert torch.equal(again_N, found.logprobs(batch)[0])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.05, 0.3, 0.9])
-def test_a_file_that_was_cut_off_is_said(tiny: tuple[Path, Any], tmp_path: Path, share: float) -> None:
+@pytest.mark.parametrize("share", mostly_slow([0.0, 0.001, 0.01, 0.05, 0.3, 0.9], 0.01, 0.9))
+def test_a_file_that_was_cut_off_is_said(
+    tiny: tuple[Path, Any], tmp_path: Path, share: float, wording: Wording
+) -> None:
     data = tiny[0].read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(UsageError, match=r"cut\.gguf cannot be loaded as a causal language model"):
+    with pytest.raises(UsageError, match=r"cut\.gguf cannot be loaded") as caught:
         load_model(cut)
+    wording(str(caught.value).partition(":")[0])
     if share < 0.02:
         with pytest.raises(UsageError, match=r"cut\.gguf holds no tokenizer"):
             load_tokenizer(cut)
@@ -93,7 +98,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match=r"nowhere\.gguf is not there"):
         load_model(tmp_path / "nowhere.gguf")
     (tmp_path / "model").mkdir()
-    with pytest.raises(UsageError, match="exists already; choose another --out"):
+    with pytest.raises(UsageError, match="already; choose another --out"):
         convert_model(tiny[0], tmp_path / "model")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UsageError, match=r'pip install "trajlake\[gguf\]"'):

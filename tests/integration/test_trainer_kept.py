@@ -18,6 +18,7 @@ from pipelines.select import DeadGroups, Filter, Length, MinReward, Selection, r
 from testkit.copies import copied
 from testkit.lakes import build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
+from testkit.wording import Wording
 from trainer.data.plan.plan import Plan
 from trainer.data.select.selection import Selection as Trained
 from trainer.data.select.selection import select, select_episodes
@@ -116,9 +117,11 @@ def test_an_episode_that_the_selection_never_saw_is_not_trained_on(lk: Lake) -> 
 
 
 @pytest.mark.parametrize("wanted", ["", "no such", "zzzzzz"])
-def test_a_selection_that_is_none_is_refused_with_the_newest(lk: Lake, wanted: str) -> None:
-    with pytest.raises(UsageError, match="names no select job; the newest: none, make one with `trajlake select`"):
+def test_a_selection_that_is_none_is_refused_with_the_newest(lk: Lake, wanted: str, wording: Wording) -> None:
+    with pytest.raises(UsageError) as caught:
         read_kept(lk.snapshot(), wanted)
+    assert f"--selection {wanted!r}" in wording(caught.value)
+    assert "`trajlake select`" in str(caught.value)
     job = choose(lk, MinReward(at_least=0.5))
     with pytest.raises(UsageError, match=rf"the newest: clean \({job}\)"):
         read_kept(lk.snapshot(), wanted)
@@ -127,7 +130,7 @@ def test_a_selection_that_is_none_is_refused_with_the_newest(lk: Lake, wanted: s
 def test_nothing_in_common_is_refused_with_the_counts(lk: Lake) -> None:
     choose(lk, MinReward(at_least=0.5))
     kept = read_kept(lk.snapshot(), "clean")
-    with pytest.raises(DataRefusedError, match=r"selection clean .*; none of the \d+ chosen ones is among them"):
+    with pytest.raises(DataRefusedError, match=r"selection clean .*; none of the \d+ .*: widen --where"):
         select_episodes(lk.snapshot(), "env_return < 0.5", kept)
 
 

@@ -16,7 +16,7 @@ from lake.storage.buckets import Bucket
 from lake.storage.user_cache import ENVIRONMENT
 from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
-from testkit.object_store import Store
+from testkit.object_store import Store, new_bucket
 from testkit.training import config, token_episodes
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
@@ -25,7 +25,6 @@ from trainer.data.stream.share import Share
 from trainer.data.stream.stream import Stream
 from trainer.data.stream.windows import Window
 from trainer.losses import LOSSES
-
 
 PPO, SFT = LOSSES["ppo"]().needs, LOSSES["sft"]().needs
 
@@ -40,6 +39,13 @@ def filled(lk: Lake) -> Lake:
     return lk
 
 
+@pytest.fixture(scope="module")
+def bucket(s3_server: str) -> Lake:
+    """Such a lake in a bucket; to be read only."""
+    store = new_bucket(s3_server)
+    return filled(lake.open(store.root, create=True, storage_options=store.options))
+
+
 def streamed(lk: Lake, settings: TrainConfig) -> tuple[int, list[dict[str, Any]]]:
     """The plan's hash, and every field of every batch."""
     snapshot = lk.snapshot()
@@ -50,10 +56,10 @@ def streamed(lk: Lake, settings: TrainConfig) -> tuple[int, list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("cache_bytes", mostly_slow([0, 1 << 30], 1 << 30))
-def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, s3: Store, cache_bytes: int) -> None:
+def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, bucket: Lake, cache_bytes: int) -> None:
     settings = config("ppo", episodes_per_step=3, token_budget=40, cache_bytes=cache_bytes, options={"unit": "episode"})
     local = streamed(filled(lake.open(tmp_path, create=True)), settings)
-    remote = streamed(filled(lake.open(s3.root, create=True, storage_options=s3.options)), settings)
+    remote = streamed(bucket, settings)
     assert local[0] == remote[0]
     assert len(local[1]) == len(remote[1]) > 3
     for one, other in zip(local[1], remote[1], strict=True):
@@ -62,10 +68,10 @@ def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, s3: Store, 
             assert same, name
 
 
-def test_a_row_group_is_one_request(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_is_one_request(bucket: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns that lie side by side are asked for together, and a footer once."""
-    lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
-    snapshot = lk.snapshot()
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    snapshot = bucket.snapshot()
     settings = config("ppo", episodes_per_step=3)
     plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
     asked: list[str] = []
@@ -84,11 +90,11 @@ def test_a_row_group_is_one_request(s3: Store, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_a_machine_has_on_its_disk_is_not_fetched_again(
-    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by a later pass, another rank, or a resumed run; and the batches are the same."""
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
-    lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
+    lk = bucket
     asked: list[str] = []
     read = Bucket.read
 
@@ -113,10 +119,9 @@ def test_what_a_machine_has_on_its_disk_is_not_fetched_again(
                 assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found, name
 
 
-def test_a_slow_bucket_is_read_while_the_model_works(s3: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_bucket_is_read_while_the_model_works(bucket: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model takes a step; what the next windows need is fetched meanwhile, and then not waited for."""
-    lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
-    snapshot = lk.snapshot()
+    snapshot = bucket.snapshot()
     fields = {"cache_bytes": 800, "disk_cache_bytes": 0, "prefetch": 1, "read_threads": 1}
     settings = config("sft", episodes_per_step=1, epochs=3, **fields)
     plan = Plan(select(snapshot, settings, SFT), settings)
@@ -155,6 +160,7 @@ def test_a_slow_bucket_is_read_while_the_model_works(s3: Store, monkeypatch: pyt
         assert ahead + len(list(steps)) == len(plan.steps)
 
 
+@pytest.mark.slow("a data file that is gone from a bucket is an error of the lake")
 def test_a_file_that_is_gone_is_an_error_of_the_lake(s3: Store) -> None:
     lk = filled(lake.open(s3.root, create=True, storage_options=s3.options))
     snapshot = lk.snapshot()

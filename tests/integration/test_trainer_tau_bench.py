@@ -38,16 +38,15 @@ def test_sft_learns(folder: Path) -> None:
     config = TrainConfig(
         model=str(folder / "model"),
         loss="sft",
-        where="rollout_index = 0",
+        where="rollout_index = 0 AND CAST(task_id AS INT) < 32",
         max_length=2048,
         episodes_per_step=2,
         threads=1,
     )
     train(lake.open(folder / "lake"), config, folder / "sft", run_id="sft")
     found = losses(folder / "sft")
-    tenth = len(found) // 10
-    assert len(found) == 25
-    assert fmean(found[-tenth:]) < 0.8 * fmean(found[:tenth])
+    assert len(found) == 16
+    assert fmean(found[-2:]) < 0.8 * fmean(found[:2])
 
 
 def test_awr_takes_the_live_groups_and_leaves_their_steps_in_batches(folder: Path) -> None:
