@@ -16,7 +16,7 @@ import pytest
 import lake
 from lake.live.episode import Episode
 from testkit.engine_server import Engine, engine_server
-from testkit.proxy_process import proxy
+from testkit.proxy_process import proxy_here
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 SYSTEM = {"role": "system", "content": "You find keys."}
@@ -171,7 +171,7 @@ AGENTS: list[Agent] = [
 
 
 def through_the_proxy(folder: Path) -> None:
-    with engine_server(engine_of_both()) as engine, proxy(engine, folder, "--run", "agent") as at:
+    with engine_server(engine_of_both()) as engine, proxy_here(engine, folder, run="agent") as at:
         for agent in AGENTS:
             base = f"/ep/{agent.__name__}"
             agent(lambda api, body, base=base: posted(f"{at.base}{base}{PATHS[api]}", body))

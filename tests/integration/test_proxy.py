@@ -13,13 +13,13 @@ import lake
 from testkit.commands import trajlake
 from testkit.engine_server import engine_server
 from testkit.object_store import unused_endpoint
-from testkit.proxy_process import Proxy, command, proxy
+from testkit.proxy_process import Client, Proxy, command, proxy, proxy_here
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 SECRET = "sk-do-not-store-1234567890"
 
 
-def turn(at: Proxy, path: str, messages: list[Any], *, stream: bool, **headers: str) -> list[Any]:
+def turn(at: Client, path: str, messages: list[Any], *, stream: bool, **headers: str) -> list[Any]:
     """One call of an agent with a tool, and the messages that its next call sends."""
     body = {"model": "policy", "messages": messages, "tools": TOOLS, "stream": stream}
     text = at.post(path, body, **headers)
@@ -45,7 +45,7 @@ def wait_for_spool(folder: Path) -> None:
 def test_the_lake_has_the_tokens_that_the_engine_saw_and_sampled(tmp_path: Path) -> None:
     """Of agents that name their episode, and of those that do not."""
     paths = {"door-1": "/ep/door-1/v1/chat/completions", "unnamed": "/v1/chat/completions"}
-    with engine_server() as engine, proxy(engine, tmp_path) as at:
+    with engine_server() as engine, proxy_here(engine, tmp_path) as at:
         for path in paths.values():
             messages: list[Any] = [{"role": "user", "content": f"find the key by {path}"}]
             for stream in (False, True, True):

@@ -18,7 +18,7 @@ import pytest
 import lake
 from lake.live.proxy.app import Limits
 from testkit.engine_server import Engine, engine_server
-from testkit.proxy_process import Client, Proxy, proxy, served
+from testkit.proxy_process import Proxy, proxy, proxy_here
 
 CHAT = "/v1/chat/completions"
 MB = 1 << 20
@@ -246,14 +246,12 @@ def test_a_crowd_of_connections_keeps_nobody_out(engine: Engine, tmp_path: Path,
 
 
 def test_bodies_of_all_clients_are_bounded_in_time_and_together(engine: Engine, tmp_path: Path) -> None:
-    def attack(at: Client) -> None:
-        with ExitStack() as stack:
-            slow = [stack.enter_context(at.connect()) for _ in range(4)]
-            for connection in slow:
-                connection.sendall(head(Content_Length=str(MB)) + bytes(MB - 1))
-            # Together they are too many: one is told so at once, the others have to make haste.
-            told = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
-            assert told == [b"408", b"408", b"408", b"503"]
-            assert json.loads(at.post(CHAT, {"model": "policy", "messages": [], **SET}))
-
-    served(engine, tmp_path, attack, limits=Limits(max_body=MB, max_bodies=3 * MB, body_seconds=1.0))
+    limits = Limits(max_body=MB, max_bodies=3 * MB, body_seconds=1.0)
+    with proxy_here(engine, tmp_path, limits=limits) as at, ExitStack() as stack:
+        slow = [stack.enter_context(at.connect()) for _ in range(4)]
+        for connection in slow:
+            connection.sendall(head(Content_Length=str(MB)) + bytes(MB - 1))
+        # Together they are too many: one is told so at once, the others have to make haste.
+        told = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
+        assert told == [b"408", b"408", b"408", b"503"]
+        assert json.loads(at.post(CHAT, {"model": "policy", "messages": [], **SET}))

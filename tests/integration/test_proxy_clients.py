@@ -15,7 +15,7 @@ import pytest
 import lake
 from testkit.consumers import said_by, with_packages
 from testkit.engine_server import Engine, engine_server
-from testkit.proxy_process import proxy
+from testkit.proxy_process import proxy_here
 from testkit.shared import CHECKOUT
 
 PAGES = Path(CHECKOUT, "docs", "guides", "record")
@@ -31,7 +31,7 @@ QUERY = """
 
 def recorded(folder: Path, python: Path, page: str, function: str, tasks: list[str]) -> tuple[Engine, Any, list[Any]]:
     """The engine behind a page's agent that worked on tasks at once, what the agent answered, and the lake's steps."""
-    with engine_server() as engine, proxy(engine, folder) as at:
+    with engine_server() as engine, proxy_here(engine, folder) as at:
         answers = said_by(python, "agents", PAGES / f"{page}.md", at.base, function, *tasks)
         at.end()
         rows = lake.open(at.lake).sql(QUERY).to_dicts()
@@ -137,7 +137,7 @@ def test_inspect(tmp_path: Path) -> None:
 
 def test_curl(tmp_path: Path) -> None:
     (program,) = re.findall(r"^```bash\n(.+?)^```$", (PAGES / "curl.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    with engine_server() as engine, proxy(engine, tmp_path) as at:
+    with engine_server() as engine, proxy_here(engine, tmp_path) as at:
         program = program.replace("http://127.0.0.1:8484", at.base)
         done = subprocess.run(["bash", "-ec", program], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ import pytest
 import lake
 from testkit.engine_server import Engine, engine_server
 from testkit.object_store import unused_endpoint
-from testkit.proxy_process import Client, Proxy, proxy, served
+from testkit.proxy_process import Client, Proxy, proxy, proxy_here
 
 STEPS = "SELECT task_id, step_index, action, trainable FROM steps JOIN episodes USING (episode_id) ORDER BY 1, 2"
 EPISODES = "SELECT task_id, status, num_steps FROM episodes ORDER BY 1"
@@ -236,11 +236,9 @@ def test_a_proxy_that_is_stopped_says_so_of_the_calls_that_it_cut(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lake.live.proxy.serve._LEAVING_SECONDS", 0.1)
-    connections = []
-    outcome = served(
-        engine, tmp_path, lambda at: connections.append(begun(at, path_of("door"), "slow-60000", b"HTTP/1.1 200"))
-    )
-    for connection in connections:
+    with proxy_here(engine, tmp_path) as at:
+        connection = begun(at, path_of("door"), "slow-60000", b"HTTP/1.1 200")
+        outcome = at.end()
         connection.close()
     assert outcome.is_all
     recorded = lake.open(tmp_path / "lake")

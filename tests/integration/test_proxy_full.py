@@ -1,4 +1,7 @@
-"""The recording proxy when spools and disks are full and buckets go away: what it let go arrives once."""
+"""The recording proxy when spools and disks are full and buckets go away: what it let go arrives once.
+
+It runs in this process, where its room can be made small.
+"""
 
 import json
 import time
@@ -10,18 +13,19 @@ from typing import Any
 import pytest
 
 import lake
+from lake.live.proxy.forward import Settings
 from testkit.copies import empty_lake
 from testkit.disks import disk, grow
 from testkit.engine_server import engine_server
 from testkit.object_store import Store, answering, options, passed_on, send
-from testkit.proxy_process import Proxy, proxy
+from testkit.proxy_process import Client, proxy, proxy_here
 
 CHAT = "/v1/chat/completions"
-OF_TEXT = ("--ask", "never")
-"""Options: token ids of a megabyte are ten, and nothing is tested with them."""
+OF_TEXT: dict[str, Any] = {"settings": Settings(asks="never"), "batch_seconds": 0.05}
+"""Delivered soon, and without token ids, which would be many times as long as the prompts, and are tested elsewhere."""
 
 
-def answered(at: Proxy, number: int, size: int) -> tuple[int, bytes]:
+def answered(at: Client, number: int, size: int) -> tuple[int, bytes]:
     """What is answered to a call of an episode of its own, with a prompt that the spool has to hold."""
     prompt = f"{number}: {'x' * size}"
     data = json.dumps({"model": "policy", "messages": [{"role": "user", "content": prompt}]}).encode()
@@ -29,12 +33,12 @@ def answered(at: Proxy, number: int, size: int) -> tuple[int, bytes]:
     return status, said
 
 
-def big(at: Proxy, number: int, size: int) -> int:
+def big(at: Client, number: int, size: int) -> int:
     """Its status alone."""
     return answered(at, number, size)[0]
 
 
-def ended(at: Proxy, number: int) -> int:
+def ended(at: Client, number: int) -> int:
     return at.ask("POST", f"/ep/{number}/v1/end", b"{}")[0]
 
 
@@ -61,65 +65,73 @@ def eventually(check: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that keeps less of its room for others and of its memory for frames, and tries again soon."""
+    monkeypatch.setattr("lake.live.proxy.serve._RESERVE", 100_000)
+    monkeypatch.setattr("lake.live.proxy.serve.BUFFER_BYTES", 1_600_000)
+    monkeypatch.setattr("lake.live.delivery._LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("lake.live.spool._LONGEST_PAUSE", 0.05)
+
+
 def test_a_full_spool_refuses_calls_and_takes_them_again_when_it_is_delivered(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    taken = []
-    with engine_server() as engine, proxy(engine, tmp_path, *OF_TEXT, "--max-body", "1", "--spool-size", "8") as at:
+    taken: list[int] = []
+    with engine_server() as engine, proxy_here(engine, tmp_path, spool_bytes=400_000, **OF_TEXT) as at:
         unmount(tmp_path)
-        while len(taken) < 20 and big(at, len(taken), 500_000) == 200:
+        while len(taken) < 20 and big(at, len(taken), 50_000) == 200:
             assert ended(at, len(taken)) == 200
             taken.append(len(taken))
         assert 1 < len(taken) < 20
-        status, answer = answered(at, 20, 500_000)
+        status, answer = answered(at, 20, 50_000)
         assert (status, b"no room to record" in answer, len(engine.asked)) == (503, True, len(taken))
         assert at.ask("GET", "/v1/models")[0] == 200
         mount(tmp_path)
-        eventually(lambda: big(at, 20, 500_000) == 200)
-        at.end()
+        eventually(lambda: big(at, 20, 50_000) == 200)
+        assert at.end().is_all
     assert numbers(at.lake) == [*taken, 20]
 
 
 def test_a_full_spool_that_drops_lets_calls_go_on_and_leaves_out_whole_episodes(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    with (
-        engine_server() as engine,
-        proxy(engine, tmp_path, *OF_TEXT, "--max-body", "1", "--spool-size", "8", "--on-full", "drop") as at,
-    ):
+    small = {"spool_bytes": 400_000, "refuses": False, **OF_TEXT}
+    with engine_server() as engine, proxy_here(engine, tmp_path, **small) as at:
         unmount(tmp_path)
         for number in range(6):
-            assert [big(at, number, 250_000 + turn) for turn in range(3)] == [200] * 3
+            assert [big(at, number, 25_000 + turn) for turn in range(3)] == [200] * 3
             assert ended(at, number) == 200
         mount(tmp_path)
-        at.end()
-        log = at.log.read_text()
+        dropped = at.end().calls.dropped
     ((steps, kept),) = lake.open(at.lake).sql("SELECT num_steps, count(*) FROM episodes GROUP BY ALL").rows()
     assert steps == 3, "an episode that lacks a call is none"
     assert 0 < kept < 6
-    assert f"{6 - kept} episodes found no room" in log
+    assert dropped == 6 - kept
 
 
-def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(tmp_path: Path) -> None:
+def test_a_disk_that_fills_refuses_calls_and_loses_none_that_it_let_go(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     empty_lake(tmp_path / "lake")
     taken = []
     with (
         engine_server() as engine,
-        disk(tmp_path / "disk", "2m") as small,
-        proxy(engine, tmp_path, *OF_TEXT, "--spool", str(small / "spool"), "--spool-size", "256") as at,
+        disk(tmp_path / "disk", "300k") as small,
+        proxy_here(engine, tmp_path, spool=small / "spool", spool_bytes=1 << 28, **OF_TEXT) as at,
     ):
         unmount(tmp_path)
         for number in range(60):
-            if big(at, number, 1_000_000) != 200:
+            if big(at, number, 50_000) != 200:
                 break
             taken.append(number)
             said = ended(at, number)
-            assert said == (503 if number else said), "it is in memory alone, and the agent is told so"
+            assert said == (503 if number > 3 else said), "it is in memory alone, and the agent is told so"
         assert 5 < len(taken) < 60
         assert b"no room to record" in at.ask("POST", CHAT, b'{"messages": []}')[2]
         grow(small, "256m")
         mount(tmp_path)
         eventually(lambda: big(at, 60, 1000) == 200)
-        at.end()
-        assert "No space left on device" in at.log.read_text()
+        assert at.end().is_all
+    assert "No space left on device" in caplog.text
     assert numbers(at.lake) == [*taken, 60]
 
 
@@ -142,7 +154,7 @@ def test_a_bucket_that_goes_away_for_a_while_gets_every_episode_once(s3: Store, 
 
     with answering(reply) as endpoint, engine_server() as engine:
         variables = {name.upper(): value for name, value in options(endpoint).items()}
-        with proxy(engine, tmp_path, *OF_TEXT, "--lake", s3.root, **variables) as at:
+        with proxy(engine, tmp_path, "--lake", s3.root, **variables) as at:
             for number in range(30):
                 state["away"] = 10 <= number < 20
                 assert big(at, number, 100) == 200

@@ -1,4 +1,4 @@
-"""Conversations that take turns, through the proxy's process: their rows are the golden files', and can be trained on.
+"""Conversations that take turns, through the proxy: their rows are the golden files', and can be trained on.
 
 `make golden` writes the files again; whether they are right is for people to say, row by row.
 """

@@ -13,7 +13,7 @@ from typing import Any
 
 import lake
 from testkit.engine_server import Engine, engine_server
-from testkit.proxy_process import Proxy, proxy
+from testkit.proxy_process import Proxy, proxy, proxy_here
 
 CANARY = "canary-a-user-typed-this-4711"
 TOKEN = "proxy-token-aa11bb22cc33"
@@ -162,7 +162,7 @@ def test_no_key_that_an_agent_or_its_upstream_sends_is_kept(tmp_path: Path) -> N
 
 
 def test_without_its_token_a_proxy_answers_nobody(tmp_path: Path) -> None:
-    with engine_server() as engine, proxy(engine, tmp_path, "--token", TOKEN) as at:
+    with engine_server() as engine, proxy_here(engine, tmp_path, token=TOKEN) as at:
         for given in ({}, {"X-Trajlake-Token": "wrong"}, {"X-Trajlake-Token": "pröxy"}):
             for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/ep/x/v1/end")):
                 status, _, said = at.ask(method, path, b"{}", **given)

@@ -11,7 +11,7 @@ from aiohttp import web
 
 import lake
 from testkit.engine_server import Engine, Sampled, engine_server, rendered
-from testkit.proxy_process import proxy
+from testkit.proxy_process import proxy_here
 
 PATH = "/ep/door-1/v1/chat/completions"
 
@@ -46,7 +46,7 @@ class Sglang(Engine):
 
 def test_its_tokens_are_recorded_and_its_clients_get_what_they_asked_for(tmp_path: Path) -> None:
     body = {"model": "policy", "messages": [{"role": "user", "content": "find the key"}], "temperature": 1.0}
-    with engine_server(Sglang()) as engine, proxy(engine, tmp_path) as at:
+    with engine_server(Sglang()) as engine, proxy_here(engine, tmp_path) as at:
         choice = json.loads(at.post(PATH, body))["choices"][0]
         assert choice == {
             "index": 0,

@@ -1,17 +1,20 @@
 """The recording proxy as a process of its own, before an engine: `trajlake record` on a free port of 127.0.0.1."""
 
+import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from queue import Queue
 from typing import Any
+from unittest.mock import patch
 
 from lake.live.proxy.serve import Options, Outcome, serve
 from testkit.commands import Command
@@ -112,33 +115,54 @@ def proxy(engine: Engine, folder: Path, *options: str, **variables: str) -> Iter
             started.end(signal.SIGKILL)
 
 
-def served(engine: Engine, folder: Path, act: Callable[[Client], object], **options: Any) -> Outcome:
-    """Run a proxy in this process, in the main thread, while `act` is its client in another; then stop it.
+class ProxyHere(Client):
+    """A proxy in a thread of this process, for what no option of the command says, and what a test changes in it.
 
-    For what no option of the command says: `options` are further ones of `Options`.
-
-    Raises:
-        BaseException: what `act` raised.
+    Args:
+        engine: before which it is.
+        folder: its lake and its spool are below it.
+        options: further ones of `Options`.
     """
-    client, raised = Client("", str(folder / "lake")), []
 
-    def work() -> None:
+    def __init__(self, engine: Engine, folder: Path, **options: Any) -> None:
+        super().__init__("", str(folder / "lake"))
+        about: dict[str, Any] = {"run": "live", "port": 0, "spool": folder / "spool"}
+        self._options = Options(upstream=engine.url, lake_uri=self.lake, **about | options)
+        self._ready: Queue[str] = Queue()
+        self._stops: dict[int, Callable[[], object]] = {}
+        self._outcome: Future[Outcome] = Future()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        # Signals are heard by main threads alone.
+        with patch.object(asyncio.SelectorEventLoop, "add_signal_handler", self._handle):
+            self._thread.start()
+            self.base = self._ready.get(timeout=60).removesuffix("/v1")
+        assert self.base, self._outcome.result()
+
+    def _handle(self, number: int, stop: Callable[[], object]) -> None:
+        loop = asyncio.get_running_loop()
+        self._stops[number] = lambda: loop.call_soon_threadsafe(stop)
+
+    def _serve(self) -> None:
         try:
-            act(client)
+            self._outcome.set_result(serve(self._options, ready=self._ready.put, say=lambda _: None))
         except BaseException as error:
-            raised.append(error)
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._outcome.set_exception(error)
+        self._ready.put("")
 
-    thread = threading.Thread(target=work)
+    def end(self) -> Outcome:
+        """End it as a signal does; what became of its calls."""
+        if not self._outcome.done():
+            self._stops[signal.SIGTERM]()
+        outcome = self._outcome.result(120)
+        self._thread.join()
+        return outcome
 
-    def ready(url: str) -> None:
-        client.base = url.removesuffix("/v1")
-        thread.start()
 
-    said = Options(upstream=engine.url, lake_uri=client.lake, run="live", port=0, spool=folder / "spool", **options)
-    outcome = serve(said, ready=ready, say=lambda _: None)
-    thread.join()
-    for error in raised:
-        raise error
-    return outcome
+@contextmanager
+def proxy_here(engine: Engine, folder: Path, **options: Any) -> Iterator[ProxyHere]:
+    """A running proxy in this process; see `ProxyHere`."""
+    started = ProxyHere(engine, folder, **options)
+    try:
+        yield started
+    finally:
+        started.end()

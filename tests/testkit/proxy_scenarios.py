@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import lake
+from lake.live.proxy.forward import Settings
 from testkit.engine_server import EOS, engine_server
-from testkit.proxy_process import Proxy, proxy
+from testkit.proxy_process import Client, proxy_here
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "proxy"
 CHAT = "/v1/chat/completions"
@@ -23,7 +24,7 @@ Message = dict[str, Any]
 class Agent:
     """An agent with a tool, in one rollout or without a name."""
 
-    def __init__(self, at: Proxy, task: str, base: str, **headers: str) -> None:
+    def __init__(self, at: Client, task: str, base: str, **headers: str) -> None:
         self._at, self._base, self._headers = at, base, headers
         self.messages: list[Message] = [
             {"role": "system", "content": "You open doors."},
@@ -52,7 +53,7 @@ class Agent:
         self._at.post(f"{self._base}/v1/end", {"reward": reward, "response_id": self.last}, **self._headers)
 
 
-def rewritten(at: Proxy, base: str, reward: float) -> None:
+def rewritten(at: Client, base: str, reward: float) -> None:
     """The harness cuts what the tool said first, while the agent works."""
     agent = Agent(at, "rewritten", base)
     agent.turn()
@@ -62,7 +63,7 @@ def rewritten(at: Proxy, base: str, reward: float) -> None:
     agent.end(reward)
 
 
-def fork(at: Proxy, base: str, reward: float) -> None:
+def fork(at: Client, base: str, reward: float) -> None:
     """Two continuations of the same beginning; then the first one goes on."""
     agent = Agent(at, "fork", base)
     agent.turn()
@@ -75,7 +76,7 @@ def fork(at: Proxy, base: str, reward: float) -> None:
     agent.end(reward)
 
 
-def retry(at: Proxy, base: str, reward: float) -> None:
+def retry(at: Client, base: str, reward: float) -> None:
     """The engine refuses each prompt once, and the agent asks again."""
     agent = Agent(at, f"retry, try {reward}", base)
     seen: list[Message] = []
@@ -90,7 +91,7 @@ def retry(at: Proxy, base: str, reward: float) -> None:
     agent.end(reward)
 
 
-def compacted(at: Proxy, base: str, reward: float) -> None:
+def compacted(at: Client, base: str, reward: float) -> None:
     """When its context is full, the agent goes on from a summary."""
     agent = Agent(at, "compacted", base)
     agent.turn()
@@ -101,14 +102,14 @@ def compacted(at: Proxy, base: str, reward: float) -> None:
     agent.end(reward)
 
 
-def interleaved(at: Proxy, base: str, reward: float) -> None:
+def interleaved(at: Client, base: str, reward: float) -> None:
     """An agent and its sub-agent take turns in one rollout, and nothing tells one from the other."""
     boss, child = Agent(at, "interleaved", base), Agent(at, "interleaved, as a helper", base)
     _take_turns(boss, child)
     boss.end(reward)
 
 
-def told_apart(at: Proxy, base: str, reward: float) -> None:
+def told_apart(at: Client, base: str, reward: float) -> None:
     """The same, where the sub-agent names itself and its parent."""
     boss = Agent(at, "told apart", base)
     headers = {"X-Trajlake-Agent": "helper", "X-Trajlake-Parent": base}
@@ -118,7 +119,7 @@ def told_apart(at: Proxy, base: str, reward: float) -> None:
     boss.end(reward)
 
 
-def unnamed(at: Proxy, base: str, reward: float) -> None:
+def unnamed(at: Client, base: str, reward: float) -> None:
     """The same, where no call says whose it is."""
     del base
     boss, child = Agent(at, "unnamed", ""), Agent(at, "unnamed, as a helper", "")
@@ -134,14 +135,15 @@ def _take_turns(boss: Agent, child: Agent) -> None:
     child.turn(child.look("a key"))
 
 
-SCENARIOS: dict[str, Callable[[Proxy, str, float], None]] = {
+SCENARIOS: dict[str, Callable[[Client, str, float], None]] = {
     play.__name__: play for play in (rewritten, fork, retry, compacted, interleaved, told_apart, unnamed)
 }
 
 
 def play_all(folder: Path) -> lake.Lake:
     """All scenarios through one proxy; the lake that it recorded into."""
-    with engine_server() as engine, proxy(engine, folder, "--logprobs-mode", "processed") as at:
+    settings = Settings(logprobs_mode="processed")
+    with engine_server() as engine, proxy_here(engine, folder, settings=settings) as at:
         for name, play in SCENARIOS.items():
             for rollout, reward in enumerate((1.0, 0.0)):
                 play(at, f"/run/{name}/task/door/rollout/{rollout}" if name != "unnamed" else "", reward)
