@@ -25,6 +25,7 @@ from lake.search.find import holding
 from lake.search.index import Index
 from lake.write.annotations import Annotation, annotate
 from lake.write.ingest import ingest
+from testkit.copies import copied
 from testkit.examples import examples
 from testkit.lakes import build_lake
 from testkit.shared import shared_data
@@ -57,9 +58,9 @@ def add(lk: Lake, *episodes: EpisodeRecord) -> None:
 
 
 def tasks(lk: Lake, text: str) -> list[str]:
-    """Tasks of the episodes that hold a text, through the one function that readers use."""
-    found = holding(lk.snapshot(), text)
-    return found.join(lk.sql("SELECT episode_id, task_id FROM episodes"), on="episode_id")["task_id"].sort().to_list()
+    """Tasks of the episodes that hold a text, through the one function that readers use; None of a hidden episode."""
+    names = lk.sql("SELECT episode_id, task_id FROM episodes")
+    return holding(lk.snapshot(), text).join(names, on="episode_id", how="left")["task_id"].sort().to_list()
 
 
 def vocabulary(path: Path) -> set[str]:
@@ -80,7 +81,8 @@ def says(text: str, term: words.Term) -> bool:
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    return build_lake(tmp_path / "lake", [episode("one", "a red door"), episode("two", "a green door")], run_id=RUN)
+    doors = [episode("one", "a red door"), episode("two", "a green door")]
+    return copied("two doors", lambda template: build_lake(template, doors, run_id=RUN), tmp_path / "lake")
 
 
 @pytest.fixture(scope="module")

@@ -158,8 +158,9 @@ OF_GROUPS = (
 
 def test_few_groups_answer_as_files_do(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Kept(lk.snapshot().objects)
+    limits = {2: (few_groups._MOST_ROWS, 2), 7: (4, 12)}
     for number, _ in enumerate(states(lk)):
-        if number not in {2, 7}:  # many rows; some of them hidden and some gone
+        if number not in limits:  # many rows; some of them hidden and some gone
             continue
         if number == 2:
             run_credit(lk, GiGPO(step_source="terminal_score"))
@@ -171,12 +172,11 @@ def test_few_groups_answer_as_files_do(lk: Lake, monkeypatch: pytest.MonkeyPatch
         questions.append(f"SELECT task_id, env_return FROM episodes WHERE episode_id IN ({some})")
         with snapshot.session() as plain:
             expected = [plain.query(question).sort(pl.all()) for question in questions]
-        for most_rows, most_tables in ((few_groups._MOST_ROWS, 2), (4, 12)):
-            monkeypatch.setattr(few_groups, "_MOST_ROWS", most_rows)
-            monkeypatch.setattr(few_groups, "_MOST_TABLES", most_tables)
-            with snapshot.session(kept=held) as session:
-                for question, answer in zip(questions, expected, strict=True):
-                    assert session.query(question).sort(pl.all()).equals(answer), question
+        for name, most in zip(("_MOST_ROWS", "_MOST_TABLES"), limits[number], strict=True):
+            monkeypatch.setattr(few_groups, name, most)
+        with snapshot.session(kept=held) as session:
+            for question, answer in zip(questions, expected, strict=True):
+                assert session.query(question).sort(pl.all()).equals(answer), question
 
 
 def test_columns_that_a_query_does_not_read_change_no_answer(lk: Lake) -> None:
