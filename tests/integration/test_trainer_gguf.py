@@ -14,7 +14,6 @@ from lake.errors import UsageError
 from testkit.examples import mostly_slow
 from testkit.smollm2 import smollm2_file
 from testkit.training import random_batch
-from testkit.wording import Wording
 from trainer.data.stream.batch import PackedBatch
 from trainer.policy.model import load_policy
 from trainer.policy.model_files import convert_model, load_model, load_tokenizer
@@ -80,15 +79,12 @@ def test_a_gguf_file_is_a_model_in_float32(tiny: tuple[Path, Any], tmp_path: Pat
 
 
 @pytest.mark.parametrize("share", mostly_slow([0.0, 0.001, 0.01, 0.05, 0.3, 0.9], 0.01, 0.9))
-def test_a_file_that_was_cut_off_is_said(
-    tiny: tuple[Path, Any], tmp_path: Path, share: float, wording: Wording
-) -> None:
+def test_a_file_that_was_cut_off_is_said(tiny: tuple[Path, Any], tmp_path: Path, share: float) -> None:
     data = tiny[0].read_bytes()
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(UsageError, match=r"cut\.gguf cannot be loaded") as caught:
+    with pytest.raises(UsageError, match=r"cut\.gguf cannot be loaded.* language model"):
         load_model(cut)
-    wording(str(caught.value).partition(":")[0])
     if share < 0.02:
         with pytest.raises(UsageError, match=r"cut\.gguf holds no tokenizer"):
             load_tokenizer(cut)
