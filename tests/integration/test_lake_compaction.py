@@ -28,14 +28,15 @@ def everything(snapshot: lake.Snapshot) -> dict[str, pl.DataFrame]:
     return {name: snapshot.scan(name).collect().sort("write_id", *table.key) for name, table in TABLES.items()}
 
 
-def compact_all(lk: Lake) -> dict[str, Compaction]:
-    return {name: lk.compact(name) for name in TABLES}
+def compact(lk: Lake, *names: str) -> dict[str, Compaction]:
+    """Some tables, or all."""
+    return {name: lk.compact(name) for name in names or TABLES}
 
 
 def test_every_table_shows_the_same_rows_before_and_after(lk: Lake) -> None:
     before = lk.snapshot()
     expected = everything(before)
-    done = compact_all(lk)
+    done = compact(lk)
     assert_same(everything(lk.snapshot()), expected)
     assert_same(everything(before), expected)
     assert_same(everything(lk.at(before.versions)), expected)
@@ -59,8 +60,9 @@ def test_processes_merge_the_same_files(lk: Lake, tmp_path: Path) -> None:
 
 
 def test_rows_are_in_the_tables_order_and_the_file_in_the_lakes_encoding(lk: Lake) -> None:
-    compact_all(lk)
-    for name in ("steps", "tokens", "advantages", "jobs"):
+    names = ("steps", "tokens", "advantages", "jobs")
+    compact(lk, *names)
+    for name in names:
         (file,) = (file for file in lk.snapshot().files(name) if file.write_id is None)
         frame = pl.read_parquet(file.path)
         sort = TABLES[name].sort
@@ -80,13 +82,14 @@ def test_rows_of_undecided_writes_stay_where_they_are_and_may_still_be_accepted(
     with lk.job(kind="judge") as job:
         job.write("scores", scores)
         before = lk.scan("scores").collect().height
-        compact_all(lk)
+        compact(lk, "scores", "jobs")
         assert lk.scan("scores").collect().height == before, "not visible yet"
     assert lk.scan("scores").collect().height == before + scores.height
 
 
 def test_a_compacted_file_needs_no_look_inside(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    compact_all(lk)
+    names = ("steps", "tokens", "spans", "groupings")
+    compact(lk, *names)
     snapshot = lake.open(lk.uri).snapshot()
     look = lake.Snapshot._look
 
@@ -95,7 +98,7 @@ def test_a_compacted_file_needs_no_look_inside(lk: Lake, monkeypatch: pytest.Mon
         return look(self, path)
 
     monkeypatch.setattr(lake.Snapshot, "_look", deciding_only)
-    for name in ("steps", "tokens", "spans", "groupings"):
+    for name in names:
         mixed = [entry for entry in snapshot.entries(name) if entry.only_write_id is None]
         assert mixed
         assert all(entry.clean_since is not None for entry in mixed)
@@ -109,7 +112,7 @@ def test_a_snapshot_older_than_the_rows_of_a_compacted_file_does_not_show_them(t
     versions = lk.snapshot().versions
     expected = contents(lk.at(versions), ("episodes", "steps", "tokens"))
     add_round(lk, 1)
-    compact_all(lk)
+    compact(lk, "episodes", "steps", "tokens", "jobs")
     newest = lk.snapshot().versions
     torn = versions | {name: newest[name] for name in ("steps", "tokens")}
     snapshot = lk.at(torn)
@@ -186,7 +189,7 @@ def test_what_cannot_be_compacted_is_refused(lk: Lake, name: str, columns: list[
 
 def test_an_empty_lake_is_compacted_to_nothing(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
-    assert all(done.files_before == 0 for done in compact_all(lk).values())
+    assert all(done.files_before == 0 for done in compact(lk).values())
 
 
 def test_a_job_that_leaves_many_small_files_merges_them(tmp_path: Path) -> None:
@@ -203,7 +206,7 @@ def test_a_job_that_leaves_many_small_files_merges_them(tmp_path: Path) -> None:
 
 
 def test_a_replay_after_compaction_by_a_new_process_adds_nothing(lk: Lake) -> None:
-    compact_all(lk)
+    compact(lk, "episodes", "steps", "retractions")
     records = [episode("task 0", index, tokens=True) for index in range(2)]
     counts = lake.open(lk.uri).append(records, run_id="run")
     assert (counts.new, counts.present) == (0, 2)
@@ -217,7 +220,7 @@ def test_skipping_survives_compaction(lk: Lake) -> None:
     before = fingerprint()
     with lk.job(kind="credit", fingerprint=before) as job:
         pass
-    compact_all(lk)
+    compact(lk, "episodes", "jobs")
     assert fingerprint() == before
     assert lk.find_job("credit", job.series_id, before) == job.job_id
 

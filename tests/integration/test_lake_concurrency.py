@@ -74,7 +74,7 @@ def test_writers_that_both_find_a_table_missing_both_write(tmp_path: Path, name:
         worker.finish()
     lk = lake.open(uri)
     assert assert_whole(lk.snapshot()) == 8
-    assert lk.sql("SELECT count(*) AS n, sum(value) AS new FROM metrics").row(0) == (4, 8.0)
+    assert lk.sql("SELECT count(*), sum(value) FROM metrics").row(0) == (4, 8.0)
     assert lk.sql("SELECT status FROM job_runs")["status"].to_list() == ["succeeded"] * 2
     assert lk.snapshot().dead_write_ids == frozenset()
 

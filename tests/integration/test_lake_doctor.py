@@ -18,6 +18,7 @@ from lake.care.doctor import diagnose, examine
 from lake.errors import LakeAccessError, NotALakeError
 from lake.tables import TABLES
 from testkit.episodes import episode
+from testkit.examples import mostly_slow
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,12 @@ def wrong(lk: Lake, verdict: str = "wrong") -> dict[str, str]:
     return dict(rows.select("check", "detail").iter_rows())
 
 
+def detail(lk: Lake, check: str) -> str:
+    """What it finds wrong by the check whose name holds a text."""
+    (text,) = (text for name, text in wrong(lk).items() if check in name)
+    return text
+
+
 def test_a_whole_lake_is_fine(lk: Lake) -> None:
     findings = examine(lk)
     assert findings.columns == ["check", "verdict", "detail"]
@@ -64,7 +71,8 @@ def test_an_episode_without_some_of_its_steps(lk: Lake) -> None:
 
 def test_steps_without_an_episode(lk: Lake) -> None:
     write(lk, "steps", lk.scan("steps").head(1).collect().with_columns(episode_id=pl.lit(5)))
-    assert wrong(lk) == {"every step has an episode": f"{ids.to_text(5)} has steps but no episode"}
+    assert len(wrong(lk)) == 1
+    assert detail(lk, "step has an episode") == f"{ids.to_text(5)} has steps but no episode"
 
 
 def test_two_attempts_that_both_count(lk: Lake) -> None:
@@ -100,7 +108,7 @@ def test_rows_of_one_key(lk: Lake, name: str) -> None:
 def test_a_row_that_breaks_its_contract(lk: Lake, change: dict[str, Any], says: str) -> None:
     row = lk.scan("episodes").head(1).collect().with_columns(episode_id=pl.lit(5), **change)
     write(lk, "episodes", row)
-    assert says in wrong(lk)["every row keeps its contract"]
+    assert says in detail(lk, "keeps its contract")
 
 
 def test_a_file_with_other_rows_than_the_log_says(lk: Lake) -> None:
@@ -110,7 +118,10 @@ def test_a_file_with_other_rows_than_the_log_says(lk: Lake) -> None:
     write(lk, "steps", row)
     (path,) = set((Path(lk.uri) / "steps").glob("*.parquet")) - before
     pl.concat([pl.read_parquet(path)] * 2).write_parquet(path)
-    assert f"{path.name} of steps has 2 rows, the log says 1" in wrong(lk)["every file is there and readable"]
+    text = detail(lk, "there and readable")
+    assert f"{path.name} of steps" in text
+    assert "has 2 rows" in text
+    assert "log says 1" in text
 
 
 def test_damage_is_counted_and_the_first_five_are_named(lk: Lake) -> None:
@@ -118,9 +129,9 @@ def test_damage_is_counted_and_the_first_five_are_named(lk: Lake) -> None:
         lk.append([episode(f"more {number}")], run_id="run")
     for path in (Path(lk.uri) / "steps").glob("*.parquet"):
         path.unlink()
-    detail = wrong(lk)["every file is there and readable"]
-    assert detail.count(" of steps: ") == 5
-    assert detail.endswith("restore the files from a backup, or ingest their source again into a new lake")
+    text = detail(lk, "there and readable")
+    assert text.count(" of steps: ") == 5
+    assert "restore the files" in text
 
 
 def test_unfinished_jobs_are_noted(lk: Lake) -> None:
@@ -140,7 +151,8 @@ def test_many_small_files_bring_advice(lk: Lake, monkeypatch: pytest.MonkeyPatch
 
 def test_a_rival_package_is_named(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installation_faults", lambda: ["`lake` comes from lake-1.0"])
-    assert wrong(lk) == {"the four packages are ours": "`lake` comes from lake-1.0"}
+    assert len(wrong(lk)) == 1
+    assert detail(lk, "four packages") == "`lake` comes from lake-1.0"
 
 
 def test_a_damaged_pin_is_wrong(lk: Lake) -> None:
@@ -180,15 +192,15 @@ def test_what_is_no_lake_at_all_stays_an_error(lk: Lake, tmp_path: Path) -> None
         diagnose(lk.uri)
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 0.99], ids=["magic bytes", "pages", "footer"])
-@pytest.mark.parametrize("name", ["steps", "tokens", "episodes"])
+@pytest.mark.parametrize("share", [0, 0.99], ids=["magic bytes", "footer"])
+@pytest.mark.parametrize("name", mostly_slow(["steps", "tokens", "episodes"], "steps"))
 def test_a_flipped_bit_is_found_wherever_it_is(lk: Lake, name: str, share: float) -> None:
     (entry,) = lk.snapshot().entries(name)
     path = Path(entry.path)
     data = bytearray(path.read_bytes())
     data[int(share * len(data))] ^= 0x10
     path.write_bytes(data)
-    assert "is not what was written" in wrong(lk)["every file is there and readable"]
+    assert "what was written" in detail(lk, "there and readable")
 
 
 @pytest.mark.parametrize("name", ["episodes", "steps", "tokens", "jobs"])
@@ -207,13 +219,24 @@ def test_a_flipped_bit_is_found_in_every_column_chunk(lk: Lake, name: str) -> No
             data = bytearray(whole)
             data[place] ^= 1 << number % 8
             path.write_bytes(data)
-            assert "is not what was written" in str(doctor._decoded(snapshot, name, entry)), chunk.path_in_schema
+            assert "what was written" in str(doctor._decoded(snapshot, name, entry)), chunk.path_in_schema
     path.write_bytes(whole)
     assert doctor._decoded(snapshot, name, entry) is None
 
 
-@pytest.mark.parametrize("name", ["episodes", "steps", "jobs", "retractions"])
-@pytest.mark.parametrize("state", ["empty", "missing"])
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        ("empty", "steps"),
+        ("missing", "episodes"),
+        ("missing", "retractions"),
+        pytest.param("empty", "episodes", marks=pytest.mark.slow),
+        pytest.param("empty", "jobs", marks=pytest.mark.slow),
+        pytest.param("empty", "retractions", marks=pytest.mark.slow),
+        pytest.param("missing", "steps", marks=pytest.mark.slow),
+        pytest.param("missing", "jobs", marks=pytest.mark.slow),
+    ],
+)
 def test_a_log_that_lacks_a_commit(lk: Lake, name: str, state: str) -> None:
     """What a power cut may leave."""
     (one, _) = lk.scan("episodes").collect()["episode_id"]
@@ -233,4 +256,6 @@ def test_a_newest_commit_that_is_gone_is_missed(lk: Lake) -> None:
     lk.append([episode("c")], run_id="run")
     log = Path(lk.uri) / "episodes" / "_delta_log"
     max(log.glob("*.json")).unlink()
-    assert wrong(lk)["what jobs recorded is there"].startswith("jobs recorded 3 episodes, the lake knows 2")
+    text = detail(lk, "jobs recorded")
+    assert "recorded 3 episodes" in text
+    assert "lake knows 2" in text

@@ -87,6 +87,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
 
 
 NAMES = ("pointwise", "grouped", "batched")
+JOB_NAMES = ("score", "credit", "rescore", "export", "compact", "ingest")
 
 
 def jobs_of(given: Given, out: Path, names: Sequence[str] = NAMES) -> list[tuple[str, dict[str, Any]]]:
@@ -174,29 +175,46 @@ def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- 1. nobody dies
 
 
-def test_processes_give_the_same(given: Given, expected: Expected, tmp_path: Path) -> None:
-    one, told = expected(*NAMES)
+@pytest.mark.parametrize("names", [("pointwise",), pytest.param(NAMES, marks=pytest.mark.slow)])
+def test_processes_give_the_same(given: Given, expected: Expected, tmp_path: Path, names: tuple[str, ...]) -> None:
+    one, told = expected(*names)
     lk = given.filled(tmp_path / "lake")
     executor = LocalExecutor(2, processes=True)
-    reports = [plain(JOBS[name](lk, executor, **job)) for name, job in jobs_of(given, tmp_path / "out")]
+    reports = [plain(JOBS[name](lk, executor, **job)) for name, job in jobs_of(given, tmp_path / "out", names)]
     assert reports == told
     assert_same_rows(lk, one)
     assert counts(lk) == counts(one)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "tables"),
+    [
+        (("score", "ingest"), ("scores", "episodes", "steps", "rejects")),
+        pytest.param(JOB_NAMES, TABLES, marks=pytest.mark.slow),
+    ],
+)
 def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
-    given: Given, expected: Expected, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
+    given: Given,
+    expected: Expected,
+    s3_server: str,
+    ray_cluster: RayCluster,
+    tmp_path: Path,
+    kinds: tuple[str, ...],
+    tables: tuple[str, ...],
 ) -> None:
     """By one function of a user: which episodes a part holds by its mode is decided before the executor sees it."""
     one, told = expected("pointwise")
     store = new_bucket(s3_server)
     lk = given.filled(store.root, store.options)
-    jobs = jobs_of(given, tmp_path / "out", ["pointwise"])
+    every = jobs_of(given, tmp_path / "out", ["pointwise"])
+    jobs = [(name, job) for name, job in every if name in kinds]
     *reports, end = reports_of(driver(store, ray_cluster, "none", tmp_path / "marks", *jobs))
-    assert list(map(plain, reports)) == told
-    assert not any(frame.is_empty() for frame in rows(one).values())
-    assert_same_rows(lk, one)
-    assert counts(lk) == counts(one)
+    of_kinds = [report for (name, _), report in zip(every, told, strict=True) if name in kinds]
+    assert list(map(plain, reports)) == of_kinds
+    assert not any(rows(one)[name].is_empty() for name in tables)
+    assert_same_rows(lk, one, *tables)
+    mine = counts(lk)
+    assert mine == [row for row in counts(one) if row[0] in {kind for kind, *_ in mine}]
     (said,) = reports[0]["said"]
     assert "gets no part" in said
     assert "riscv64" in said
@@ -205,9 +223,6 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
 
 
 # ---------------------------------------------------------------- 2. somebody dies
-
-
-JOB_NAMES = ("score", "credit", "rescore", "export", "compact", "ingest")
 
 
 @pytest.mark.parametrize(
@@ -250,9 +265,8 @@ def _first(given: Given, out: Path, name: str) -> tuple[str, dict[str, Any]]:
     return next(job for job in jobs_of(given, out) if job[0] == name)
 
 
-@pytest.mark.parametrize(
-    "name", ["score", *(pytest.param(n, marks=pytest.mark.slow) for n in ("rescore", "export", "compact"))]
-)
+@pytest.mark.slow("A job on Ray whose driver is killed is run again, and its rows are those of one that was not.")
+@pytest.mark.parametrize("name", ["score", "rescore", "export", "compact"])
 def test_a_driver_that_is_killed_is_run_again(
     given: Given, s3_server: str, ray_cluster: RayCluster, tmp_path: Path, name: str
 ) -> None:

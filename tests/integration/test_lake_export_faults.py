@@ -16,6 +16,7 @@ from testkit.disks import disk, folder_to_lock, grow, read_only
 from testkit.episodes import episode
 from testkit.examples import mostly_slow
 from testkit.round_trips import exported
+from testkit.wording import Wording
 
 GROUPS = 16
 KINDS = mostly_slow(("jsonl", "messages-parquet", "trl-completions", "eval-protocol-db", "atif"), "jsonl", "atif")
@@ -41,9 +42,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_a_full_disk_is_told_and_the_export_goes_on_once_there_is_room(lk: Lake, tmp_path: Path, name: str) -> None:
     exported(lk, tmp_path / "whole", name, shard_episodes=8)
     with disk(tmp_path / "small", "32k") as small:
-        with pytest.raises(
-            LakeAccessError, match=r"(No space left|full).*what is written so far is kept: run it again"
-        ):
+        with pytest.raises(LakeAccessError, match=r"(No space left|full).*run it again"):
             exported(lk, small / "out", name, shard_episodes=8)
         assert not (small / "out" / MANIFEST).exists()
         grow(small, "8m")
@@ -91,11 +90,14 @@ def test_a_lake_that_is_gone_is_told(lk: Lake, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_state_that_is_damaged_is_told(lk: Lake, tmp_path: Path) -> None:
+def test_a_state_that_is_damaged_is_told(lk: Lake, tmp_path: Path, wording: Wording) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / STATE).write_text("{")
-    with pytest.raises(LakeAccessError, match="delete it to begin again"):
+    with pytest.raises(LakeAccessError) as caught:
         exported(lk, tmp_path / "out", "jsonl")
+    text = wording(caught.value)
+    assert STATE in text
+    assert "delete it" in text
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, then: Any = None) -> None:

@@ -169,8 +169,8 @@ def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
         at_the_gate(*busy)
         faults.inject("compact, vacuum, retract and forget at once beside 4 writers")
         at_work = [
-            *(Worker("maintain", lk.uri, "compact") for _ in range(2)),
-            *(Worker("maintain", lk.uri, "vacuum") for _ in range(2)),
+            Worker("maintain", lk.uri, "compact"),
+            Worker("maintain", lk.uri, "vacuum"),
             Worker("maintain", lk.uri, "retract", *retracted.values()),
             Worker("maintain", lk.uri, "forget", *forgotten.values()),
         ]

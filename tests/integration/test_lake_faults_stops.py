@@ -213,7 +213,7 @@ def test_a_commit_whose_acknowledgement_is_lost(tmp_path: Path, place: str, numb
         faults.inject("acknowledgement of a commit lost")
         truth.took(records)
         looked_at(lk, truth, faults)
-        assert lk.sql("SELECT count(*) AS n FROM jobs WHERE event = 'succeeded'")["n"].to_list() == [1]
+        assert lk.sql("FROM jobs")["event"].to_list().count("succeeded") == 1
         accounted(lk)
 
 

@@ -16,6 +16,7 @@ from lake.locked.query import LockedReader
 from testkit.lakes import build_lake, rollout, siblings
 from testkit.object_store import Store
 from testkit.offline_runs import configured, interrupted
+from testkit.wording import Wording
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.offline import resume, train
 
@@ -65,11 +66,11 @@ def test_a_snapshot_holds_both_and_is_opened_again_by_name_time_and_versions(lak
     assert run("sql", COUNT, "--as-of", "before", *both(lakes)).stdout.split()[-1] == "6"
     (pin,) = joined.snapshots()
     assert pin.versions == versions
-    with pytest.raises(UsageError, match=r"a snapshot of several lakes: open .*a b and .*b together"):
+    with pytest.raises(UsageError, match=r"several lakes: open .*a b and .*b together"):
         lakes[0].at(versions)
-    with pytest.raises(UsageError, match="open exactly the lakes of the snapshot"):
+    with pytest.raises(UsageError, match="exactly the lakes of"):
         lake.open([lakes[1].uri, lakes[0].uri]).at(versions)
-    with pytest.raises(UsageError, match="is a version of one lake, and 2 are open"):
+    with pytest.raises(UsageError, match="and 2 are open"):
         joined.at(1)
     joined.drop_snapshot("before")
     assert lakes[1].snapshots() == []
@@ -83,16 +84,18 @@ def test_a_name_that_one_lake_cannot_take_is_given_in_none(lakes: tuple[Lake, La
 
 
 @pytest.mark.parametrize("named", [5, ["L", 5], {"L", "M"}])
-def test_what_names_no_lakes_is_refused(named: Any) -> None:
+def test_what_names_no_lakes_is_refused(named: Any, wording: Wording) -> None:
     """A set has no first lake, into which jobs would write."""
-    with pytest.raises(UsageError, match=r"is no address of a lake; give a text or a path, or a list of them"):
+    with pytest.raises(UsageError, match="or a list of") as caught:
         lake.open(named)
+    wording(caught.value, NAMED=repr(named))
 
 
-def test_two_rollouts_under_one_name_are_refused(lakes: tuple[Lake, Lake]) -> None:
+def test_two_rollouts_under_one_name_are_refused(lakes: tuple[Lake, Lake], wording: Wording) -> None:
     lakes[1].append([rollout("own", 0, 0.5)], run_id="demo")
-    with pytest.raises(UsageError, match="hold different rollouts under the same names: 1 episode, for example"):
+    with pytest.raises(UsageError, match="1 episode, for example") as caught:
         lake.open([lk.uri for lk in lakes]).sql(COUNT)
+    wording(caught.value)
     other = lakes[1].sql("SELECT episode_id FROM episodes WHERE task_id = 'own'")["episode_id"]
     lakes[1].retract(other)
     assert lake.open([lk.uri for lk in lakes]).sql(COUNT).item() == 6
@@ -132,6 +135,7 @@ def test_training_over_two_lakes_is_training_on_one_and_is_resumed(tmp_path: Pat
     assert resume(joined, tmp_path / "out").weights_sha256 == straight.weights_sha256
 
 
+@pytest.mark.slow("Lakes in one bucket are read together, and a folder beside them is not.")
 def test_lakes_in_one_bucket_are_read_together_and_a_folder_beside_them_is_not(s3: Store, tmp_path: Path) -> None:
     uris = [f"{s3.root}/{name}" for name in "ab"]
     for uri, episodes in zip(uris, (TEAM_A, TEAM_B), strict=True):
@@ -139,5 +143,5 @@ def test_lakes_in_one_bucket_are_read_together_and_a_folder_beside_them_is_not(s
     joined = lake.open(uris, storage_options=s3.options)
     assert joined.sql(COUNT).item() == joined.scan("episodes").collect().height == 6
     here = build_lake(tmp_path / "here", TEAM_B)
-    with pytest.raises(UsageError, match="all in local folders, or all in buckets"):
+    with pytest.raises(UsageError, match="all in local folders"):
         lake.open([here.uri, uris[0]], storage_options=s3.options).snapshot()

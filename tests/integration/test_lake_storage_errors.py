@@ -76,7 +76,8 @@ def test_refused_credentials_are_named(call: str, status: int, code: str) -> Non
 @pytest.mark.parametrize("call", mostly_slow(["list", "create", "read"], "create"))
 def test_an_unreachable_endpoint_is_named(call: str) -> None:
     error = failure(call, Objects("s3://bucket/x", options(f"{unused_endpoint()}")))
-    assert "cannot be reached; check the network and the endpoint" in str(error)
+    assert "cannot be reached" in str(error)
+    assert "check the network and" in str(error)
 
 
 def test_an_endpoint_in_plain_http_is_explained(s3: Store) -> None:
@@ -122,7 +123,7 @@ def test_a_folder_that_may_not_be_written_is_explained(tmp_path: Path) -> None:
         objects.put("a", b"x")
         with read_only(path):
             for call in ("create", "put", "delete"):
-                assert "no permission to write here" in str(failure(call, objects))
+                assert "no permission to write" in str(failure(call, objects))
             assert objects.get("a") == b"x"
 
 

@@ -37,6 +37,7 @@ from testkit.commands import Command
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
 from testkit.processes import Worker, at_the_gate
+from testkit.wording import Wording
 
 PATIENCE = 60.0
 """Seconds within which a watcher has to have taken something, on a busy machine too."""
@@ -262,14 +263,15 @@ def test_a_log_that_is_rotated_stays_in_its_run(lk: Lake, folder: Path, clock: C
     assert taken(lk, watched) == (2, 2, 0)
     path.rename(folder / "b.jsonl")
     assert taken(lk, watched) == (0, 0, 0)
-    assert lk.sql("SELECT DISTINCT run_id FROM episodes").rows() == [("a",)]
+    assert set(lk.sql("FROM episodes")["run_id"]) == {"a"}
 
 
-def test_what_is_no_file_is_told_once(lk: Lake, folder: Path, clock: Clock) -> None:
+def test_what_is_no_file_is_told_once(lk: Lake, folder: Path, clock: Clock, wording: Wording) -> None:
     (folder / "link").symlink_to(folder.parent)
     watched = Watched([str(folder)])
     (plan,) = watched.changed()
-    assert plan.report.skipped == {"link": "is a link to a folder; name the folder to have it read"}
+    assert plan.report.skipped.keys() == {"link"}
+    assert "name the folder to" in wording(plan.report.skipped["link"])
     assert watched.changed() == []
 
 
@@ -359,9 +361,10 @@ def test_what_is_not_there_yet_is_known(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["-", "", "s3://bucket/logs"])
-def test_what_cannot_be_watched_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be watched; valid: files, folders and globs of this machine"):
+def test_what_cannot_be_watched_is_refused(name: str, wording: Wording) -> None:
+    with pytest.raises(UsageError, match="valid: files, folders and") as caught:
         Watched([name])
+    wording(caught.value)
 
 
 def tau(number: int) -> list[dict[str, Any]]:
@@ -442,7 +445,7 @@ def told(said: str) -> int:
     return sum(int(text.split(": ")[1].split()[0]) for text in of_batches)
 
 
-def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tmp_path: Path) -> None:
+def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tmp_path: Path, wording: Wording) -> None:
     source = write_lines(tmp_path / "source", [*numbered(*range(20)), b"nonsense\n", *numbered(*range(20, 30))])
     uri = tmp_path / "lake"
     with watching(uri, folder) as watcher, writing(source, folder / "f.jsonl", 75, 0.02) as writer:
@@ -456,7 +459,7 @@ def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tm
         code, _, err = watcher.end()
     assert code == 0, err
     assert err.splitlines()[0] == f"watching {folder}; Ctrl-C ends it"
-    assert err.splitlines()[-1] == "ended; what was taken is in the lake, and is not taken again"
+    assert "ended; " in wording(err.splitlines()[-1])
     assert "Traceback" not in err
     same_as_one_ingest(lake.open(uri), folder)
 
