@@ -20,6 +20,7 @@ from lake.live.massgen import RecordedAgent, RecordedOrchestrator
 from lake.live.recorder import Recorder
 from lake.records import EpisodeRecord
 from testkit.copies import empty_lake
+from testkit.examples import examples
 from testkit.round_trips import assert_same, records, there_and_back
 
 QUESTION = {"role": "user", "content": "Which city is the capital of France?"}
@@ -153,8 +154,7 @@ FAULTS: list[tuple[Any, str, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "status", "error"), FAULTS, ids=lambda value: type(value).__name__)
-def test_an_error_is_recorded_and_goes_on(tmp_path: Path, fault: Any, status: str, error: str) -> None:
+def test_an_error_is_recorded_and_goes_on(tmp_path: Path) -> None:
     async def run(agent: Any) -> tuple[list[Any], BaseException | None]:
         seen = []
         try:
@@ -165,11 +165,14 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: Path, fault: Any, status: st
         return seen, None
 
     with recording(tmp_path) as recorder:
-        chunks = [chunk("content", content="I"), fault]
-        seen, raised = asyncio.run(run(Recorded("a", chunks, recorder=recorder)))
-        assert [*seen, raised][:2] == chunks, "the same exception"
-    (episode,) = episodes(tmp_path)
-    assert (episode.status, (episode.error or "").strip()) == (status, error.strip())
+        for number, (fault, _, _) in enumerate(FAULTS):
+            chunks = [chunk("content", content="I"), fault]
+            seen, raised = asyncio.run(run(Recorded(f"agent-{number}", chunks, recorder=recorder)))
+            assert [*seen, raised][:2] == chunks, "the same exception"
+    recorded = {one.agent_id: (one.status, (one.error or "").strip()) for one in episodes(tmp_path)}
+    assert recorded == {
+        f"agent-{number}": (status, (error or "").strip()) for number, (_, status, error) in enumerate(FAULTS)
+    }
 
 
 def test_a_stream_that_is_left_is_closed_and_recorded_as_aborted(tmp_path: Path) -> None:
@@ -248,7 +251,7 @@ async def _driven(agent: Any, moves: list[str], messages: Any) -> list[Any]:
 
 
 @given(MOVES, st.sampled_from((None, "fault")))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_caller_cannot_tell_a_recorded_stream_from_the_agents_own(moves: list[str], messages: Any) -> None:
     with shared() as recorder:
         mine = asyncio.run(_driven(RecordedStubborn("a", [], recorder=recorder), moves, messages))
@@ -283,7 +286,7 @@ def test_off_it_is_the_agents_own_stream(monkeypatch: pytest.MonkeyPatch, tmp_pa
         {"chunks": [chunk("tool_calls", tool_calls=[call("f", "{", None)]), chunk(None, content="x")]},
     ],
 )
-def test_collecting_never_breaks_the_agent(tmp_path: Path, broken: dict[str, Any]) -> None:
+def test_collecting_never_breaks_the_agent(broken: dict[str, Any]) -> None:
     class Plain(Agent):
         async def chat(self, messages: Any, tools: Any = None) -> AsyncIterator[Any]:
             for one in self.chunks:
@@ -292,7 +295,7 @@ def test_collecting_never_breaks_the_agent(tmp_path: Path, broken: dict[str, Any
     class Both(RecordedAgent, Plain):
         pass
 
-    with recording(tmp_path) as recorder:
+    with shared() as recorder:
         agent = Both("a", WORKED, recorder=recorder)
         for name, value in broken.items():
             setattr(agent, name, value)
@@ -476,7 +479,7 @@ def test_what_is_recorded_is_what_a_folder_of_the_traces_would_be(tmp_path: Path
     streams: list[tuple[list[Any], list[Any]]] = []
 
     @given(st.lists(CHUNKS, max_size=8), st.lists(st.sampled_from((QUESTION, {"role": "assistant", "content": "A"}))))
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     def collect(chunks: list[Any], messages: list[Any]) -> None:
         streams.append((chunks, messages))
 

@@ -3,8 +3,6 @@
 import builtins
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,36 +59,29 @@ def test_a_trace_is_an_episode_as_it_would_be_from_a_file(tmp_path: Path) -> Non
     ]
 
 
-DIES = """
-import os, sys
-import lake
-from lake.live.otel import SpanExporter
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from test_live_otel import CALL
-
-recorder = lake.recorder(sys.argv[1], run="agent", spool=sys.argv[2], batch_seconds=3600)
-provider = TracerProvider()
-provider.add_span_processor(SimpleSpanProcessor(SpanExporter(recorder)))
-tracer = provider.get_tracer("agents")
-with tracer.start_as_current_span("agent"):
-    with tracer.start_as_current_span("chat", attributes=CALL):
-        pass
-    recorder._sink.spool.sync()
-    os._exit(1)
-"""
-
-
 def test_what_a_process_that_died_had_exported_is_recorded(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
-    place = [str(tmp_path / "lake"), str(tmp_path / "spool")]
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    subprocess.run([sys.executable, "-c", DIES, *place], check=False, env=os.environ | {"PYTHONPATH": path})
-    with lake.recorder(place[0], run="later", spool=place[1]) as recorder:
+    place = {"spool": tmp_path / "spool", "batch_seconds": 3600}
+    child = os.fork()
+    if child == 0:
+        try:
+            recorder = lake.recorder(tmp_path / "lake", run="agent", **place)
+            provider = TracerProvider()
+            provider.add_span_processor(SimpleSpanProcessor(SpanExporter(recorder)))
+            tracer = provider.get_tracer("agents")
+            with tracer.start_as_current_span("agent"):
+                with tracer.start_as_current_span("chat", attributes=CALL):
+                    pass
+                recorder._sink.spool.sync()
+                os._exit(3)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    with lake.recorder(tmp_path / "lake", run="later", **place) as recorder:
         assert recorder.flush()
         assert recorder.stats().aborted == 1
-    found = lake.open(place[0]).sql("SELECT run_id, status, num_steps FROM episodes")
-    assert found.rows() == [("agent", "aborted", 1)]
+    recorded = lake.open(tmp_path / "lake").sql("SELECT run_id, status, num_steps FROM episodes")
+    assert recorded.rows() == [("agent", "aborted", 1)]
 
 
 def test_without_the_sdk_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
