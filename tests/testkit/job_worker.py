@@ -149,7 +149,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
 def main(uri: str, storage: str, executor: str, fate: str, folder: str, *jobs: str) -> None:
     """Run the jobs."""
     Path(folder).mkdir(exist_ok=True)
-    there: Any = DoomedExecutor(executor_named(executor, 2), fate, folder)
+    there: Any = DoomedExecutor(executor_named(executor, 1 if executor == "processes" else 2), fate, folder)
     lk = lake.open(uri, storage_options=json.loads(storage))
     for job in jobs:
         name, _, arguments = job.partition(" ")

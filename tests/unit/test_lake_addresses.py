@@ -87,7 +87,7 @@ def test_an_address_that_cannot_hold_a_lake_is_refused(uri: str, says: str) -> N
 
 
 def test_a_uri_that_became_a_path_is_not_taken_for_a_folder() -> None:
-    with pytest.raises(UsageError, match="hand it over as text"):
+    with pytest.raises(UsageError, match="as text"):
         addresses.parse(Path("s3://bucket/x"))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lake import EpisodeRecord, Lake, StepRecord, ids
@@ -36,7 +36,8 @@ def episodes(lk: Lake) -> list[int]:
     return lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
 
 
-@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(said=[("ann", 0, None, "rating", 1.0), ("bob", 0, None, "rating", 0.0), ("ann", 0, None, "rating", -2.5)])
 @given(
     said=st.lists(
         st.tuples(

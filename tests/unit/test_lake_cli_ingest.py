@@ -17,6 +17,7 @@ from lake.cli.ingest import ingest
 from lake.errors import FormatError, UsageError
 from lake.write import ingest as ingest_module
 from testkit.episodes import episode, line, write_lines
+from testkit.wording import Wording
 
 TRAJLAKE = [sys.executable, "-c", "from lake.cli import main; main()"]
 BAD = [b'{"task_id": "t"}\n', b"nonsense\n"]
@@ -27,27 +28,26 @@ def run(folder: Path, *files: Path | str, size: int = 512) -> Result:
     return CliRunner().invoke(ingest, args, catch_exceptions=False)
 
 
-def test_a_file_of_rejects_alone_fails(tmp_path: Path) -> None:
+def test_a_file_of_rejects_alone_fails(tmp_path: Path, wording: Wording) -> None:
     bad = write_lines(tmp_path / "bad.jsonl", BAD)
     done = run(tmp_path, bad)
     assert done.exit_code == 1
     assert f"{bad}: 0 episodes, 0 steps, 2 rejects (0 already present) in run bad" in done.stdout
-    assert done.stderr.splitlines() == [
-        f"{bad}, record 1: Object missing required field `steps`",
-        f"2 of 2 records were rejected; see: trajlake sql --lake {tmp_path / 'lake'} "
-        "'SELECT position, reason, message FROM rejects ORDER BY position'",
-    ]
+    first, summary = wording(done.stderr).splitlines()
+    assert first.startswith(f"{bad}, record 1: ")
+    assert "`steps`" in first
+    assert summary.startswith("2 of 2 records ")
+    assert f"see: trajlake sql --lake {tmp_path / 'lake'} " in summary
     assert lake.open(tmp_path / "lake").sql("SELECT count(*) AS n FROM rejects").item() == 2
 
 
-def test_a_conflict_is_told_with_what_to_do_about_it(tmp_path: Path) -> None:
+def test_a_conflict_is_told_with_what_to_do_about_it(tmp_path: Path, wording: Wording) -> None:
     path = tmp_path / "f.jsonl"
     run(tmp_path, write_lines(path, [episode()]))
     said = run(tmp_path, write_lines(path, [episode(steps=5)])).stderr.splitlines()
     key = "run 'f', task 'task', rollout 0, attempt 0"
-    assert (
-        said[0] == f"{path}, record 1: {key} is present with other content; give it another --run or a higher attempt"
-    )
+    assert wording(said[0]).startswith(f"{path}, record 1: {key} ")
+    assert "--run or a higher" in said[0]
 
 
 def test_one_record_that_was_taken_or_is_present_is_enough(tmp_path: Path) -> None:
@@ -61,15 +61,17 @@ def test_one_record_that_was_taken_or_is_present_is_enough(tmp_path: Path) -> No
 def test_an_empty_array_is_told_like_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_text("[]", "utf-8")
-    with pytest.raises(FormatError, match=r"none\.json is empty; there is nothing to ingest"):
+    with pytest.raises(FormatError, match=r"none\.json is empty"):
         run(tmp_path, path)
     assert not Path(tmp_path, "lake").exists()
 
 
-def test_a_blank_task_is_a_reject(tmp_path: Path) -> None:
+def test_a_blank_task_is_a_reject(tmp_path: Path, wording: Wording) -> None:
     assert run(tmp_path, write_lines(tmp_path / "f.jsonl", [episode(" "), episode("a")])).exit_code == 0
     rejects = lake.open(tmp_path / "lake").scan("rejects").select("position", "reason", "message").collect()
-    assert rejects.row(0) == (1, "invalid", "`task_id` is ' '; valid: a name that is not blank")
+    position, reason, message = rejects.row(0)
+    assert (position, reason) == (1, "invalid")
+    assert wording(message).startswith("`task_id` is ' '; valid: ")
     assert rejects.height == 1
 
 
@@ -110,23 +112,23 @@ def test_each_of_several_files_has_a_line_and_what_is_left_out_is_told_by_reason
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_columns_of_a_query_that_mean_nothing_are_told(tmp_path: Path, flags: list[str]) -> None:
+def test_columns_of_a_query_that_mean_nothing_are_told(tmp_path: Path, flags: list[str], wording: Wording) -> None:
     path = tmp_path / "q.sql"
     path.write_text("SELECT 't' AS task, 'go' AS action, 1.0 AS rewrd, 0 AS turn")
     said = run(tmp_path, path, "--query", *flags).stderr
-    assert said == "columns without a meaning here, kept in extra: task (task_id?), rewrd (reward?), turn\n"
+    assert wording(said).endswith(": task (task_id?), rewrd (reward?), turn\n")
 
 
 def test_a_lake_is_told_to_be_one(tmp_path: Path) -> None:
     lake.open(tmp_path / "lake", create=True)
-    with pytest.raises(FormatError, match="lake is a lake; name files of trajectories"):
+    with pytest.raises(FormatError, match="lake is a lake; "):
         run(tmp_path, tmp_path / "lake")
 
 
 @pytest.mark.parametrize("name", ["query", "frame"])
 def test_what_is_no_format_of_files_is_neither_named_nor_taken(tmp_path: Path, name: str) -> None:
     path = write_lines(tmp_path / "f.jsonl", [episode()])
-    with pytest.raises(UsageError, match=f"{name} is no format of files"):
+    with pytest.raises(UsageError, match=f"{name} is no format"):
         run(tmp_path, path, "--format", name)
     listed = run(tmp_path, "-h").stdout.partition("Formats:")[2]
     assert "agent_lightning_spans" in listed
@@ -136,7 +138,7 @@ def test_what_is_no_format_of_files_is_neither_named_nor_taken(tmp_path: Path, n
 # ---------------------------------------------------------------- siblings that are copies
 
 
-def test_copies_of_siblings_are_told_and_dedup_drops_exactly_them(tmp_path: Path) -> None:
+def test_copies_of_siblings_are_told_and_dedup_drops_exactly_them(tmp_path: Path, wording: Wording) -> None:
     def rollout(task: str, index: int, text: str, **fields: Any) -> EpisodeRecord:
         call = {"id": f"call-{index}", "function": {"name": "look"}}
         steps = [StepRecord(state="s", action=text, tool_calls=[call]), StepRecord(state="t", action="b")]
@@ -153,10 +155,8 @@ def test_copies_of_siblings_are_told_and_dedup_drops_exactly_them(tmp_path: Path
         rollout("alone", 0, "a"),
     ]
     done = run(tmp_path, write_lines(tmp_path / "f.jsonl", records), size=3)
-    assert done.stderr == (
-        "4 of 9 episodes repeat a sibling step by step, in 2 of 4 groups (on average 54% of such a group); leave them "
-        f"out with `trajlake select distinct --filter dedup:by=decisions,within=group --lake {tmp_path / 'lake'}`\n"
-    )
+    for part in ("4 of 9 episodes", "2 of 4 groups", "54%", f"--lake {tmp_path / 'lake'}`"):
+        assert part in wording(done.stderr)
     lk = lake.open(tmp_path / "lake")
     advised = done.stderr.partition("`trajlake ")[2].partition("`")[0].split()
     assert CliRunner().invoke(trajlake, advised, catch_exceptions=False).exit_code == 0
@@ -179,7 +179,7 @@ def test_a_named_pipe_without_a_writer_is_told_and_then_read(tmp_path: Path) -> 
     command = [*TRAJLAKE, "ingest", str(pipe), "--lake", str(tmp_path / "lake")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
-        assert child.stderr.readline().startswith(f"{pipe} is a named pipe into which nobody has written yet: waiting")
+        assert child.stderr.readline().startswith(f"{pipe} is a named pipe")
         pipe.write_bytes(line(episode()))
         out, err = child.communicate()
     assert (child.returncode, err) == (0, "")

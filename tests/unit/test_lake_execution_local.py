@@ -134,9 +134,7 @@ def test_this_machine_is_the_only_node() -> None:
 
 
 def test_processes_that_always_die_are_given_up_with_advice() -> None:
-    with pytest.raises(
-        WorkerLostError, match=rf"died {TRIES} times in a row \(0 parts were done before it\).*smaller --memory"
-    ):
+    with pytest.raises(WorkerLostError, match=rf"died {TRIES} times .*\(0 parts .*smaller --memory"):
         list(LocalExecutor(1, processes=True).map(dies, [1]))
 
 
@@ -147,7 +145,7 @@ def test_workers_default_to_the_cores_that_this_process_has() -> None:
 
 @pytest.mark.parametrize("name", [name for name in EXECUTORS if name != "ray"])
 def test_an_executor_without_workers_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="0 workers; valid: 1 or more"):
+    with pytest.raises(UsageError, match="0 workers; valid: 1"):
         executor_named(name, 0)
 
 

@@ -105,7 +105,7 @@ def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as there:
         address = f"{scheme}127.0.0.1:{there.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UsageError, match=f"no Ray cluster answers at {address} .*RAY_ADDRESS"):
+    with pytest.raises(UsageError, match=f"no Ray cluster .*{address} .*RAY_ADDRESS"):
         RayExecutor(2)
 
 

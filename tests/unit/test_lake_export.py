@@ -26,6 +26,7 @@ from lake.records import ScoreRecord, SpanRecord, TokensRecord, identify
 from testkit.copies import copied, empty_lake
 from testkit.examples import mostly_slow
 from testkit.round_trips import there_and_back
+from testkit.wording import Wording
 
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
 CHAT = [
@@ -122,7 +123,7 @@ def test_our_own_lines_are_ingested_as_the_same_rows(own: Lake, tmp_path: Path) 
     assert own.ingest(tmp_path / "out.jsonl").present == 4, "and the lake it came from knows them"
 
 
-def test_a_rewritten_history_is_a_chat_of_its_own(tmp_path: Path) -> None:
+def test_a_rewritten_history_is_a_chat_of_its_own(tmp_path: Path, wording: Wording) -> None:
     """Step 1 is asked with a prompt of its own, 2 goes on from step 0: no answer is learned after what it never saw."""
     notes: list[dict[str, Any]] = [{}, {"history": "rewritten"}, {"follows": 0}]
     steps = [
@@ -143,7 +144,8 @@ def test_a_rewritten_history_is_a_chat_of_its_own(tmp_path: Path) -> None:
     ]
     ((row,), manifest) = exported(lk, tmp_path / "whole.jsonl", "messages")
     assert (said(row["messages"]), row["prompt_messages"]) == (["Q0", "A0", "Q2", "A2"], 1)
-    assert manifest.left_out["steps of conversations that were left"] == 1
+    (left,) = [name for name in manifest.left_out if name.startswith("steps of")]
+    assert manifest.left_out[wording(left)] == 1
 
 
 def test_a_chat_is_whole_and_says_where_it_comes_from(lk: Lake, tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_decision_has_the_chat_before_it_as_prompt(lk: Lake, tmp_path: Path) -
     assert [row["reward"] for row in rows] == [None, 0.5]
 
 
-def test_steps_that_are_not_the_policys_are_prompt_and_no_completion(tmp_path: Path) -> None:
+def test_steps_that_are_not_the_policys_are_prompt_and_no_completion(tmp_path: Path, wording: Wording) -> None:
     made = empty_lake(tmp_path / "lake")
     record = rollout()
     record.steps[0].trainable = False
@@ -174,16 +176,18 @@ def test_steps_that_are_not_the_policys_are_prompt_and_no_completion(tmp_path: P
     rows, manifest = exported(made, tmp_path / "out", "prompt-completion")
     assert [row["step_index"] for row in rows] == [1]
     assert rows[0]["prompt"][2]["content"] == "I look."
-    assert manifest.left_out["steps that are not learned from"] == 1
+    (left,) = [name for name in manifest.left_out if name.startswith("steps that")]
+    assert manifest.left_out[wording(left)] == 1
 
 
-def test_the_better_of_two_siblings_is_chosen(lk: Lake, tmp_path: Path) -> None:
+def test_the_better_of_two_siblings_is_chosen(lk: Lake, tmp_path: Path, wording: Wording) -> None:
     rows, manifest = exported(lk, tmp_path / "out", "preference")
     (row,) = rows
     assert len(row["prompt"]) == 4, "as far as they are the same"
     assert [row["chosen"][0]["content"], row["rejected"][0]["content"]] == ["Done.", "No."]
     assert (row["chosen_score"], row["rejected_score"]) == (1.0, 0.0)
-    assert manifest.left_out["groups whose scores do not differ"] == 1
+    (left,) = [name for name in manifest.left_out if name.startswith("groups")]
+    assert manifest.left_out[wording(left)] == 1
 
 
 def test_each_episode_stands_in_one_pair_and_ties_in_none(tmp_path: Path) -> None:
@@ -282,14 +286,15 @@ def test_scorers_that_are_called_like_columns_come_back_and_never_become_the_ret
     assert [score.value for score in found[2].scores] == ([] if name == "messages" else [None]), "it scored nothing"
 
 
-def test_a_scorer_called_reward_is_told_where_the_return_has_its_name(tmp_path: Path) -> None:
+def test_a_scorer_called_reward_is_told_where_the_return_has_its_name(tmp_path: Path, wording: Wording) -> None:
     made = empty_lake(tmp_path / "lake")
     record = rollout(reward=None)
     record.scores = [ScoreRecord(scorer="reward", value=0.5)]
     made.append([record], run_id="a")
     after, manifest = there_and_back(made, tmp_path, "atif")
     assert [one.env_return for one in after.values()] == [None]
-    assert manifest.left_out["scores called `reward` among a trial's rewards, where it is the return"] == 1
+    (left,) = [name for name in manifest.left_out if "`reward`" in name]
+    assert manifest.left_out[wording(left)] == 1
 
 
 @pytest.mark.parametrize(
@@ -307,7 +312,7 @@ def test_rows_for_trainers_are_read_as_the_episodes_that_they_are_of(lk: Lake, t
 
 def test_a_table_of_scout_is_refused_by_its_name(lk: Lake, tmp_path: Path) -> None:
     exported(lk, tmp_path / "out.parquet", "scout")
-    with pytest.raises(FormatError, match="it is a database of Inspect Scout; ingest the logs"):
+    with pytest.raises(FormatError, match="database of Inspect Scout"):
         choose(tmp_path / "out.parquet")
 
 
@@ -316,11 +321,11 @@ def test_a_score_that_nobody_gave_is_refused_with_those_that_there_are(lk: Lake,
         export(lk, Request(target("preference"), tmp_path / "out", choices=Choices(score="nonsense")))
     made = empty_lake(tmp_path / "unrated")
     made.append([rollout(reward=None), rollout(index=1, reward=None)], run_id="a")
-    with pytest.raises(DataRefusedError, match=r"no chosen episode has one of .env_return.; valid: --score judge$"):
+    with pytest.raises(DataRefusedError, match=r".env_return.; valid: --score judge$"):
         export(made, Request(target("preference"), tmp_path / "out"))
 
 
-def test_a_row_that_no_chat_template_takes_is_left_out(tmp_path: Path) -> None:
+def test_a_row_that_no_chat_template_takes_is_left_out(tmp_path: Path, wording: Wording) -> None:
     made = empty_lake(tmp_path / "lake")
     empty = EpisodeRecord(task_id="empty", env_return=1.0, steps=[StepRecord(state=None, action="Hello.")])
     told = EpisodeRecord(
@@ -332,7 +337,8 @@ def test_a_row_that_no_chat_template_takes_is_left_out(tmp_path: Path) -> None:
     made.append([empty, told, rollout()], run_id="a")
     rows, manifest = exported(made, tmp_path / "out", "unpaired", choices=Choices(threshold=0.5))
     assert [row["task_id"] for row in rows] == ["door"]
-    assert manifest.left_out["rows whose prompt is empty, or ends in instructions"] == 2
+    (left,) = [name for name in manifest.left_out if name.startswith("rows whose prompt")]
+    assert manifest.left_out[wording(left)] == 2
 
 
 # ---------------------------------------------------------------- what is exported, and where to
@@ -448,28 +454,28 @@ def test_a_place_that_holds_something_else_is_refused(lk: Lake, tmp_path: Path) 
     Path(tmp_path, "full").mkdir()
     Path(tmp_path, "full", "mine.txt").write_text("mine")
     Path(tmp_path, "there.jsonl").write_text("mine")
-    with pytest.raises(UsageError, match="full is there already; name a new or an empty folder"):
+    with pytest.raises(UsageError, match="full is there already"):
         export(lk, Request(target("jsonl"), tmp_path / "full"))
-    with pytest.raises(UsageError, match=r"there\.jsonl is there already; name a new file"):
+    with pytest.raises(UsageError, match=r"there\.jsonl is there already"):
         export(lk, Request(target("jsonl"), tmp_path / "there.jsonl"))
-    with pytest.raises(UsageError, match=r"is a file; scout is written to a folder, or a file that ends in \.parquet"):
+    with pytest.raises(UsageError, match=r"is a file; scout .* \.parquet"):
         export(lk, Request(target("scout"), tmp_path / "there.jsonl"))
     assert Path(tmp_path, "there.jsonl").read_text() == "mine"
-    with pytest.raises(UsageError, match=r"new\.parquet is the name of a file; messages is written to a folder, or a"):
+    with pytest.raises(UsageError, match=r"new\.parquet .*; messages .* a folder"):
         export(lk, Request(target("messages"), tmp_path / "new.parquet"))
 
 
-def test_a_bucket_is_refused_and_no_folder_of_its_name_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_refused_and_no_folder_of_its_name_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(trajlake, ["export", "--lake", "L", "--out", "s3://bucket/out"])
     assert isinstance(done.exception, UsageError)
-    assert str(done.exception) == (
-        "s3://bucket/out: an export is written to this machine: name a file or folder, and copy it there"
-    )
+    assert wording(done.exception).startswith("s3://bucket/out: ")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("steps", [(1, 1), (1, 8192)])
+@pytest.mark.parametrize("steps", mostly_slow([(1, 1), (1, 8192)], (1, 1)))
 def test_the_parts_that_a_lake_is_read_in_do_not_show(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[int, int]
 ) -> None:
@@ -480,7 +486,7 @@ def test_the_parts_that_a_lake_is_read_in_do_not_show(
 
 
 def test_nothing_chosen_and_unknown_names_are_refused(lk: Lake, tmp_path: Path) -> None:
-    with pytest.raises(DataRefusedError, match="no episode is chosen; runs of the lake: a"):
+    with pytest.raises(DataRefusedError, match=r"no episode is chosen; .*: a"):
         export(lk, Request(target("jsonl"), tmp_path / "out", run_id="b"))
     with pytest.raises(UsageError, match="nothing is exported as 'csv'; valid: jsonl = "):
         target("csv")
@@ -594,7 +600,8 @@ def test_scores_of_elsewhere_leave_with_our_lines_also_where_a_scorer_of_their_n
     job.write_text(f"from pipelines.score import reward_function\n\n\n{code}")
     done = CliRunner().invoke(trajlake, ["score", f"{job}:judge", "--lake", own.uri])
     assert done.exit_code == 0, done.output
-    assert set(own.sql("SELECT value FROM current_scores WHERE step_index IS NULL")["value"]) == {0.75}
+    whole = own.sql("SELECT step_index, value FROM current_scores").filter(pl.col("step_index").is_null())
+    assert set(whole["value"]) == {0.75}
     rows, manifest = exported(own, tmp_path / "out", "jsonl")
     values = {score["value"] for row in rows for score in row["scores"] if "step_index" not in score}
     assert values == {0.25}
@@ -619,5 +626,5 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
 def test_a_tree_is_written_by_one_process(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
     lk.append([rollout()], run_id="r")
-    with pytest.raises(UsageError, match="tree of files, which one process writes: --executor local"):
+    with pytest.raises(UsageError, match="writes: --executor local"):
         export(lk, Request(target("atif"), tmp_path / "out"), executor=LocalExecutor(1, processes=True))

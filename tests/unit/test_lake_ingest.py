@@ -18,6 +18,7 @@ from lake.write.ingest import Progress, ingest
 from lake.write.jobs import Job
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
+from testkit.examples import examples
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ LINES = st.lists(st.sampled_from([*GOOD, *GOOD, CONFLICT, b"{}\n", b"nonsense\n"
 
 
 @settings(
-    max_examples=max(10, settings().max_examples // 8),
+    max_examples=examples(12),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

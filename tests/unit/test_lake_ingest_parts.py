@@ -203,7 +203,7 @@ def test_a_large_file_is_read_in_pieces_and_a_packed_one_is_not(
 # ---------------------------------------------------------------- 3. runs
 
 
-@pytest.mark.parametrize("executor", [None, LocalExecutor(1), Away()])
+@pytest.mark.parametrize("executor", [None, Away()])
 def test_a_file_goes_on_in_the_run_that_had_its_first_records_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: Executor | None
 ) -> None:
@@ -216,8 +216,7 @@ def test_a_file_goes_on_in_the_run_that_had_its_first_records_before(
     assert (report.new, report.present, report.runs) == (20 - COMPARED, COMPARED, {"march"})
 
 
-@pytest.mark.parametrize("batch_size", [1, 4096])
-@pytest.mark.parametrize("executor", [None, Away()])
+@pytest.mark.parametrize(("executor", "batch_size"), [(None, 1), (Away(), 4096)])
 def test_what_an_ingest_brings_itself_decides_nothing_about_runs(
     tmp_path: Path, executor: Executor | None, batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,7 +428,7 @@ def in_one_process(tmp_path: Path, source: Path) -> tuple[Lake, Report]:
 
 
 def driver(lk: Lake, source: Path, fate: str, marks: Path) -> "subprocess.Popen[str]":
-    """A process that has two workers ingest them, the second part of which meets its fate."""
+    """A process that has another process ingest them, the second part of which meets its fate."""
     job = f"ingest {json.dumps({'source': str(source), 'part_bytes': 300})}"
     words = [lk.uri, "{}", "processes", fate, str(marks), job]
     return subprocess.Popen(
@@ -469,7 +468,7 @@ def test_a_driver_that_is_killed_is_run_again(tmp_path: Path, source: Path) -> N
 
 def test_a_command_that_runs_twice_at_once_takes_everything_once(tmp_path: Path, source: Path) -> None:
     lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
-    words = ["ingest", str(source), "--lake", lk.uri, "--workers", "2", "--batch-size", "2"]
+    words = ["ingest", str(source), "--lake", lk.uri, "--executor", "processes", "--workers", "1", "--batch-size", "2"]
     both = [Command(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=120) for process in both]
     assert [process.returncode for process in both] == [0, 0], said

@@ -69,7 +69,7 @@ def test_an_older_snapshot_can_be_named(lk: Lake) -> None:
     "name", ["", " ", "a b", "../x", "a/b", ".hidden", "-x", "n" * 101, "ünï", "12", "2026-11-20", "2026-11-20T10:00"]
 )
 def test_a_name_that_could_be_something_else_is_refused(lk: Lake, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot name a snapshot; valid: letters, digits"):
+    with pytest.raises(UsageError, match="valid: letters, digits"):
         lk.name_snapshot(name)
     assert lk.snapshots() == []
     assert not (Path(lk.uri) / "_trajlake" / "snapshots").exists()
@@ -78,7 +78,7 @@ def test_a_name_that_could_be_something_else_is_refused(lk: Lake, name: str) -> 
 def test_a_name_is_given_once(lk: Lake) -> None:
     lk.name_snapshot("x")
     lk.append([episode("b")], run_id="run")
-    with pytest.raises(UsageError, match="there is a snapshot 'x' already; choose another name, or drop it first"):
+    with pytest.raises(UsageError, match="a snapshot 'x' already; choose another name"):
         lk.name_snapshot("x")
     assert assert_whole(lk.at("x")) == 1
 
@@ -112,7 +112,7 @@ def test_a_damaged_name_is_said_to_be_damaged(lk: Lake) -> None:
     lk.name_snapshot("x")
     (Path(lk.uri) / "_trajlake" / "snapshots" / "x.json").write_text("{}")
     for look in (lk.snapshots, lambda: lk.at("x")):
-        with pytest.raises(LakeAccessError, match=r"x.json is damaged \(.*name.*\); restore it or delete it"):
+        with pytest.raises(LakeAccessError, match=r"x.json is damaged \(.*name.*\); .*delete it"):
             look()
 
 
@@ -140,7 +140,7 @@ def test_beside_a_running_vacuum_only_what_is_live_is_pinned(lk: Lake, clock: Mo
     old = lk.snapshot()
     lk.compact("steps")
     with lk._pins.vacuuming():
-        with pytest.raises(LakeAccessError, match=r"a vacuum is running .*; try again when it is done"):
+        with pytest.raises(LakeAccessError, match=r"a vacuum is running .*; try again"):
             lk.name_snapshot("old", old)
         lk.name_snapshot("new")
         clock.forward(days=2)

@@ -75,7 +75,7 @@ def test_selected_rows_are_sorted_and_only_those(tmp_path: Path) -> None:
 
 def test_what_is_no_predicate_over_episodes_is_named(tmp_path: Path) -> None:
     snapshot = build_lake(tmp_path, siblings("t", [1.0])).snapshot()
-    with pytest.raises(UsageError, match=r"--where \"colour = 'red'\" is no predicate over `episodes`: .*colour"):
+    with pytest.raises(UsageError, match=r"--where \"colour = 'red'\" .* `episodes`: .*colour"):
         select_where(snapshot, ("episode_id",), "colour = 'red'")
     with pytest.raises(UsageError, match="aggregate"):
         select_where(snapshot, ("episode_id",), "count(*) > 1")
@@ -121,7 +121,7 @@ def test_training_refuses_more_than_a_predicate_wherever_it_stands(tmp_path: Pat
 
     snapshot = build_lake(tmp_path / "lake").snapshot()
     for place in ("--where", "validation.where"):
-        with pytest.raises(UsageError, match=rf"{place} \"status = .* is (no predicate|more than one SQL expression)"):
+        with pytest.raises(UsageError, match=rf"{place} \"status = .* (no predicate|more than one)"):
             select_episodes(snapshot, OUTSIDE + ", 7", place=place)
     mixture = [MixtureSource(where=OUTSIDE, weight=1.0)]
     with pytest.raises(UsageError, match="mixture source 0: where"):

@@ -18,6 +18,7 @@ from lake.write.sources import located
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.episodes import episode, line, write_lines
+from testkit.examples import examples
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ LINES = st.lists(
 
 
 @settings(
-    max_examples=max(10, settings().max_examples // 4),
+    max_examples=examples(12),
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(lines=st.lists(LINES, min_size=1, max_size=3))

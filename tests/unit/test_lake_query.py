@@ -20,6 +20,7 @@ from lake.read.query_views import macros, views
 from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import episode
+from testkit.examples import mostly_slow
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +88,10 @@ def test_parameters_are_values_and_never_sql(session: Session) -> None:
     hostile = "a'; DROP VIEW episodes; --"
     assert value(session, "SELECT ? AS v", [hostile]) == hostile
     assert value(session, "SELECT $v AS v", {"v": hostile}) == hostile
-    assert value(session, "SELECT count(*) FROM episodes WHERE task_id = $task", {"task": "a"}) == 3
-    assert value(session, "SELECT count(*) FROM episodes WHERE num_steps > ? AND task_id = ?", [1, "a"]) == 2
-    assert value(session, "SELECT count(*) FROM episodes WHERE rollout_index = $n", {"n": "2"}) == 1
+    count = "SELECT count(*) FROM episodes WHERE "
+    assert value(session, f"{count} task_id = $task", {"task": "a"}) == 3
+    assert value(session, f"{count} num_steps > ? AND task_id = ?", [1, "a"]) == 2
+    assert value(session, f"{count} rollout_index = $n", {"n": "2"}) == 1
 
 
 def test_time_is_utc(session: Session) -> None:
@@ -131,7 +133,7 @@ def test_time_is_utc(session: Session) -> None:
 )
 def test_anything_but_one_select_is_refused_and_does_nothing(session: Session, lk: Lake, query: str, kind: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(lk.uri).rglob("*")}
-    with pytest.raises(QueryError, match=rf"exactly one SELECT; this is {kind}"):
+    with pytest.raises(QueryError, match=rf"one SELECT; this is {kind}"):
         session.query(query.format(lake=lk.uri))
     assert {path: path.stat().st_mtime_ns for path in Path(lk.uri).rglob("*")} == before
     assert value(session, "SELECT count(*) FROM episodes") == 4
@@ -317,9 +319,10 @@ def test_no_id_is_no_id(session: Session) -> None:
 # ---------------------------------------------------------------- odd places
 
 
-@pytest.mark.parametrize(
-    "name", ["a b", "\u00e9\U0001f600", "it's", 'say "hi"', "a%b", "#1", "q?", "s*", "{a,b}", "a;b", "$x", "run_id=5"]
-)
+ODD_NAMES = ["a b", "\u00e9\U0001f600", "it's", 'say "hi"', "a%b", "#1", "q?", "s*", "{a,b}", "a;b", "$x", "run_id=5"]
+
+
+@pytest.mark.parametrize("name", mostly_slow(ODD_NAMES, "it's", "a%b", "{a,b}", "run_id=5"))
 def test_a_lake_may_lie_in_an_oddly_named_folder(tmp_path: Path, name: str) -> None:
     for attempt in range(2):
         lk = empty_lake(tmp_path / name)

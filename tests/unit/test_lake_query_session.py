@@ -219,7 +219,7 @@ def test_retracted_episodes_are_hidden_where_the_table_says_so(lk: Lake, tmp_pat
     files = {name: snapshot.files(name) for name in ("episodes", "steps", "jobs")}
     with session_over(Path(lk.uri), files, [gone]) as session:
         assert set(session.query("SELECT episode_id FROM episodes")["episode_id"]) == set(kept)
-        assert gone not in session.query("SELECT DISTINCT episode_id FROM steps")["episode_id"]
+        assert gone not in session.query("FROM steps")["episode_id"]
         assert gone not in session.query("SELECT DISTINCT episode_id FROM trajectory")["episode_id"]
         assert session.query(f"SELECT * FROM episodes WHERE episode_id = {gone}").is_empty()
         assert session.query("SELECT * FROM jobs").height == 2
@@ -275,7 +275,7 @@ def test_what_is_shown_is_what_a_query_gives(session: Session, query: str) -> No
 
 @pytest.mark.parametrize("time", ["'infinity'::TIMESTAMPTZ", "'-infinity'::DATE", "'200000-01-01'::TIMESTAMPTZ"])
 def test_times_outside_of_the_calendar_are_refused_as_by_a_query(session: Session, time: str) -> None:
-    with pytest.raises(QueryError, match="outside of the years 1 to 9999"):
+    with pytest.raises(QueryError, match="years 1 to 9999"):
         session.shown(f"SELECT {time} AS t")
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lake import Lake
 from lake.records import EpisodeRecord, StepRecord
 from testkit.copies import empty_lake
+from testkit.examples import examples
 from testkit.judged_lake import Row, row_keys
 
 Said = dict[tuple[int, int | None], str | None]
@@ -88,7 +89,7 @@ def sayings(draw: st.DrawFn) -> Said:
     return said
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(8))
 @given(st.lists(sayings(), max_size=3))
 def test_the_newest_selection_that_saw_an_episode_counts(tmp_path_factory: Any, selections: list[Said]) -> None:
     lk = new_lake(tmp_path_factory.mktemp("funnel"))
@@ -141,5 +142,5 @@ def test_a_clock_that_went_back_does_not_make_an_old_selection_new(
     select(lk, {(0, None): "length"}, "first")
     monkeypatch.setattr(lk._store, "clock", lambda: datetime(2001, 1, 1, tzinfo=UTC))
     select(lk, {(0, None): None}, "second")
-    assert lk.sql("SELECT count(DISTINCT ended_at) AS n FROM job_runs WHERE kind = 'select'").item() == 2
+    assert lk.sql("FROM job_runs").filter(kind="select")["ended_at"].n_unique() == 2
     assert selected(lk)["missing"] == 0

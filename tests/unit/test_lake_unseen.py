@@ -43,10 +43,9 @@ def test_what_is_read_is_marked_says_why_and_leaves_as_the_same_episode(tmp_path
     lk.ingest(tmp_path / "a.jsonl", run_id="r")
     (row,) = lk.sql("SELECT trainable, extra FROM steps").to_dicts()
     assert not row["trainable"]
-    assert json.loads(row["extra"]) == {
-        "not_trainable": "a message holds a part of type 'image_url', for which its tokens are placeholders",
-        "id": "x",
-    }
+    extra = json.loads(row["extra"])
+    assert "'image_url'" in extra.pop("not_trainable")
+    assert extra == {"id": "x"}
     done = CliRunner().invoke(trajlake, ["export", "--lake", str(tmp_path / "lake"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert lk.ingest(tmp_path / "out", run_id="r").present == 1
