@@ -5,6 +5,7 @@ What the page says that a command prints is compared line by line; `...` there i
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -14,6 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from lake.cli import trajlake
 from testkit.processes import COMMAND, environment
 from testkit.shared import CHECKOUT
 
@@ -53,7 +58,17 @@ class Example:
         self._python, self._settings, self._ports = str(python), settings or {}, ports or {}
 
     def run(self, beginning: str) -> str:
-        """What the page's command of that beginning prints, on stdout and stderr."""
+        """What the page's command of that beginning prints, on stdout and stderr.
+
+        A lone `trajlake` of our own Python runs in this process.
+        """
+        command = self._command(beginning)
+        if self._python == sys.executable and re.fullmatch(r"trajlake [^|&;<>$]+", command):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(self.folder)
+                result = CliRunner().invoke(trajlake, shlex.split(command)[1:], env=self._settings)
+            assert result.exit_code == 0, f"{result.output} {result.exception}"
+            return result.stdout + result.stderr
         done = subprocess.run(
             self._words(beginning),
             cwd=self.folder,
@@ -93,11 +108,16 @@ class Example:
             os.killpg(process.pid, signal.SIGTERM)
             process.communicate(timeout=_SECONDS)
 
-    def _words(self, beginning: str) -> list[str]:
+    def _command(self, beginning: str) -> str:
+        """The page's command of that beginning, at our ports."""
         (command,) = re.findall(rf"^\$ ({re.escape(beginning)}.*)$", self.page, re.MULTILINE)
         command = command.partition("   #")[0]
         for port, other in self._ports.items():
             command = command.replace(f":{port}", f":{other}").replace(f" {port}", f" {other}")
+        return command
+
+    def _words(self, beginning: str) -> list[str]:
+        command = self._command(beginning)
         script = f"""python() {{ "$0" "$@"; }}\ntrajlake() {{ "$0" -c '{COMMAND[2]}' "$@"; }}\n{command}"""
         return ["bash", "-c", script, self._python]
 
