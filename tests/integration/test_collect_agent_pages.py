@@ -15,6 +15,7 @@ import pytest
 import lake
 from testkit.consumers import with_packages
 from testkit.engine_server import engine_server
+from testkit.examples import mostly_slow
 from testkit.processes import COMMAND, environment
 from testkit.shared import CHECKOUT
 
@@ -77,7 +78,7 @@ def check(heading: str, python: Path, folder: Path, many: int, *, has_ids: bool 
     assert len({row["group_id"] for row in rows}) == many // 8
 
 
-@pytest.mark.parametrize("heading", ["openai", "LangGraph"])
+@pytest.mark.parametrize("heading", mostly_slow(["openai", "LangGraph"], "openai"))
 def test_some_at_once(heading: str, tmp_path: Path) -> None:
     check(heading, Path(sys.executable), tmp_path, SOME)
 

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from pipelines.collect.environments import Task
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.run import Collection, Outcome, StoppedError, collect
 from pipelines.collect.manager.scheduler import Limits
-from testkit.agent_rollouts import player
+from testkit.agent_rollouts import fork_proxies, player
+from testkit.commands import Command
 from testkit.engine_server import Engine, Sampled, engine_server
 from testkit.processes import Forked
 
@@ -86,7 +88,7 @@ def killed(process: Forked, folder: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("kills", "count"), [(1, 16), pytest.param(20, 32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kills", "count"), [(1, 8), pytest.param(20, 32, marks=pytest.mark.slow)])
 def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int, count: int, tmp_path: Path) -> None:
     """What had ended is delivered before the lake is asked what is there, and is not played again."""
     drawn = random.Random(kills)
@@ -105,16 +107,15 @@ def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int
     assert rejected == [(0,)]
 
 
-def collected(folder: Path, engine: Engine, deaths: int) -> Outcome:
-    """A round of 4 x 2 rollouts in this process; the agents kill their proxy so many times."""
+def collected(folder: Path, engine: Engine, running: Sequence[Command], deaths: int) -> Outcome:
+    """A round of 4 x 2 rollouts in this process; the agents kill their proxy, one of `running`, so many times."""
     left, turn = [deaths], threading.Lock()
 
     def agent(task: Task, client: Client) -> float:
         with turn:
-            if left[0] and (running := proxies(folder)):
+            if left[0] and running[-1].poll() is None:
                 left[0] -= 1
-                for process in running:
-                    process.kill()
+                running[-1].kill()
         with client.openai() as api:
             said: Any = [{"role": "user", "content": f"task {task.seed}"}]
             api.chat.completions.create(model=client.model, messages=said, **client.sampling)
@@ -133,8 +134,9 @@ def jobs(folder: Path) -> list[tuple[Any, ...]]:
 def test_rollouts_of_a_proxy_that_is_killed_are_played_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not as failures, nor as further attempts; and what had ended in the dead one is delivered, once."""
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "manager"))
+    running = fork_proxies(monkeypatch)
     with engine_server(Deterministic()) as engine:
-        done = collected(tmp_path, engine, deaths=2)
+        done = collected(tmp_path, engine, running, deaths=2)
     assert (done.figures.planned, done.figures.failed, done.figures.retried) == (8, 0, 0)
     rows = lake.open(tmp_path / "lake").sql("SELECT seed, rollout_index, attempt, status FROM episodes ORDER BY ALL")
     assert rows.rows() == [(seed, index, 0, "completed") for seed in range(4) for index in range(2)]
@@ -143,10 +145,11 @@ def test_rollouts_of_a_proxy_that_is_killed_are_played_anew(tmp_path: Path, monk
 
 def test_proxies_that_die_again_and_again_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "manager"))
+    running = fork_proxies(monkeypatch)
     with engine_server(Deterministic()) as engine:
-        with pytest.raises(StoppedError, match=r"died 3 times and no rollout ended .*; all that has ended is recorded"):
-            collected(tmp_path, engine, deaths=1000)
+        with pytest.raises(StoppedError, match=r"died 3 times and .* has ended is recorded"):
+            collected(tmp_path, engine, running, deaths=1000)
         assert jobs(tmp_path) != [("succeeded",)]
-        collected(tmp_path, engine, deaths=0)
+        collected(tmp_path, engine, running, deaths=0)
     assert lake.open(tmp_path / "lake").sql("SELECT count(*) FROM episodes").rows() == [(8,)]
     assert ("succeeded",) in jobs(tmp_path)

@@ -93,9 +93,10 @@ def test_openenv_is_the_servers_own() -> None:
         assert one["rewards"] == [step and step[1] for step in told]
         assert one["terminated"] is bare[-1][2] is True
         for (text,), step in zip(one["shown"][1:], told, strict=True):
-            assert text == (step[0] if step else "That is not an action: it does not fit the schema of an action.")
+            assert text == step[0] if step else text.startswith("That is not")
     assert {reward for one in found["episodes"] for reward in one["rewards"]} == {None, 0.0, 1.0}
     nobody, _, wrong_setting, lost = found["told"]
-    assert "no OpenEnv server answers there" in nobody
+    assert "no OpenEnv server answers" in nobody
     assert "`prompt`" in wrong_setting
-    assert "the connection to the server was lost, and with it the session" in lost
+    assert "the server was lost" in lost
+    assert "the session" in lost

@@ -125,8 +125,8 @@ def test_ctrl_c_delivers_what_has_ended_and_the_same_command_goes_on(
     os.kill(collecting.pid, signal.SIGINT)
     status, _, err = collecting.ended()
     assert status == 1
-    assert "stopping: rollouts that run may finish" in err
-    assert "the same command goes on" in err
+    assert "stopping: rollouts that run" in err
+    assert "same command goes on" in err
     assert "Traceback" not in err
     part = content(tmp_path)["episodes"].height
     assert 0 < part < 16
@@ -144,7 +144,8 @@ def test_a_run_is_collected_on_one_machine_at_a_time(tmp_path: Path, tokenizer: 
     after_calls(engine, 4, collecting)
     status, _, err = Collecting(tmp_path, tokenizer, engine, *options, spool="elsewhere").ended()
     assert status == 2, err
-    assert f"run 'collect' is being collected into this lake by process {collecting.pid} on" in err
+    assert "run 'collect' is being" in err
+    assert f"by process {collecting.pid} on" in err
     collecting.kill()
     engine.seconds = 0
     status, _, err = Collecting(tmp_path, tokenizer, engine, *options).ended()

@@ -70,7 +70,7 @@ def check_tokens(rows: list[dict[str, Any]], calls: dict[int, Any]) -> None:
 def test_without_verifiers_it_says_what_to_install() -> None:
     taskset = load_agent("verifiers:any")
     assert isinstance(taskset, VerifiersTaskset)
-    with pytest.raises(MissingExtraError, match=r'pip install "verifiers==0.4.0" in an environment of its own'):
+    with pytest.raises(MissingExtraError, match=r"verifiers==0\.4\.0"):
         taskset.tasks()
 
 

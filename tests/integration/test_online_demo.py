@@ -16,7 +16,7 @@ from testkit.command_line import runner
 from trainer.online.demo import AFTER, BEFORE, RUN, TRACES, DemoConfig, DemoResult, free_lake_folder, run_demo
 from trainer.online.loop import LoopConfig
 
-STARTS, UPDATES = 6, 2
+STARTS, UPDATES = 4, 2
 
 
 class SmallConfig(DemoConfig):
@@ -26,7 +26,7 @@ class SmallConfig(DemoConfig):
         return super().loop().model_copy(update={"starts": STARTS, "minibatches": UPDATES})
 
 
-SMALL = SmallConfig(iterations=2, traces=200, noise=0.3, held_out=10)
+SMALL = SmallConfig(iterations=2, traces=200, noise=0.3, held_out=6)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def test_the_result_is_what_the_lake_says(demo: tuple[Lake, DemoResult, list[str
     rows = {row["run_id"]: row for row in found.iter_rows(named=True)}
     assert {name: row["n"] for name, row in rows.items()} == {
         TRACES: SMALL.traces,
-        BEFORE: 10,
-        AFTER: 10,
+        BEFORE: SMALL.held_out,
+        AFTER: SMALL.held_out,
         RUN: 2 * STARTS * 8,
     }
     assert rows[BEFORE]["success"] == pytest.approx(result.before)
@@ -95,6 +95,7 @@ def test_each_update_saw_live_groups_of_its_own_round_only(demo: tuple[Lake, Dem
     assert metrics["step"].to_list() == list(range(2 * UPDATES))
 
 
+@pytest.mark.slow("A demo of the same seed has the same rows, advantages and losses.")
 def test_the_same_seed_gives_the_same_lake(demo: tuple[Lake, DemoResult, list[str]], tmp_path: Path) -> None:
     target, result, _ = demo
     again = lake.open(tmp_path / "again", create=True)

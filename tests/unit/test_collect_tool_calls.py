@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from lake.errors import UsageError
 from pipelines.collect.policies.tool_calls import format_of, take_apart
+from testkit.examples import examples
 
 
 def functions(said) -> list[tuple[str, dict]]:
@@ -99,7 +100,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join), st.booleans())
 def test_nothing_that_a_model_writes_is_an_exception(text, is_thinking):
     for tool_format in ("hermes", "llama", "none"):
@@ -111,5 +112,5 @@ def test_the_format_is_the_templates_unless_it_is_named():
     assert format_of("auto", "... <tool_call> ...") == "hermes"
     assert format_of("auto", "... <|python_tag|> ...") == "llama"
     assert format_of("none", "... <tool_call> ...") == "none"
-    with pytest.raises(UsageError, match="--tool-format hermes, llama, or none"):
+    with pytest.raises(UsageError, match="hermes, llama, or none"):
         format_of("auto", "plain")

@@ -37,7 +37,8 @@ def first(test):
 
 def test_the_first_observation_alone_tells_the_task_and_every_one_ends_with_the_exits():
     outcomes = walk(House(), 0, solution(world_of(0)))
-    assert outcomes[0].observation.startswith(f"Bring the treasure to the {world_of(0).goal}. Room ")
+    assert outcomes[0].observation.startswith("Bring the treasure")
+    assert f"to the {world_of(0).goal}. Room " in outcomes[0].observation
     assert all("Bring" not in outcome.observation for outcome in outcomes[1:])
     assert all(re.search(r"\. Exits( (?:east|north|south|west))+$", o.observation) for o in outcomes)
 
@@ -61,9 +62,9 @@ def test_the_solution_earns_one_at_its_end_and_nothing_before():
 def test_opening_the_chest_shows_the_treasure_and_both_things_can_be_held():
     seed = first(lambda world: world.start == world.key == world.chest)
     outcomes = walk(House(), seed, ["take key", "open chest", "take treasure"])
-    assert "You see nothing. Chest locked. You hold key." in outcomes[1].observation
-    assert "You see treasure. Chest open. You hold key." in outcomes[2].observation
-    assert "You see nothing. Chest open. You hold key treasure." in outcomes[3].observation
+    seen = [("nothing", "locked", "key"), ("treasure", "open", "key"), ("nothing", "open", "key treasure")]
+    for outcome, (thing, chest, held) in zip(outcomes[1:], seen, strict=True):
+        assert f"You see {thing}. Chest {chest}. You hold {held}." in outcome.observation
 
 
 def test_a_dropped_thing_stays_where_it_was_dropped():

@@ -160,7 +160,7 @@ def test_a_template_that_rewrites_generated_turns_is_refused():
     tokenizer.chat_template = "{% for m in messages %}" + USER + "{{ m.content }}{% endfor %}"
     message: Message = {"role": "user", "content": "look"}
     assert ContextRenderer(tokenizer).context([message], is_first=True) == tokenizer.encode(USER + "look")
-    with pytest.raises(DataRefusedError, match="does not continue a generated turn"):
+    with pytest.raises(DataRefusedError, match="not continue a generated"):
         ContextRenderer(tokenizer).context([message], is_first=False)
 
 

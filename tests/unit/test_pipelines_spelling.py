@@ -61,8 +61,10 @@ def test_a_filter_that_is_none_is_refused_with_what_there_is(text: str, message:
 
 
 def test_steps_of_a_grouping_are_spelled_alike() -> None:
-    assert spelled("subsample:size=8,draws=4", STEPS, "step") == {"kind": "subsample", "size": 8, "draws": 4}
-    assert spelled("drop_failed:statuses=failed", STEPS, "step") == {"kind": "drop_failed", "statuses": ["failed"]}
+    drawn = spelled("subsample:size=8,draws=4", STEPS, "step")
+    assert drawn == {"kind": "subsample", "size": 8, "draws": 4}
+    dropped = spelled("drop_failed:statuses=failed", STEPS, "step")
+    assert dropped == {"kind": "drop_failed", "statuses": ["failed"]}
     assert spelled("max_behind=2", STEPS, "step") == {"kind": "staleness_cap", "max_behind": 2}
     with pytest.raises(UsageError, match="there is no step 'halve'"):
         spelled("halve", STEPS, "step")

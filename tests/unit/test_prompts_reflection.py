@@ -51,7 +51,7 @@ def test_an_answer_without_a_prompt_says_why(answer: str, reason: str) -> None:
 
 
 def test_an_answer_that_a_limit_ended_is_told_apart() -> None:
-    with pytest.raises(NoProposalError, match="cut off before its prompt ended"):
+    with pytest.raises(NoProposalError, match="cut off before its"):
         read_answer("<critique>x</critique><prompt>Look", is_cut=True, longest=100)
     assert read_answer(GOOD, is_cut=True, longest=100).text == "Look around.\nThen go.", "its prompt is whole"
 
@@ -117,7 +117,7 @@ def test_attempts_that_returned_the_same_are_not_called_better_and_worse() -> No
     contrast = Contrast(better=Attempt(0.0, []), worse=Attempt(0.0, []), is_same_start=False)
     _, asked = reflection_messages("", None, [contrast], 400, 2000)
     told = str(asked["content"])
-    assert "There is no prompt at present." in told
+    assert "There is no prompt" in told
     assert "Pair 1, one; return 0:" in told
     assert "Pair 1, the other, from another start; return 0:" in told
     assert "better" not in told
@@ -148,7 +148,7 @@ def test_a_prompt_is_a_file_or_several_words(tmp_path: Path) -> None:
     (tmp_path / "first.txt").write_bytes(b"Look around.\r\nThen go.\r\n")
     assert given_text(str(tmp_path / "first.txt"), "--first") == "Look around.\nThen go."
     (tmp_path / "hostile.txt").write_bytes(b"Look \x1b[2J around.")
-    with pytest.raises(UsageError, match=r"hostile\.txt holds the control character U\+001B"):
+    with pytest.raises(UsageError, match=r"hostile\.txt .* control character U\+001B"):
         given_text(str(tmp_path / "hostile.txt"), "--first")
-    with pytest.raises(UsageError, match=r"--first prompt\.txt: there is no such file"):
+    with pytest.raises(UsageError, match=r"--first prompt\.txt: .* no such file"):
         given_text("prompt.txt", "--first")
