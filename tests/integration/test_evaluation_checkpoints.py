@@ -41,9 +41,7 @@ def lk(tmp_path: Path, games: list[EpisodeRecord]) -> Lake:
 
 def test_a_name_stands_for_one_set_of_weights(lk: Lake, models: Path) -> None:
     rescore(lk, str(models / "e"), name="policy")
-    with pytest.raises(
-        UsageError, match=r"'policy' names other weights in `ratios` \(sha256 .*give these another --name"
-    ):
+    with pytest.raises(UsageError, match=r"'policy' names other weights .*sha256 .*another --name"):
         rescore(lk, str(models / "b"), name="policy")
     snapshot = lk.snapshot()
     meant = find_scored(snapshot, "policy")
@@ -99,11 +97,11 @@ def test_checkpoints_of_a_run(lk: Lake, models: Path, tmp_path: Path) -> None:
         final = rescore(lk, str(place))
         assert (final.weights_sha256, final.present) == (newest.weights_sha256, newest.scored)
         assert final.checkpoint == "cloned@4"
-        assert final.notes[0] == "these weights are in `ratios` as 'cloned@4' already: 'cloned@final' is not taken"
+        assert "'cloned@4' already: 'cloned@final' " in final.notes[0]
     for part in folder.iterdir():
         part.unlink()
     folder.rmdir()
-    with pytest.raises(CheckpointError, match="is not there any more"):
+    with pytest.raises(CheckpointError, match="not there any more"):
         rescore(lk, "cloned@2")
 
 

@@ -12,6 +12,7 @@ from lake.write.ingest import ingest
 from testkit.command_line import Cli, runner
 from testkit.lakes import build_lake, rollout, siblings
 from testkit.shared import shared_data
+from testkit.wording import Wording
 from trainer.evaluation.success import read_attempts
 
 
@@ -48,10 +49,10 @@ def test_versions_of_a_policy(lk: Lake, cli: Cli) -> None:
     assert found["tiny@2", "pass^2"]["value"] == 0.5
 
 
-def test_what_is_left_out_is_told(lk: Lake, cli: Cli) -> None:
+def test_what_is_left_out_is_told(lk: Lake, cli: Cli, wording: Wording) -> None:
     done = cli("eval", "--lake", lk.uri)
-    assert "not attempts, since they came out of another episode (sub-agents, forks): 1" in done.err
-    assert "attempts without a score, left out of every figure: 1" in done.err
+    assert "(sub-agents, forks): 1" in wording(done.err)
+    assert "attempts without a score" in done.err
 
 
 def test_one_version_against_the_other(lk: Lake, cli: Cli) -> None:
@@ -91,11 +92,12 @@ def test_mistakes_are_one_line(lk: Lake, cli: Cli, arguments: list[str], said: s
     assert said in cli("eval", "--lake", lk.uri, *arguments).fault
 
 
-def test_names_without_a_common_task_cannot_be_compared(tmp_path: Path, cli: Cli) -> None:
+def test_names_without_a_common_task_cannot_be_compared(tmp_path: Path, cli: Cli, wording: Wording) -> None:
     episodes = [*siblings("a", [1.0], policy_version=1), *siblings("b", [0.0], policy_version=2)]
     lk = build_lake(tmp_path / "lake", episodes)
     fault = cli("eval", "--lake", lk.uri, "--by", "policy_version", "--against", "tiny@1", "tiny@2").fault
-    assert "'tiny@1' and 'tiny@2' have no task with scores in common (1 and 1 tasks)" in fault
+    assert "'tiny@1' and 'tiny@2' " in wording(fault)
+    assert "(1 and 1 tasks)" in fault
 
 
 def test_tasks_of_two_environments_do_not_mix(tmp_path: Path) -> None:
@@ -112,4 +114,5 @@ def test_tau_bench_has_its_published_pass_hat_k(tmp_path: Path, cli: Cli) -> Non
     names = ("pass@1", "pass^2", "pass^3", "pass^4")
     assert [round(float(str(found["gpt-4o-airline", name]["value"])), 3) for name in names] == [0.42, 0.273, 0.22, 0.2]
     told = cli("eval", "--lake", lk.uri, "--k", "4,5,9").err
-    assert "--k 5,9: no task has more than 4 scored attempts, so pass@k and pass^k are unknown" in told
+    assert "--k 5,9: " in told
+    assert "more than 4 scored attempts" in told

@@ -21,6 +21,7 @@ from trainer.evaluation.ratios import find_scored
 from trainer.evaluation.rescore import rescore
 
 TASKS, SIBLINGS = 12, 25
+NESTED = "came out of another episode"
 WEIGHED = ("pdis", "wis", "wpdis", "clipped", "dr", "fqe")
 
 
@@ -174,10 +175,10 @@ def test_episodes_that_say_nothing_are_left_out_and_counted(models: Path, tmp_pa
         step.reward = None
     lk = small(models, tmp_path / "lake", episodes)
     found = evaluate(lk.snapshot(), "e", "b")
-    assert found.left_out == {"came out of another episode": 1, "no score": 1, "a step not scored": 1}
+    assert found.left_out == {NESTED: 1, "no score": 1, "a step not scored": 1}
     assert set(found.rows["episodes"]) == {77}
     rewards = evaluate(lk.snapshot(), "e", "b", score="env_reward")
-    assert rewards.left_out == {"came out of another episode": 1, "a step not scored": 1, "a reward unknown": 1}
+    assert rewards.left_out == {NESTED: 1, "a step not scored": 1, "a reward unknown": 1}
 
 
 def test_a_scorer_s_values_are_evaluated(lk: Lake, models: Path, tmp_path: Path) -> None:
@@ -223,13 +224,11 @@ def test_two_checkpoints_need_no_recorded_log_probabilities(models: Path, tmp_pa
     lk = small(models, tmp_path / "lake", play(models / "b", tasks=4, siblings=20, action_logprobs=None))
     found = evaluate(lk.snapshot(), "e", "b")
     assert table(found.rows)["pdis"]["value"] is not None
-    assert any("nothing was recorded that could tell whether 'b'" in note for note in found.notes)
+    assert any("tell whether 'b'" in note for note in found.notes)
 
 
 def test_a_behaviour_policy_that_did_not_act_is_refused(lk: Lake) -> None:
-    with pytest.raises(
-        DataRefusedError, match=r"'far' is not the policy that acted at policy_version 0: .* nats per token"
-    ):
+    with pytest.raises(DataRefusedError, match=r"'far' is not .*policy_version 0: .* nats per token"):
         evaluate(lk.snapshot(), "e", "far")
 
 
@@ -240,7 +239,7 @@ def test_checkpoints_scored_by_different_code_are_not_compared(lk: Lake, monkeyp
         return replace(find_scored(snapshot, text), code_hash=text)
 
     monkeypatch.setattr(module, "find_scored", renamed)
-    with pytest.raises(DataRefusedError, match="'e' and 'b' were scored by different versions of trajlake"):
+    with pytest.raises(DataRefusedError, match=r"'e' and 'b' .*different versions"):
         evaluate(lk.snapshot(), "e", "b")
 
 
@@ -256,7 +255,7 @@ def test_a_checkpoint_that_scored_other_episodes_leaves_nothing(models: Path, tm
     "options", [{"gamma": 0.0}, {"gamma": 1.1}, {"clip": 0.5}, {"ridge": 0.0}, {"ridge": math.inf}, {"clip": math.nan}]
 )
 def test_options_out_of_range(lk: Lake, options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="valid are 0 < gamma <= 1, clip >= 1, finite ridge > 0"):
+    with pytest.raises(UsageError, match=r"0 < gamma <= 1, .*finite ridge > 0"):
         evaluate(lk.snapshot(), "e", "b", **options)  # type: ignore[arg-type]
 
 
@@ -275,7 +274,7 @@ def test_the_command(lk: Lake, models: Path) -> None:
     direct = table(evaluate(lk.snapshot(), "e", "b").rows)
     assert rows["dr"]["value"] == pytest.approx(direct["dr"]["value"])
     assert "values rank policies" in done.stderr
-    assert "'b' differs from the recorded log-probabilities by" in done.stderr
+    assert "'b' differs from the recorded" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ def changed(models: Path, folder: Path, **tokens: Any) -> pl.DataFrame:
     "fields",
     [
         {"top_p": 0.9},
-        {"top_k": 5},
-        {"min_p": 0.1},
+        pytest.param({"top_k": 5}, marks=pytest.mark.slow),
+        pytest.param({"min_p": 0.1}, marks=pytest.mark.slow),
         {"action_logprobs": None},
         {"constrained": [False, True]},
         {"temperature": 0.0},
@@ -173,13 +173,14 @@ def test_chunks_and_budgets_change_nothing(lk: Lake, models: Path, monkeypatch: 
         assert row["logprobs"] == pytest.approx(row["logprobs_whole"], abs=2e-5)
 
 
+@pytest.mark.slow("rescoring in processes gives the same bits as in one")
 def test_processes_give_the_same_bits_and_load_the_model_once_each(
     lk: Lake, models: Path, games: list[EpisodeRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.evaluation.scoring.CHUNK_TOKENS", (60, 60))
-    here = rescore(lk, str(models / "e"))
+    here = rescore(lk, str(models / "e"), commit_seconds=600)
     other = recorded(tmp_path / "other", games)
-    there = rescore(other, str(models / "e"), executor=LocalExecutor(1, processes=True))
+    there = rescore(other, str(models / "e"), executor=LocalExecutor(1, processes=True), commit_seconds=600)
     plain = ["write_id", "job_id", "sequence"]
     assert ratios(other).drop(plain, strict=False).equals(ratios(lk).drop(plain, strict=False), null_equal=True)
     assert (there.scored, there.tokens, len(there.job_ids)) == (here.scored, here.tokens, len(here.job_ids))

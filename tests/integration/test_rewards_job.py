@@ -341,7 +341,7 @@ def test_components_that_are_not_there(lk: Lake) -> None:
     score(lk, "one", all_of(1.0))
     with pytest.raises(UsageError, match="no scores of 'two'; this lake has one"):
         run_reward(lk, reward("one", "two"))
-    with pytest.raises(UsageError, match="no scores of 'one@7'; its versions in this lake: 1"):
+    with pytest.raises(UsageError, match=r"no scores of 'one@7'; .*: 1$"):
         run_reward(lk, reward("one@7"))
     assert jobs_of(lk) == 0
 

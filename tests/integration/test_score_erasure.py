@@ -13,6 +13,7 @@ from lake import Lake, ids
 from lake.care import erasure
 from pipelines.score.rows import known_answers, response_rows
 from testkit.copies import copied
+from testkit.examples import mostly_slow
 from testkit.score_lakes import conversations
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -112,10 +113,14 @@ def vacuumed(lk: Lake) -> None:
             path.unlink()
 
 
+USUAL = ((2, False), (6, True), (10, False))
+"""The first commit that can be the last one, one in the middle, the last; and whether a vacuum comes in between."""
+
+
 @pytest.mark.parametrize(
     ("commits", "late"),
     [
-        pytest.param(commits, late, marks=[] if late == bool(commits % 2) else pytest.mark.slow)
+        pytest.param(commits, late, marks=[] if (commits, late) in USUAL else pytest.mark.slow)
         for commits in range(2, 11)
         for late in (False, True)
     ],
@@ -136,7 +141,7 @@ def test_killed_between_any_two_commits_and_run_again(
     assert kept(again) == sorted([(3, e1, "of others"), (3, e2, "of others"), (4, e2, "alone")])
 
 
-@pytest.mark.parametrize("deletions", [0, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4, 5))])
+@pytest.mark.parametrize("deletions", mostly_slow(range(6), 3))
 def test_killed_between_two_deletions_and_run_again(lk: Lake, deletions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     e0, *_ = episodes(lk)
     with monkeypatch.context() as patch:

@@ -3,17 +3,16 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from lake import Lake
-from testkit.processes import environment
+from testkit.commands import Command
+from testkit.examples import mostly_slow
 from testkit.score_lakes import conversations, module
 
-SCORE = [sys.executable, "-c", "from pipelines.score.commands import score; score()"]
 SLOW = """
 import time
 @reward_function
@@ -37,15 +36,14 @@ def stuck(messages, rollout_index, **kwargs):
 """
 
 
-def start(lk: Lake, target: str, *more: str) -> subprocess.Popen[str]:
+def start(lk: Lake, target: str, *more: str) -> Command:
     limits = '{"rows_per_batch": 2}'
     options = ["--set", "commit_episodes=6", "--set", f"limits={limits}", *more]
-    return subprocess.Popen(
-        [*SCORE, target, "--lake", lk.uri, *options],
+    return Command(
+        ["score", target, "--lake", lk.uri, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(OMP_NUM_THREADS="1"),
         start_new_session=True,
     )
 
@@ -57,7 +55,7 @@ def one_score_each(lk: Lake, episodes: int) -> None:
     assert rows.select("episode_id", "job_id").n_unique() == episodes, "an episode's rows come from one job"
 
 
-@pytest.mark.parametrize("lines", [1, 3])
+@pytest.mark.parametrize("lines", mostly_slow([1, 3], 1))
 def test_a_killed_run_loses_what_was_not_committed_and_nothing_else(lines: int, tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 20, 3, turns=2)
     target = f"{module(tmp_path / 'code', SLOW)}:slow"
@@ -99,7 +97,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     one_score_each(lk, 60)
 
 
-@pytest.mark.parametrize(("name", "failed"), [("late", False), ("stuck", True)])
+@pytest.mark.parametrize(("name", "failed"), [pytest.param("late", False, marks=pytest.mark.slow), ("stuck", True)])
 def test_scores_are_committed_by_time_also_where_calls_take_long(name: str, failed: bool, tmp_path: Path) -> None:
     """All calls are in one message to the worker: what it has answered is in the lake before it has answered all."""
     lk = conversations(tmp_path / "lake", 1, 60, turns=2)

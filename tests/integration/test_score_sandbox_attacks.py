@@ -20,6 +20,7 @@ from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLim
 from pipelines.score.sandbox.levels import obstacle
 from pipelines.score.sandbox.pool import Sandbox
 from testkit import sandbox_arena
+from testkit.examples import mostly_slow
 from testkit.processes import environment
 from testkit.sandbox_attacks import NAMES, PEACE
 
@@ -95,7 +96,7 @@ def test_no_attack_is_forgotten() -> None:
 
 
 @STRONG
-@pytest.mark.parametrize("user", ["oneself", "nobody"])
+@pytest.mark.parametrize("user", mostly_slow(["oneself", "nobody"], "oneself"))
 def test_attacks_work_in_the_open_and_not_in_the_sandbox(user: str) -> None:
     found = arena(user, "strong")
     refused = {name for name, each in found["results"].items() if "got" not in each["open"]}

@@ -177,7 +177,7 @@ def test_a_batch_function_returns_one_result_per_rollout(rewards: Path) -> None:
     with held(rewards, "no_list", "group") as sandbox:
         (found,) = sandbox.call([{"rollouts_messages": []}])
     assert found.kind == "invalid"
-    assert "a group function returns a list" in str(found.error)
+    assert "returns a list" in str(found.error)
 
 
 def test_a_function_is_inspected_without_being_imported_here(rewards: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_function_that_lies_where_it_would_see_too_much_is_refused(
     monkeypatch.setenv("HOME", str(home))
     for folder in (home, home.parent):
         (folder / "f.py").write_text("def f(**_): return 1.0")
-        with pytest.raises(UsageError, match="put it in a folder of its own"):
+        with pytest.raises(UsageError, match="folder of its own"):
             held(folder / "f.py", "f")
     (home / "rewards").mkdir()
     (home / "rewards" / "f.py").write_text("def f(**_): return 1.0")
@@ -362,7 +362,7 @@ def test_a_folder_with_very_many_files_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(launch, "_MOST_BESIDE", 3)
     for name in "abcd":
         (tmp_path / f"{name}.py").touch()
-    with pytest.raises(UsageError, match=r"holds 4 files that a.py could read; put it in a folder of its own"):
+    with pytest.raises(UsageError, match=r"holds 4 files .*folder of its own"):
         held(tmp_path / "a.py", "f")
 
 

@@ -96,9 +96,13 @@ def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[link.Worker]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    """Each deed between two good calls, in one sandbox one after the other."""
-    with sandbox(tmp_path_factory.mktemp("hostile")) as held:
-        return {deed: held.call([good(1.0), bad(deed), good(2.0)]) for deed in DEEDS}
+    """Each deed between two good calls, in one sandbox one after the other; those that take their time in another."""
+    late = [deed for deed, (kind, _) in DEEDS.items() if kind == "timeout"]
+    found = {}
+    for deeds, seconds in ((late, 1.0), (DEEDS.keys() - late, 30.0)):
+        with sandbox(tmp_path_factory.mktemp("hostile"), seconds_per_row=seconds) as held:
+            found |= {deed: held.call([good(1.0), bad(deed), good(2.0)]) for deed in sorted(deeds)}
+    return found
 
 
 @pytest.mark.parametrize("deed", DEEDS)
@@ -156,8 +160,8 @@ def test_a_worker_is_replaced_before_it_has_used_up_its_processor_time(
     started = workers_started(monkeypatch)
     monkeypatch.setattr(launch, "_RENEWAL_SECONDS", 0.0)
     with sandbox(tmp_path, seconds_per_row=0.2, rows_per_batch=1) as held:
-        assert [each.value for each in held.call([bad("patient 1")] * 12)] == [1.0] * 12
-        assert 2 <= len(started) <= 12
+        assert [each.value for each in held.call([bad("patient 1")] * 5)] == [1.0] * 5
+        assert 2 <= len(started) <= 5
         told = started[0]._launch.orders
     assert 30 < json.loads(told[8:])["policy"]["cpu_seconds"] <= 31 * (os.cpu_count() or 1) + 1
 
@@ -188,7 +192,8 @@ def test_a_perfect_forgery_is_held_to_the_rules_of_values(tmp_path: Path) -> Non
     with sandbox(tmp_path) as held:
         found = held.call([good(1.0), bad("forged nan"), good(2.0)])
         assert [each.kind for each in held.call([good(3.0)])] == ["ok"]
-    assert (found[0].kind, found[0].error) == ("invalid", "it returned nan; a number must be finite")
+    assert found[0].kind == "invalid"
+    assert "returned nan" in str(found[0].error)
     assert len(found) == 3
     assert {each.kind for each in found} <= {"ok", "invalid", "timeout"}
 
@@ -196,7 +201,7 @@ def test_a_perfect_forgery_is_held_to_the_rules_of_values(tmp_path: Path) -> Non
 def test_memory_of_earlier_calls_is_not_held_against_a_later_one(tmp_path: Path) -> None:
     """Forty MiB per call stay behind, and a worker has 256: workers are replaced, no call fails."""
     with sandbox(tmp_path, memory_mb=256, seconds_per_row=10.0) as held:
-        assert [each.kind for each in held.call([bad("hoard")] * 12)] == ["ok"] * 12
+        assert [each.kind for each in held.call([bad("hoard")] * 8)] == ["ok"] * 8
 
 
 def test_prints_are_kept_apart_and_bounded(tmp_path: Path) -> None:

@@ -126,7 +126,9 @@ def test_a_reply_that_comes_before_the_request_was_read_ends_it() -> None:
     assert held.start() is None
     _, death = held.ask([b'{"a": "' + b"x" * 3_000_000 + b'"}'] * 3)
     held.close()
-    assert death == Death("invalid", "its worker answered a request that it had not read")
+    assert isinstance(death, Death)
+    assert death.kind == "invalid"
+    assert "had not read" in str(death)
 
 
 def test_threads_are_counted_also_while_it_prints() -> None:
@@ -194,7 +196,7 @@ def test_a_process_that_cannot_be_locked_in_is_an_error_not_an_outcome(tmp_path:
     launch = prepare(FunctionSource(str(path), "f"), SandboxLimits(min_level="none"))
     policy = isolation.Policy(read=("/no/such/place",))
     broken = dataclasses.replace(launch, orders=isolation.orders("pipelines.score.sandbox.worker", policy, {}))
-    with pytest.raises(SandboxUnavailableError, match=r"cannot lock this process in: landlock.*no user code was run"):
+    with pytest.raises(SandboxUnavailableError, match=r"landlock.*no user code was"):
         Worker(broken).start()
 
 

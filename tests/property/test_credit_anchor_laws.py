@@ -46,14 +46,22 @@ STATES += ['{"x": 1, "t": 2}', '{"t":3,"x":1.0}', "[1]", "[1.0 ]"]
 NUMBERS = Substitutions(substitutions=(Substitution(pattern="[0-9]+", replacement="#"),))
 
 
+# Built once: to build a strategy costs more than to draw from it.
+A_FEW, LENGTHS = st.integers(1, 3), st.integers(1, 4)
+MAYBE_STATES = st.none() | st.sampled_from(STATES)
+ROLES = st.sampled_from(["tool", "user", None])
+ERRORS = st.sampled_from([True, False, None])
+AGENTS = st.sampled_from(["x", "y", None])
+
+
 @st.composite
 def step_rows(draw: st.DrawFn) -> list[Row]:
     """Sorted rows of some groups with every column a definition reads, and the hash of the state."""
     rows = []
-    for group in range(draw(st.integers(1, 3))):
-        for sibling in range(draw(st.integers(1, 3))):
-            for step in range(draw(st.integers(1, 4))):
-                state = draw(st.none() | st.sampled_from(STATES))
+    for group in range(draw(A_FEW)):
+        for sibling in range(draw(A_FEW)):
+            for step in range(draw(LENGTHS)):
+                state = draw(MAYBE_STATES)
                 rows.append(
                     {
                         "group_id": group,
@@ -61,9 +69,9 @@ def step_rows(draw: st.DrawFn) -> list[Row]:
                         "step_index": step,
                         "state": state,
                         "state_hash": None if state is None else text_hash(state),
-                        "state_role": draw(st.sampled_from(["tool", "user", None])),
-                        "state_is_error": draw(st.sampled_from([True, False, None])),
-                        "agent_id": draw(st.sampled_from(["x", "y", None])),
+                        "state_role": draw(ROLES),
+                        "state_is_error": draw(ERRORS),
+                        "agent_id": draw(AGENTS),
                     }
                 )
     return rows
@@ -132,7 +140,7 @@ def test_keys_are_shared_where_the_definition_says(
 
 
 @pytest.mark.parametrize("definition", [definition for definition, _ in ORACLES], ids=NAMES)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(20))
 @given(rows=step_rows(), data=st.data())
 def test_keys_do_not_depend_on_order_company_or_stored_hashes(
     definition: Anchors, rows: list[Row], data: st.DataObject

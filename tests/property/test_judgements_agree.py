@@ -117,7 +117,7 @@ class JudgementMachine(RuleBasedStateMachine):
         snapshot = self.lk.snapshot()
         self.check_scores(snapshot)
         if self.current is None:
-            with pytest.raises(DataRefusedError, match="the lake holds no advantages"):
+            with pytest.raises(DataRefusedError, match="holds no advantages"):
                 find_credit(snapshot)
             return
         name, expected = self.credited[self.current]
@@ -205,7 +205,7 @@ def run(*, examples: int, steps: int, number: int) -> None:
 
 
 def test_every_reader_agrees() -> None:
-    run(examples=2, steps=7, number=0)
+    run(examples=1, steps=9, number=0)
 
 
 @pytest.mark.slow

@@ -121,7 +121,8 @@ def test_formulas_that_fail_are_unknown(sql: str, row: list[Any], value: Any, wh
 
 def test_an_overflowing_sum_is_unknown() -> None:
     found = rewarded(frame([[1e308, 1e308]]), defined([10.0, 10.0]))
-    assert (found["value"].item(), found["error"].item()) == (None, "the formula gives no finite number")
+    assert found["value"].item() is None
+    assert "no finite number" in found["error"].item()
 
 
 def test_minus_zero_is_zero() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lake import Lake
@@ -18,9 +18,11 @@ from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score
 from pipelines.score.rollouts import Rollout
 from testkit.copies import empty_lake
+from testkit.examples import examples
 from testkit.score_lakes import InProcess, conversation
 
 TASKS = 3
+ALL = list(range(TASKS))
 COMMIT = st.integers(1, 5)
 EVENTS = st.one_of(
     st.tuples(st.just("add"), st.integers(0, TASKS - 1)),
@@ -132,8 +134,10 @@ class History:
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["pointwise", "group-wise"])
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(3), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(EVENTS, min_size=2, max_size=7))
+@example(events=[("score", "new", ALL, {0}, 2), *[("score", "retry", ALL, set(), 2)] * 2])
+@example(events=[*[("add", task) for task in ALL], ("score", "new", ALL, set(), 5), ("remove", 0, True)])
 def test_a_run_scores_what_is_not_scored(
     events: list[tuple[Any, ...]], grouped: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -106,7 +106,7 @@ def rollouts(draw: Any, scorer: Scorer) -> tuple[list[dict[str, Any]], dict[str,
 
 
 @each
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_anything_is_scored_soundly(scorer: Scorer, data: st.DataObject) -> None:
     episodes, tables = data.draw(rollouts(scorer))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from testkit.off_policy import a_process, history_matters, rare_action, turns_of
+from testkit.wording import Wording
 from trainer.evaluation.estimators import Estimator, all_estimators
-from trainer.evaluation.estimators.base import Turns, mean_weights
+from trainer.evaluation.estimators.base import Turns, mean_weights, reliability
 
 WEIGHED = ("pdis", "wis", "wpdis", "clipped", "dr", "fqe")
 
@@ -25,12 +26,12 @@ def test_an_action_that_never_occurred_is_missed(name: str) -> None:
     assert "mean weight 0.5" in (told.refused or "")
 
 
-def test_weights_that_add_up_to_too_little_are_refused_whatever_their_spread() -> None:
+def test_weights_that_add_up_to_too_little_are_refused_whatever_their_spread(wording: Wording) -> None:
     turns, truth = rare_action(3, episodes=300, behaved=1e-9, wanted=0.1, other_reward=0.3)
     assert truth == pytest.approx(0.37)
-    assert named("pdis").estimate(turns).refused == (
-        "mean weight 0.901 +- 0.013 of turn 0, 1 is expected: the target does what these episodes do not show"
-    )
+    refused = wording(named("pdis").estimate(turns).refused)
+    assert refused.startswith("mean weight 0.901 +- 0.013 of turn 0, ")
+    assert "do not show" in refused
 
 
 def test_each_turn_is_looked_at() -> None:
@@ -53,7 +54,14 @@ def test_each_turn_is_looked_at() -> None:
 def test_weights_that_add_up_to_too_much_are_of_other_log_probabilities() -> None:
     ratios = np.random.default_rng(0).normal(0.2, 0.2, 300)
     turns = turns_of([[(float(ratio), 1.0, 0)] for ratio in ratios], [n % 30 for n in range(300)])
-    assert "these are not the log-probabilities that the actions were sampled with" in (mean_weights(turns) or "")
+    assert "not the log-probabilities" in (mean_weights(turns) or "")
+
+
+def test_fifty_effective_episodes_and_a_twentieth_of_all_are_needed() -> None:
+    assert reliability(np.ones(50)).refusal is None
+    assert "45.0 of 45, needed are 50" in str(reliability(np.ones(45)).refusal)
+    few_of_many = np.concatenate([np.ones(90), np.full(1_910, 1e-9)])
+    assert "90.0 of 2000, needed are 100" in str(reliability(few_of_many).refusal)
 
 
 def test_arithmetic_of_engines_is_no_lack_of_support() -> None:
@@ -63,12 +71,12 @@ def test_arithmetic_of_engines_is_no_lack_of_support() -> None:
 
 
 @pytest.mark.parametrize("name", WEIGHED)
-def test_outcomes_that_do_not_differ_tell_no_error(name: str) -> None:
+def test_outcomes_that_do_not_differ_tell_no_error(name: str, wording: Wording) -> None:
     """Nobody ever succeeded: a bootstrap says (0, 0), as if that were certain."""
     turns = turns_of([[(0.0, 0.0, 0)] for _ in range(300)], [n % 30 for n in range(300)])
     told = named(name).estimate(turns)
     assert told.value is None
-    assert told.refused == "every task gives the same value, so that nothing tells how far off it is"
+    assert wording(told.refused).startswith("every task gives ")
 
 
 def test_one_task_has_a_value_and_no_interval() -> None:
@@ -76,11 +84,11 @@ def test_one_task_has_a_value_and_no_interval() -> None:
     assert named("pdis").estimate(turns) == (0.5, None, None, None)
 
 
-def test_states_that_do_not_tell_what_follows_have_no_fitted_value() -> None:
+def test_states_that_do_not_tell_what_follows_have_no_fitted_value(wording: Wording) -> None:
     turns, truth = history_matters(1, episodes=500, turns=2, strength=1.0)
     told = named("fqe").estimate(turns)
     assert told.value is None
-    assert "what follows depends on more than the state shows" in (told.refused or "")
+    assert "more than the state" in wording(told.refused)
     robust = named("dr").estimate(turns)
     assert robust.low is not None
     assert robust.high is not None
@@ -92,7 +100,7 @@ def test_a_fitted_value_that_cannot_be_checked_is_not_told() -> None:
     ratios = np.random.default_rng(0).normal(-0.32, 0.8, (300, 12))
     episodes = [[(float(ratio), float(n % 2) / 12, 0) for ratio in row] for n, row in enumerate(ratios)]
     told = named("fqe").estimate(turns_of(episodes, [n % 30 for n in range(300)]))
-    assert "cannot be checked with dr: effective sample size" in (told.refused or "")
+    assert "checked with dr" in (told.refused or "")
 
 
 def test_what_clipping_may_have_taken_is_in_the_interval() -> None:
