@@ -27,6 +27,7 @@ from lake.write.ingest import ingest
 from lake.write.rows import episodes_frame, steps_frame, tokens_frame
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode, line
+from testkit.examples import examples
 
 RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CHAT = [
@@ -162,7 +163,7 @@ def test_a_record_with_any_value_in_any_place_is_stored_or_rejected(data: st.Dat
     storable(item[1])
 
 
-@settings(RELAXED, max_examples=8)
+@settings(RELAXED, max_examples=examples(12))
 @given(changes=CHANGES, name=st.sampled_from(sorted(GOOD)), batch_size=st.integers(1, 4))
 def test_a_damaged_file_is_ingested_to_its_end_and_accounted_for(
     changes: list[tuple[int, int, bytes]], name: str, batch_size: int, tmp_path_factory: pytest.TempPathFactory

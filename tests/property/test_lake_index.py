@@ -20,6 +20,7 @@ from lake.tables.contracts import conform
 from lake.write.index import EpisodeIndex, Newest
 from lake.write.rows import episodes_frame
 from testkit.episodes import episode
+from testkit.examples import examples
 
 Key = tuple[int, int, int, str | None]
 """Task, rollout, attempt, agent."""
@@ -69,7 +70,7 @@ def assert_agree(index: EpisodeIndex, oracle: dict[int, tuple[Any, ...]]) -> Non
         assert index.known((), chosen).newest == newest
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(15))
 @given(batches=BATCHES, compacted=COMPACTED, looked_at=LOOKED_AT)
 def test_it_answers_as_a_dictionary_does(
     empty: Path, batches: list[list[Key]], compacted: set[int], looked_at: set[int], tmp_path_factory: Any

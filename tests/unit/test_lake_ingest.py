@@ -54,7 +54,6 @@ def job_row(lk: Lake) -> dict[str, Any]:
     [
         ("BATCH_EPISODES", 100, [7]),
         ("BATCH_STEPS", 6, [3, 3, 1]),
-        ("BATCH_STEPS", 1, [1] * 7),
         ("BATCH_BYTES", 1, [1] * 7),
         ("BATCH_BYTES", 2 * len(line(episode("t", 0))), [2, 2, 2, 1]),
     ],

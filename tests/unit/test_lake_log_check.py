@@ -15,6 +15,7 @@ from lake.errors import LakeAccessError
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
+from testkit.examples import mostly_slow
 from testkit.full_lake import advantages
 from testkit.wording import Wording
 
@@ -79,8 +80,21 @@ def renamed(path: Path, to: str) -> None:
 # ---------------------------------------------------------------- damaged entries
 
 
-@pytest.mark.parametrize("name", ["steps", "episodes", "jobs"])
-@pytest.mark.parametrize("damage", DAMAGE)
+DAMAGED = [("steps", damage) for damage in DAMAGE] + [("episodes", "cut in a line"), ("jobs", "zeros")]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *DAMAGED,
+        *(
+            pytest.param(name, damage, marks=pytest.mark.slow)
+            for name in ("episodes", "jobs")
+            for damage in DAMAGE
+            if (name, damage) not in DAMAGED
+        ),
+    ],
+)
 def test_a_damaged_newest_commit_is_refused_with_table_version_and_file(lk: Lake, name: str, damage: str) -> None:
     path = max(entry(lk, name).parent.glob("*.json"))
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
@@ -218,16 +232,25 @@ def test_what_was_forgotten_is_not_lost(lk: Lake, caplog: pytest.LogCaptureFixtu
 # ---------------------------------------------------------------- names that lead elsewhere
 
 
-@pytest.mark.parametrize("place", OUTSIDE)
-def test_a_file_outside_the_table_is_refused_and_nothing_of_it_is_told(cli: Cli, lk: Lake, place: str) -> None:
+def lead_elsewhere(lk: Lake, place: str) -> None:
+    """Let the newest commit of steps name a file outside of the table."""
     path = entry(lk, "steps")
     file = next(line["add"]["path"] for line in map(json.loads, path.read_bytes().splitlines()) if "add" in line)
     root = Path(lk.uri).parent
     shutil.copytree(Path(lk.uri) / "steps", root / "victim")
-    named = OUTSIDE[place].format(file=file, root=root)
-    renamed(path, named)
+    renamed(path, OUTSIDE[place].format(file=file, root=root))
+
+
+@pytest.mark.parametrize("place", OUTSIDE)
+def test_a_file_outside_the_table_is_refused(lk: Lake, place: str) -> None:
+    lead_elsewhere(lk, place)
     with pytest.raises(LakeAccessError, match=r"table `steps` of .* at version 2 names '.*'"):
         lake.open(lk.uri).snapshot()
+
+
+@pytest.mark.parametrize("place", mostly_slow(OUTSIDE, "up, encoded", "absolute"))
+def test_a_file_outside_the_table_is_refused_and_nothing_of_it_is_told(cli: Cli, lk: Lake, place: str) -> None:
+    lead_elsewhere(lk, place)
     for command in (("sql", "SELECT state FROM steps", "--locked"), ("credit", "gigpo"), ("tables",)):
         said = cli(*command, "--lake", lk.uri).fault
         assert "at version 2 names" in said

@@ -65,12 +65,11 @@ def test_an_older_snapshot_can_be_named(lk: Lake) -> None:
     assert assert_whole(lk.at("old")) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["", " ", "a b", "../x", "a/b", ".hidden", "-x", "n" * 101, "ünï", "12", "2026-11-20", "2026-11-20T10:00"]
-)
-def test_a_name_that_could_be_something_else_is_refused(lk: Lake, name: str) -> None:
-    with pytest.raises(UsageError, match="valid: letters, digits"):
-        lk.name_snapshot(name)
+def test_a_name_that_could_be_something_else_is_refused(lk: Lake) -> None:
+    names = ["", " ", "a b", "../x", "a/b", ".hidden", "-x", "n" * 101, "ünï", "12", "2026-11-20", "2026-11-20T10:00"]
+    for name in names:
+        with pytest.raises(UsageError, match="valid: letters, digits"):
+            lk.name_snapshot(name)
     assert lk.snapshots() == []
     assert not (Path(lk.uri) / "_trajlake" / "snapshots").exists()
 
