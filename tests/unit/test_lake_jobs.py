@@ -15,7 +15,7 @@ from lake.errors import ConflictError, ContractError, LakeAccessError, UsageErro
 from lake.tables import TABLES
 from lake.write import jobs
 from lake.write.jobs import Job, code_hash, series_id
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import (
     OnPurposeError,
@@ -36,10 +36,15 @@ def lk(tmp_path: Path) -> Lake:
 
 
 @pytest.fixture
-def steps(lk: Lake) -> pl.DataFrame:
+def steps(lk: Lake, tmp_path: Path) -> pl.DataFrame:
     """Steps of two groups of one episode each, recorded."""
-    with lk.job(kind="collect", run_id="run") as job:
-        job.record([episode("a"), episode("b")])
+
+    def make(template: Path) -> None:
+        with empty_lake(template).job(kind="collect", run_id="run") as job:
+            job.record([episode("a"), episode("b")])
+
+    # Into the folder of `lk`, which is a copy of the same empty lake: as if another process had recorded them.
+    copied("two groups of one episode each", make, tmp_path / "lake")
     return lk.scan("steps").sort("group_id", "step_index").collect()
 
 
