@@ -90,12 +90,37 @@ def exists(path: str) -> bool:
 
 
 def test_every_promise_names_tests_that_exist() -> None:
+    """Of the tests of a promise one at least runs in the default or the long suite."""
     text = (ROOT / "docs" / "guides" / "promises.md").read_text("utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
-    assert len(named) > 20
-    missing = [
-        f"{path}::{name}"
-        for path, name in named
-        if not (ROOT / path).exists() or f"\ndef {name}(" not in (ROOT / path).read_text("utf-8")
-    ]
+    missing, slow_alone, number = [], [], 0
+    for promise in re.split(r"^\* ", text, flags=re.MULTILINE)[1:]:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", promise)
+        number += len(named)
+        suites = {f"{path}::{name}": suite_of(path, name) for path, name in named}
+        missing += [name for name, suite in suites.items() if suite == ""]
+        if named and set(suites.values()) == {"slow"}:
+            slow_alone.append(promise.partition("\n")[0])
+    assert number > 20
     assert not missing
+    assert not slow_alone
+
+
+def suite_of(path: str, name: str) -> str:
+    """The suite of a test, as it is marked: "slow", or "usual"; empty if there is no such test."""
+    source = (ROOT / path).read_text("utf-8") if (ROOT / path).exists() else ""
+    written = re.search(rf"^((?:@.*\n(?:[ )].*\n)*)*)(?:async )?def {name}\(", source, re.MULTILINE)
+    if written is None:
+        return ""
+    of_module = re.search(r"^pytestmark = .*(?:\n[ )\]].*)*", source, re.MULTILINE)
+    marks = [*re.findall(r"^@(pytest\.mark\.slow\b)", written[1], re.MULTILINE)]
+    marks += re.findall(r"pytest\.mark\.slow\b", of_module[0]) if of_module is not None else []
+    return "slow" if marks else "usual"
+
+
+def test_the_suite_of_a_test_is_seen_in_its_marks() -> None:
+    engines = "tests/integration/test_loop_vllm.py"
+    assert suite_of(engines, "test_the_test_tells_what_differs_from_what_does_not") == "usual"
+    assert suite_of(engines, "test_the_loop_through_an_engine_is_the_loop_in_process") == "slow"
+    of_massgen = "test_an_engine_that_does_not_answer_is_an_error_not_a_wrong_answer"
+    assert suite_of("tests/integration/test_example_massgen_loop.py", of_massgen) == "slow"
+    assert suite_of(engines, "test_of_nothing") == suite_of("tests/unit/test_nowhere.py", "test_of_nothing") == ""

@@ -6,12 +6,14 @@
 4. Importing lake is light, and so is `trajlake -h`.
 5. Every module says what it is, and stays small.
 6. No modules import each other in a circle, not even inside functions; imports for annotations alone do not count.
+7. Tests assert facts: no assert holds a sentence of the product.
 """
 
-import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -20,13 +22,8 @@ import pytest
 
 from lake.care.doctor import LAYERS, foreign_owners, installation_faults, misplaced_layers
 from testkit.lakes import build_lake
+from testkit.sources import ROOT, asserted_sentences, product
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = {
-    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
-    for layer in LAYERS
-    for path in sorted((ROOT / layer).rglob("*.py"))
-}
 HEAVY = {"torch", "transformers", "streamlit", "pandas"}
 
 
@@ -141,11 +138,11 @@ def test_working_with_a_lake_is_light(tmp_path: Path) -> None:
     assert loaded & HEAVY == set()
 
 
-@pytest.mark.parametrize("layer", ["lake", "pipelines"])
-def test_no_module_of_a_light_layer_imports_a_heavy_one(layer: str) -> None:
+def test_no_module_of_a_light_layer_imports_a_heavy_one() -> None:
     code = (
-        f"import sys, pkgutil, importlib, {layer}; "
-        f"[importlib.import_module(m.name) for m in pkgutil.walk_packages({layer}.__path__, '{layer}.')]; "
+        "import sys, pkgutil, importlib, lake, pipelines; "
+        "[importlib.import_module(module.name) for layer in (lake, pipelines)"
+        " for module in pkgutil.walk_packages(layer.__path__, layer.__name__ + '.')]; "
         "print(*sys.modules)"
     )
     assert set(fresh_python(code)) & (HEAVY - {"pandas"}) == set()
@@ -160,64 +157,59 @@ def test_the_help_of_the_command_imports_nothing_but_click() -> None:
 
 
 ENGINES = {"polars", "duckdb", "pyarrow", "numpy"}
-LOADED = {
-    ("tables", "episodes", "rejects", "jobs"): {"deltalake"},
-    ("tables",): {"deltalake", "polars"},
-    ("tables", "--columns", "episodes"): {"deltalake", "duckdb"},
-    ("snapshot", "list"): {"deltalake", "polars"},
+JOIN = "SELECT e.run_id, max(e.started_at), count(*) FROM episodes e JOIN steps s USING (episode_id) GROUP BY 1"
+LOADED = (
     (
-        "sql",
-        "SELECT e.run_id, max(e.started_at), count(*) FROM episodes e JOIN steps s USING (episode_id) GROUP BY 1",
-    ): {
-        "deltalake",
-        "duckdb",
-    },
-    ("sql", "SELECT job_id, ended_at FROM job_runs", "--format", "line"): {"deltalake", "duckdb"},
-}
-"""Command -> the heavy packages that it may load: half of the time of a small question is loading these."""
+        (("tables", "episodes", "rejects", "jobs"), {"deltalake"}),
+        (("tables", "--columns", "episodes"), {"deltalake", "duckdb"}),
+        (
+            ("sql", JOIN),
+            {"deltalake", "duckdb"},
+        ),
+        (("sql", "SELECT job_id, ended_at FROM job_runs", "--format", "line"), {"deltalake", "duckdb"}),
+    ),
+    ((("tables",), {"deltalake", "polars"}), (("snapshot", "list"), {"deltalake", "polars"})),
+)
+"""Command -> the heavy packages that it may load: half of the time of a small question is loading these.
+
+Commands of one process stand together, each of which may load what those before it may.
+"""
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return build_lake(tmp_path_factory.mktemp("light") / "lake").uri
-
-
-@pytest.mark.parametrize("command", LOADED, ids=lambda command: " ".join(command)[:25])
-def test_a_command_loads_only_what_it_needs(small: str, command: tuple[str, ...]) -> None:
-    run = f"import sys; from lake.cli import trajlake; trajlake({[*command, '--lake', small]}, standalone_mode=False)"
-    words = fresh_python(f"{run}; print('MODULES', *sys.modules)")
-    modules = set(words[words.index("MODULES") :])
-    assert modules & (HEAVY | ENGINES | {"deltalake", "rich", "pydantic", "obstore", "fsspec"}) <= LOADED[command]
+@pytest.mark.parametrize("commands", LOADED, ids=["sql", "polars"])
+def test_a_command_loads_only_what_it_needs(
+    commands: Sequence[tuple[tuple[str, ...], set[str]]], tmp_path: Path
+) -> None:
+    lake = build_lake(tmp_path / "lake").uri
+    code = "import sys; from lake.cli import trajlake"
+    for words, _ in commands:
+        code += f"\ntrajlake({[*words, '--lake', lake]}, standalone_mode=False); print('MODULES', *sys.modules, 'END')"
+    printed = " ".join(fresh_python(code))
+    loaded = [set(words.split()) for words in re.findall(r"MODULES (.*?) END", printed)]
+    assert len(loaded) == len(commands)
+    heavy = HEAVY | ENGINES | {"deltalake", "rich", "pydantic", "obstore", "fsspec"}
+    for (words, allowed), modules in zip(commands, loaded, strict=True):
+        assert modules & heavy <= allowed, words
 
 
 # ---------------------------------------------------------------- 5. modules
 
 
 def test_every_module_says_what_it_is() -> None:
-    assert [name for name, text in SOURCES.items() if not ast.get_docstring(ast.parse(text))] == []
+    assert [name for name, source in product().items() if not source.docstring] == []
 
 
 def test_files_stay_small() -> None:
     """Past 400 lines a file wants a split, not another limit."""
-    assert {name: n for name, text in SOURCES.items() if (n := len(text.splitlines())) > 400} == {}
+    assert {name: source.lines for name, source in product().items() if source.lines > 400} == {}
 
 
 def test_functions_stay_small() -> None:
     """Past 60 lines, the docstring not counted, a function wants a split."""
-    found = {
-        f"{name}:{function.name}": lines
-        for name, text in SOURCES.items()
-        for function in ast.walk(ast.parse(text))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        if (lines := body_lines(function)) > 60
+    long = {
+        f"{path}:{name}": lines for path, source in product().items() for name, lines in source.functions if lines > 60
     }
-    assert found == {}
-
-
-def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function's body, its docstring left out."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+    assert long == {}
 
 
 # ---------------------------------------------------------------- 6. circles
@@ -240,3 +232,52 @@ def test_a_circle_is_found_however_long() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = grimp.build_graph(*LAYERS, exclude_type_checking_imports=True, cache_dir=None)
     assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
+
+
+# ---------------------------------------------------------------- 7. asserts of facts
+
+
+TO_CHANGE: frozenset[str] = frozenset(
+    (
+        "tests/integration/test_lake_doctor.py",
+        "tests/integration/test_proxy_attacks.py",
+        "tests/integration/test_proxy_faults.py",
+        "tests/integration/test_proxy_vllm.py",
+        "tests/testkit/vllm_commands.py",
+        "tests/unit/test_live_calls.py",
+        "tests/unit/test_live_damage.py",
+        "tests/unit/test_live_places.py",
+        "tests/unit/test_live_recorder.py",
+        "tests/unit/test_live_spool.py",
+        "tests/unit/test_proxy_book.py",
+        "tests/unit/test_proxy_ends.py",
+        "tests/unit/test_proxy_shapes.py",
+        "tests/unit/test_proxy_upstream.py",
+    )
+)
+"""Test files that still compare sentences."""
+
+
+def test_no_assert_holds_a_sentence_of_the_product() -> None:
+    known = frozenset().union(*(source.sentences for source in product().values()))
+    faults = [
+        f"{name}:{line}: {sentence!r} is a sentence of the product; compare it by the fixture `wording`"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if (name := path.relative_to(ROOT).as_posix()) not in TO_CHANGE
+        for line, sentence in asserted_sentences(path.read_text("utf-8"), known)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_a_sentence_in_an_assert_is_told_from_other_texts() -> None:
+    known = frozenset({("there", "is", "no", "lake", "at")})
+    test = """
+def test(error):
+    text = "there is no lake at"
+    with raises(LakeError, match="there is no lake "
+                                 f"at {folder}"):
+        pass
+    assert "there is no\\nlake at" in text, text
+    assert "no lake at" in text
+"""
+    assert sorted(line for line, _ in asserted_sentences(test, known)) == [4, 7]
