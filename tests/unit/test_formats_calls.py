@@ -63,3 +63,7 @@ def test_tokens_extend_the_longest_sequence_and_of_equals_the_newest() -> None:
     third = lineage.add(3, [1, 2, 3, 4, 5], [6], [-0.5])
     assert (third.prefix_step_index, third.context_ids, third.action_logprobs) == (2, [5], [-0.5])
     assert lineage.add(4, [9], [1]).prefix_step_index is None
+    other = Lineage()
+    other.add(0, [1, 2], [3])
+    other.add(1, [1], [2])
+    assert other.add(2, [1, 2, 3, 4], [5]).prefix_step_index == 0, "a newer one that is shorter does not count"

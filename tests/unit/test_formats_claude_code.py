@@ -352,6 +352,14 @@ def test_the_main_line_leads_to_the_newest_call(tmp_path: Path) -> None:
     assert (fork.parent_step_index, fork.steps[0].state) == (0, "Left?")
 
 
+def test_the_main_line_is_the_branch_with_the_newest_call_not_the_one_that_began_last(tmp_path: Path) -> None:
+    lines = [asked("a", None), said("b", "a", "1"), asked("c", "b", "Left?"), said("d", "c", "2")]
+    lines += [asked("e", "b", "Right?"), said("f", "e", "3"), asked("g", "d", "Left again?"), said("h", "g", "4")]
+    main, fork = read(tmp_path, *lines)
+    assert [step.action for step in main.steps] == ["1", "2", "4"]
+    assert [step.action for step in fork.steps] == ["3"]
+
+
 def test_a_second_answer_to_the_same_prompt_is_a_fork_that_saw_the_prompt(tmp_path: Path) -> None:
     lines = [
         asked("a", None),

@@ -11,8 +11,8 @@ from lake.formats.base.grouped import grouped
 
 
 def test_keys_come_in_the_order_of_their_first_piece_and_pieces_in_theirs() -> None:
-    items = [("b", b"1"), ("a", b"2"), ("b", b"3"), ("c", b"4"), ("a", b"5"), ("b", b"6")]
-    assert list(grouped(items)) == [("b", [b"1", b"3", b"6"]), ("a", [b"2", b"5"]), ("c", [b"4"])]
+    items = [("b", b"9"), ("a", b"2"), ("b", b"3"), ("c", b"4"), ("a", b"1"), ("b", b"6")]
+    assert list(grouped(items)) == [("b", [b"9", b"3", b"6"]), ("a", [b"2", b"1"]), ("c", [b"4"])]
 
 
 def test_nothing_gives_no_group() -> None:
@@ -42,7 +42,7 @@ def test_a_disk_that_is_full_is_told_with_its_folder(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(sqlite3, "connect", small)
     monkeypatch.setenv("TMPDIR", "/small")
-    with pytest.raises(LakeAccessError, match=r"folder /small cannot hold .* is full; make room there, or set TMPDIR"):
+    with pytest.raises(LakeAccessError, match=r"folder /small cannot hold .* is full; .* set TMPDIR"):
         list(grouped([("a", bytes(1 << 20))]))
 
 

@@ -1,0 +1,89 @@
+"""Which decisions and episodes an export for trainers holds: by selection, by what is learned from, by score."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lake import EpisodeRecord, Lake, StepRecord
+from lake.export import target
+from lake.export.job import export
+from lake.export.request import Manifest, Request
+from lake.export.target import Choices
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
+from pipelines.select import Length, Selection, run_select
+from testkit.copies import copied, empty_lake
+
+
+def walk(index: int, reward: float, *actions: str) -> EpisodeRecord:
+    """A rollout of the task `door`, whose every state is the same."""
+    return EpisodeRecord(
+        task_id="door",
+        rollout_index=index,
+        env_return=reward,
+        initial_messages=[{"role": "user", "content": "Open the door."}],
+        steps=[
+            StepRecord(
+                state="a door",
+                context=[{"role": "user", "content": "a door"}] if number else [],
+                action=action,
+                is_copied_context=action == "copied",
+            )
+            for number, action in enumerate(actions)
+        ],
+    )
+
+
+@pytest.fixture
+def lk(tmp_path: Path) -> Lake:
+    """Three siblings that earn 0, 0.5 and 1."""
+
+    def make(folder: Path) -> None:
+        rollouts = [walk(0, 0.0, "push", "knock"), walk(1, 0.5, "knock", "pull"), walk(2, 1.0, "pull", "copied")]
+        lk = empty_lake(folder)
+        lk.append(rollouts, run_id="a")
+        run_credit(lk, GiGPO(step_source="terminal_score"))
+
+    return copied("three siblings to choose from", make, tmp_path / "lake")
+
+
+def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[str, Any]], Manifest]:
+    """The rows of an export into one file, and its manifest."""
+    manifest = export(lk, Request(target(name), out / f"{name}.jsonl", **given))
+    return [json.loads(line) for line in (out / f"{name}.jsonl").read_text("utf-8").splitlines()], manifest
+
+
+def test_steps_that_a_selection_dropped_are_not_learned_from(lk: Lake, tmp_path: Path) -> None:
+    run_select(lk, Selection(name="short", filters=(Length(max_action_characters=4),)))
+    rows, manifest = exported(lk, tmp_path, "prompt-completion", selection="short")
+    said = [(row["rollout_index"], row["step_index"], row["completion"][0]["content"]) for row in rows]
+    assert sorted(said) == [(0, 0, "push"), (1, 1, "pull"), (2, 0, "pull")]
+    assert list(manifest.left_out.values()) == [3]
+    (behind,) = [row for row in rows if row["rollout_index"] == 1]
+    assert "knock" in str(behind["prompt"]), "a dropped step stays in the prompt of those behind it"
+
+
+def test_pairs_of_an_anchor_state_hold_decisions_that_are_learned_from_alone(lk: Lake, tmp_path: Path) -> None:
+    credit = lk.sql("SELECT action, a_step FROM current_advantages JOIN steps USING (episode_id, step_index)")
+    best = max(credit.rows(), key=lambda row: row[1])
+    assert best[0] == "copied", "its advantage is the highest of the state"
+    (row,), _ = exported(lk, tmp_path, "preference", choices=Choices(pairs="anchors"))
+    assert [row[side][0]["content"] for side in ("chosen", "rejected")] == ["pull", "push"]
+
+
+def test_an_episode_on_the_border_is_not_good(lk: Lake, tmp_path: Path) -> None:
+    for name, choices in (("mean", Choices()), ("fixed", Choices(threshold=0.5))):
+        (tmp_path / name).mkdir()
+        rows, _ = exported(lk, tmp_path / name, "unpaired", choices=choices)
+        assert {row["rollout_index"]: row["label"] for row in rows} == {0: False, 1: False, 2: True}
+
+
+def test_a_manifest_counts_what_every_shard_left_out(lk: Lake, tmp_path: Path) -> None:
+    other = walk(0, 1.0, "pull", "copied")
+    other.task_id = "window"
+    lk.append([other], run_id="a")
+    manifest = export(lk, Request(target("prompt-completion"), tmp_path / "out", shard_episodes=1))
+    assert len(manifest.shards) == 2
+    assert list(manifest.left_out.values()) == [2]
