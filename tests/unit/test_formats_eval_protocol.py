@@ -401,7 +401,7 @@ def test_rewards_of_recordings_of_2025_stand_in_the_metadata_of_tools(tmp_path: 
 )
 def test_data_sets_and_sums_of_scores_say_what_they_are(tmp_path: Path, keys: tuple[str, ...]) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(dict.fromkeys(keys, 1)) + "\n")
-    with pytest.raises(FormatError, match="ingest the rows or recordings"):
+    with pytest.raises(FormatError, match="ingest the rows"):
         choose(tmp_path / "a.jsonl")
 
 

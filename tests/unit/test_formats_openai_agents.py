@@ -204,7 +204,7 @@ def test_the_line_of_a_trace_may_be_missing(tmp_path: Path) -> None:
     """It is written when the trace ends."""
     record = one(tmp_path / "f", HELLO)
     assert record.extra is not None
-    assert record.extra["trace"] == "its own line is missing"
+    assert "is missing" in record.extra["trace"]
 
 
 def test_settings_that_are_set_are_the_sampling(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_other_spans_are_kept_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_file_of_traces_without_spans_says_so(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="has none of their spans"):
+    with pytest.raises(FormatError, match="none of their spans"):
         choose(written(tmp_path / "f", HEAD, HEAD | {"id": "trace_2"}))
 
 

@@ -316,9 +316,9 @@ def test_a_folder_of_events_is_one_conversation_and_its_state_is_read_with_it(tm
     assert [step.action for step in found.steps] == ["I look.", "Done."]
     assert (found.steps[0].latency, found.cost, found.policy) == (2.5, 0.5, "m")
     assert "sk-1" not in str(found.extra)
-    with pytest.raises(FormatError, match=f"one event of an OpenHands conversation, .* from {first.name}"):
+    with pytest.raises(FormatError, match=f"one event of an .* from {first.name}"):
         choose(second)
-    with pytest.raises(FormatError, match="the state of an OpenHands conversation"):
+    with pytest.raises(FormatError, match="the state of an"):
         choose(tmp_path / "base_state.json")
 
 
@@ -518,7 +518,7 @@ def test_an_event_in_another_encoding_is_a_reject_and_the_others_are_taken(tmp_p
 def test_events_that_no_agent_answers_are_rejected(tmp_path: Path) -> None:
     (found,) = read(tmp_path / "f", [asked(1)])
     assert isinstance(found, Reject)
-    assert "no decision of an agent" in found.message
+    assert "no decision of an" in found.message
 
 
 def test_nothing_that_events_hold_raises(tmp_path: Path) -> None:
