@@ -317,7 +317,7 @@ def dying(call: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
     return act
 
 
-@pytest.mark.parametrize("commits", mostly_slow(range(9), 2, 5))
+@pytest.mark.parametrize("commits", mostly_slow(range(9), 5))
 def test_killed_between_any_two_commits_and_run_again(
     tmp_path: Path, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,7 +469,7 @@ def test_beside_a_writer_nothing_is_lost_and_nothing_comes_back(tmp_path: Path) 
     def write() -> None:
         try:
             mine = lake.open(lk.uri)
-            for index in range(6):
+            for index in range(3):
                 mine.append([secret(), episode("c", index, tokens=True)], run_id="run")
         except BaseException as error:
             errors.append(error)
@@ -482,5 +482,5 @@ def test_beside_a_writer_nothing_is_lost_and_nothing_comes_back(tmp_path: Path) 
         assert_whole(lk.snapshot())
     thread.join()
     assert errors == []
-    assert assert_whole(lk.snapshot()) == 2 + 6
+    assert assert_whole(lk.snapshot()) == 2 + 3
     assert SECRET not in set(lk.scan("episodes").collect()["task_id"])

@@ -7,9 +7,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,26 +55,41 @@ def batched(rollouts_messages, rollout_index, **kwargs):
 RECORDS = [conversation(f"t{task}", index) for task in range(4) for index in range(3)]
 
 
+NAMES = ("pointwise", "grouped", "batched")
+JOB_NAMES = ("score", "credit", "rescore", "export", "compact", "ingest")
+
+
 @dataclass(frozen=True)
 class Given:
     """What jobs work with.
 
     Attributes:
         functions: a module with a helper beside it.
-        model: played the games.
-        games: episodes with tokens.
+        folder: for the model.
     """
 
     functions: str
-    model: str
-    games: list[EpisodeRecord]
+    folder: Path
 
-    def filled(self, uri: str | Path, options: Mapping[str, str] | None = None) -> Lake:
-        """A lake with a file per task, and one for the games."""
+    @cached_property
+    def model(self) -> str:
+        """A model that played the games."""
+        return str(save_model(self.folder / "model"))
+
+    @cached_property
+    def games(self) -> list[EpisodeRecord]:
+        """Episodes with tokens."""
+        return play(self.model, tasks=3, siblings=4)
+
+    def filled(
+        self, uri: str | Path, options: Mapping[str, str] | None = None, kinds: Collection[str] = JOB_NAMES
+    ) -> Lake:
+        """A lake with a file per task, and one for the games, which only `rescore` needs."""
         lk = lake.open(str(uri), create=True, storage_options=dict(options or {}))
         for task in range(4):
             lk.append(RECORDS[3 * task : 3 * task + 3], run_id="r")
-        lk.append(self.games, run_id="games")
+        if "rescore" in kinds:
+            lk.append(self.games, run_id="games")
         return lk
 
 
@@ -82,25 +97,23 @@ class Given:
 def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     folder = tmp_path_factory.mktemp("given")
     module(folder, "def third(n):\n    return n / 3\n", "helpers.py")
-    model = save_model(folder / "model")
-    return Given(module(folder, FUNCTIONS), str(model), play(model, tasks=3, siblings=4))
+    return Given(module(folder, FUNCTIONS), folder)
 
 
-NAMES = ("pointwise", "grouped", "batched")
-JOB_NAMES = ("score", "credit", "rescore", "export", "compact", "ingest")
-
-
-def jobs_of(given: Given, out: Path, names: Sequence[str] = NAMES) -> list[tuple[str, dict[str, Any]]]:
-    """Each job with its arguments; scoring by a function first."""
-    return [
-        *(("score", {"target": f"{given.functions}:{name}"}) for name in names),
-        ("score", {"target": "tool_success"}),
-        ("credit", {}),
-        ("rescore", {"model": given.model}),
-        ("export", {"out": str(out)}),
-        ("compact", {"target_bytes": 10_000}),  # two files a part
-        ("ingest", {"source": str(files(out.parent / "files")), "part_bytes": 2000}),
+def jobs_of(
+    given: Given, out: Path, kinds: Collection[str] = JOB_NAMES, names: Sequence[str] = NAMES
+) -> list[tuple[str, dict[str, Any]]]:
+    """Each job of some kinds with its arguments; scoring by a function first."""
+    jobs: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+        *(("score", lambda name=name: {"target": f"{given.functions}:{name}"}) for name in names),
+        ("score", lambda: {"target": "tool_success"}),
+        ("credit", dict),
+        ("rescore", lambda: {"model": given.model}),
+        ("export", lambda: {"out": str(out)}),
+        ("compact", lambda: {"target_bytes": 10_000}),  # two files a part
+        ("ingest", lambda: {"source": str(files(out.parent / "files")), "part_bytes": 2000}),
     ]
+    return [(name, arguments()) for name, arguments in jobs if name in kinds]
 
 
 def files(folder: Path) -> Path:
@@ -139,13 +152,13 @@ def plain(report: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(given: Given, tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """All jobs in this process, into a lake in a folder; made once for the functions that it scores by."""
+    """Jobs in this process, into a lake in a folder; made once for their kinds and the functions of scores."""
 
     @cache
-    def of(*names: str) -> tuple[Lake, list[dict[str, Any]]]:
+    def of(kinds: tuple[str, ...], *names: str) -> tuple[Lake, list[dict[str, Any]]]:
         folder = tmp_path_factory.mktemp("here")
-        lk = given.filled(folder / "lake")
-        return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(given, folder / "out", names)]
+        lk = given.filled(folder / "lake", kinds=kinds)
+        return lk, [plain(JOBS[name](lk, None, **job)) for name, job in jobs_of(given, folder / "out", kinds, names)]
 
     return of
 
@@ -175,23 +188,24 @@ def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- 1. nobody dies
 
 
-@pytest.mark.parametrize("names", [("pointwise",), pytest.param(NAMES, marks=pytest.mark.slow)])
-def test_processes_give_the_same(given: Given, expected: Expected, tmp_path: Path, names: tuple[str, ...]) -> None:
-    one, told = expected(*names)
-    lk = given.filled(tmp_path / "lake")
+@pytest.mark.parametrize(
+    ("kinds", "names"),
+    [(("score", "export"), ("pointwise",)), pytest.param(JOB_NAMES, NAMES, marks=pytest.mark.slow)],
+)
+def test_processes_give_the_same(
+    given: Given, expected: Expected, tmp_path: Path, kinds: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    one, told = expected(kinds, *names)
+    lk = given.filled(tmp_path / "lake", kinds=kinds)
     executor = LocalExecutor(2, processes=True)
-    reports = [plain(JOBS[name](lk, executor, **job)) for name, job in jobs_of(given, tmp_path / "out", names)]
-    assert reports == told
+    jobs = jobs_of(given, tmp_path / "out", kinds, names)
+    assert [plain(JOBS[name](lk, executor, **job)) for name, job in jobs] == told
     assert_same_rows(lk, one)
     assert counts(lk) == counts(one)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "tables"),
-    [
-        (("score", "ingest"), ("scores", "episodes", "steps", "rejects")),
-        pytest.param(JOB_NAMES, TABLES, marks=pytest.mark.slow),
-    ],
+    ("kinds", "filled"), [(("score",), ("scores",)), pytest.param(JOB_NAMES, TABLES, marks=pytest.mark.slow)]
 )
 def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
     given: Given,
@@ -200,21 +214,18 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
     ray_cluster: RayCluster,
     tmp_path: Path,
     kinds: tuple[str, ...],
-    tables: tuple[str, ...],
+    filled: tuple[str, ...],
 ) -> None:
     """By one function of a user: which episodes a part holds by its mode is decided before the executor sees it."""
-    one, told = expected("pointwise")
+    one, told = expected(kinds, "pointwise")
     store = new_bucket(s3_server)
-    lk = given.filled(store.root, store.options)
-    every = jobs_of(given, tmp_path / "out", ["pointwise"])
-    jobs = [(name, job) for name, job in every if name in kinds]
+    lk = given.filled(store.root, store.options, kinds)
+    jobs = jobs_of(given, tmp_path / "out", kinds, ["pointwise"])
     *reports, end = reports_of(driver(store, ray_cluster, "none", tmp_path / "marks", *jobs))
-    of_kinds = [report for (name, _), report in zip(every, told, strict=True) if name in kinds]
-    assert list(map(plain, reports)) == of_kinds
-    assert not any(rows(one)[name].is_empty() for name in tables)
-    assert_same_rows(lk, one, *tables)
-    mine = counts(lk)
-    assert mine == [row for row in counts(one) if row[0] in {kind for kind, *_ in mine}]
+    assert list(map(plain, reports)) == told
+    assert not any(rows(one)[name].is_empty() for name in filled)
+    assert_same_rows(lk, one)
+    assert counts(lk) == counts(one)
     (said,) = reports[0]["said"]
     assert "gets no part" in said
     assert "riscv64" in said
@@ -228,12 +239,12 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
 @pytest.mark.parametrize(
     ("name", "fate"),
     [
-        ("score", "node"),
+        ("ingest", "node"),
         *(
             pytest.param(name, fate, marks=pytest.mark.slow)
             for name in JOB_NAMES
             for fate in ("before", "after", "node")
-            if (name, fate) != ("score", "node")
+            if (name, fate) != ("ingest", "node")
         ),
     ],
 )
@@ -247,13 +258,13 @@ def test_what_is_lost_on_ray_runs_again(
 ) -> None:
     """A worker before its part, after it when its answer is lost, or with its node."""
     store = new_bucket(s3_server)
-    lk = given.filled(store.root, store.options)
+    lk = given.filled(store.root, store.options, [name])
     job = _first(given, tmp_path / "out", name)
     report, _ = reports_of(driver(store, ray_cluster, fate, tmp_path / "marks", job))
     assert (tmp_path / "marks" / "lost").exists(), "nobody was killed"
     if fate == "node":
         ray_cluster.ask("node")
-    alone = given.filled(tmp_path / "alone")
+    alone = given.filled(tmp_path / "alone", kinds=[name])
     assert plain(report) == plain(JOBS[name](alone, None, **_first(given, tmp_path / "alone-out", name)[1]))
     assert_same_rows(lk, alone)
     assert counts(lk) == counts(alone)
@@ -262,7 +273,7 @@ def test_what_is_lost_on_ray_runs_again(
 
 
 def _first(given: Given, out: Path, name: str) -> tuple[str, dict[str, Any]]:
-    return next(job for job in jobs_of(given, out) if job[0] == name)
+    return jobs_of(given, out, [name])[0]
 
 
 @pytest.mark.slow("A job on Ray whose driver is killed is run again, and its rows are those of one that was not.")

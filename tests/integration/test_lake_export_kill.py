@@ -17,7 +17,7 @@ from testkit.episodes import episode
 from testkit.examples import mostly_slow
 from testkit.wording import Wording
 
-GROUPS = 24
+GROUPS = 16
 NAMES = ("jsonl", "messages-parquet", "eval-protocol-db", "atif")
 _LOOK_SECONDS = 0.002
 """Between two looks at an export that goes on: a shard takes longer."""
@@ -28,7 +28,7 @@ def lk(tmp_path: Path) -> Lake:
     def make(folder: Path) -> None:
         import lake
 
-        records = [episode(f"task-{n}", index, steps=6, tokens=True) for n in range(GROUPS) for index in range(4)]
+        records = [episode(f"task-{n}", index, steps=3, tokens=True) for n in range(GROUPS) for index in range(4)]
         lake.open(folder, create=True).append(records, run_id="run")
 
     return copied(f"export-{GROUPS}", make, tmp_path / "lake")

@@ -45,7 +45,7 @@ from testkit.object_store import Store as Bucket
 from testkit.processes import Forked, at_the_gate
 from testkit.wording import Wording
 
-BATCHES, SIZE = 6, 3
+BATCHES, SIZE = 4, 3
 PATIENCE = 600.0
 """Seconds that a writer may take: those whose committers are killed race each other, and a bucket here is slow."""
 NOTHING = Known(0, {}, {}, set())

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong is
 
 PROBE = r'''
 """Runs the attacks that its input names, and prints what came of each as JSON."""
-import ctypes, json, os, resource, signal, socket, subprocess, sys, threading
+import ctypes, json, mmap, os, resource, signal, socket, subprocess, sys, threading
 
 told = json.loads(sys.stdin.buffer.read())
 folder, port, parent, shared = told["folder"], told["port"], told["parent"], told["shared"]
@@ -96,7 +96,7 @@ ATTACKS = {
     "the parent's scheduling": lambda: os.sched_setscheduler(parent, os.SCHED_BATCH, os.sched_param(0)) or "set",
     "shared memory of others": lambda: checked(libc.shmctl(shared, 0, None)),
     "limits": raise_limits,
-    "much memory": lambda: len(bytearray(3 << 30)),
+    "much memory": lambda: len(mmap.mmap(-1, 3 << 30)),
     "a namespace": lambda: checked(libc.unshare(0x20000)),
     "io_uring": lambda: checked(libc.syscall(425, 4, ctypes.create_string_buffer(256))),
     "a user": lambda: os.setuid(os.getuid()),

@@ -102,7 +102,6 @@ def test_a_locked_query_answers_as_an_open_one(blueprint: Path, reader: LockedRe
         "SELECT * FROM trajectory ORDER BY episode_id, step_index",
         "SELECT id_text(episode_id) AS e, INTERVAL 1 DAY AS d, 1 AS a, 2 AS a FROM episodes ORDER BY e",
         "SELECT 1 AS a WHERE false",
-        "SHOW TABLES",
     ):
         assert reader.sql(query).equals(snapshot.sql(query)), query
     assert reader.sql("FROM steps WHERE step_index >= $low", {"low": 1}).height == 3

@@ -7,12 +7,13 @@ from lake import Lake
 from lake.errors import LakeAccessError, QueryError, UsageError
 from lake.locked.query import LockedReader
 from testkit.episodes import episode
-from testkit.object_store import SECRET, Store
+from testkit.object_store import SECRET, Store, new_bucket
 
 
-@pytest.fixture
-def lk(s3: Store) -> Lake:
-    lk = lake.open(s3.root, create=True, storage_options=s3.options)
+@pytest.fixture(scope="module")
+def lk(s3_server: str) -> Lake:
+    store = new_bucket(s3_server)
+    lk = lake.open(store.root, create=True, storage_options=store.options)
     for number in range(3):
         with lk.job(kind="collect", run_id=f"run {number}") as job:
             job.record([episode("a", n, env_return=float(n), collection_round=number) for n in range(2)])
@@ -41,7 +42,9 @@ def test_nothing_but_the_snapshot_is_read(lk: Lake) -> None:
     assert lk.sql(f"FROM glob('{lk.uri}/episodes/*')").is_empty()
 
 
-def test_a_missing_file_is_told_without_secrets(lk: Lake) -> None:
+def test_a_missing_file_is_told_without_secrets(s3: Store) -> None:
+    lk = lake.open(s3.root, create=True, storage_options=s3.options)
+    lk.append([episode("a")], run_id="run")
     snapshot = lk.snapshot()
     path = snapshot.files("steps")[0].path
     snapshot.objects.delete([path.removeprefix(f"{snapshot.root}/")])

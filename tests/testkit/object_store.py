@@ -65,7 +65,9 @@ def options(endpoint: str) -> dict[str, str]:
 
 
 _SERVER = """
-import logging, sys, threading
+import functools, logging, sys, threading
+from botocore import utils
+from moto import backends
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 # S3 decides If-None-Match and puts in one; moto looks first and puts later, so two writers could both be told yes.
@@ -74,6 +76,10 @@ def put_object(self):
     with one_at_a_time:
         return put(self)
 S3Response.put_object = put_object
+# Half of what a request costs moto is that it lists its own folders and parses times that it wrote itself.
+folders = tuple(backends.list_of_moto_modules())
+backends.list_of_moto_modules = lambda: folders
+utils._parse_timestamp_with_tzinfo = functools.lru_cache(1 << 16)(utils._parse_timestamp_with_tzinfo)
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()
