@@ -1,6 +1,7 @@
 """`trajlake train` and `trajlake init-model` as a user meets them."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lake.cli import trajlake
+from lake.errors import TrajlakeError
 from testkit.disks import disk, grow
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit, build_lake
 from testkit.training import token_episodes, token_lake
+from testkit.wording import Wording
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +44,19 @@ def last_line(result: Result) -> str:
     return result.stdout.splitlines()[-1]
 
 
-def test_the_last_line_is_the_hash_and_resuming_repeats_it(world: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = last_line(train(world, "--model", world / "model", "--loss", "sft", "--out", out))
-    assert first.startswith("weights sha256 ")
-    assert len(first.split()[-1]) == 64
-    assert last_line(train(world, "--out", out, "--resume")) == first
+@pytest.fixture(scope="module")
+def done(world: Path) -> tuple[Path, str]:
+    """The folder of a finished run that is called named, and its last line."""
+    out = world / "done"
+    arguments = ["--model", world / "model", "--loss", "sft", "--epochs", 1, "--run", "named"]
+    return out, last_line(train(world, *arguments, "--out", out))
+
+
+def test_the_last_line_is_the_hash_and_resuming_repeats_it(world: Path, done: tuple[Path, str]) -> None:
+    out, line = done
+    assert line.startswith("weights sha256 ")
+    assert len(line.split()[-1]) == 64
+    assert last_line(train(world, "--out", out, "--resume")) == line
 
 
 def test_resume_starts_a_run_that_was_never_started(world: Path, tmp_path: Path) -> None:
@@ -53,31 +64,31 @@ def test_resume_starts_a_run_that_was_never_started(world: Path, tmp_path: Path)
     assert last_line(train(world, *arguments)).startswith("weights sha256")
 
 
-def test_a_resumed_run_keeps_its_configuration(world: Path, tmp_path: Path) -> None:
-    train(world, "--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--epochs", 2)
-    same = train(world, "--out", tmp_path / "out", "--resume", "--epochs", 2)
-    assert same.exit_code == 0
-    other = train(world, "--out", tmp_path / "out", "--resume", "--epochs", 3)
-    assert "epochs 3 (the run has 2)" in str(other.exception)
-
-
-def test_a_resumed_run_keeps_its_name(world: Path, tmp_path: Path) -> None:
-    arguments = ["--out", tmp_path / "out", "--resume"]
-    train(world, "--model", world / "model", "--loss", "sft", "--run", "named", *arguments)
-    assert train(world, "--run", "named", *arguments).exit_code == 0
-    other = train(world, "--run", "another", *arguments)
+def test_a_resumed_run_keeps_its_configuration_and_its_name(world: Path, done: tuple[Path, str]) -> None:
+    arguments = ["--out", done[0], "--resume"]
+    assert last_line(train(world, *arguments, "--epochs", 1, "--run", "named")) == done[1]
+    other = train(world, *arguments, "--epochs", 3)
+    assert "epochs 3 (the run has 1)" in str(other.exception)
+    other = train(world, *arguments, "--run", "another")
     assert "--run another: the run in" in str(other.exception)
     assert "is called named" in str(other.exception)
 
 
-def test_stages_that_were_refused_can_be_started_when_they_are_mended(world: Path, tmp_path: Path) -> None:
+def test_stages_that_were_refused_can_be_started_when_mended_and_resumed_with_their_file(
+    world: Path, tmp_path: Path, wording: Wording
+) -> None:
     config = tmp_path / "run.toml"
-    text = '[trainer]\nmodel = "{}"\n[[trainer.stages]]\nname = "rl"\nloss = "{}"\n'
+    text = '[trainer]\nmodel = "{}"\n[[trainer.stages]]\nname = "only"\nloss = "{}"\n'
     config.write_text(text.format(world / "model", "ppo"))
     refused = train(world, "--config", config, "--out", tmp_path / "out")
     assert "rendered" in str(refused.exception)
     config.write_text(text.format(world / "model", "awr"))
-    assert last_line(train(world, "--config", config, "--out", tmp_path / "out")).startswith("weights sha256")
+    line = last_line(train(world, "--config", config, "--out", tmp_path / "out"))
+    assert line.startswith("weights sha256")
+    without = train(world, "--out", tmp_path / "out", "--resume")
+    assert isinstance(without.exception, TrajlakeError)
+    assert "stages (only): give the --config" in wording(without.exception)
+    assert last_line(train(world, "--config", config, "--out", tmp_path / "out", "--resume")) == line
 
 
 @pytest.mark.parametrize(
@@ -101,15 +112,6 @@ def test_what_a_file_misspells_is_told(
     assert words in str(result.exception)
 
 
-def test_stages_are_resumed_with_their_file(world: Path, tmp_path: Path) -> None:
-    config = tmp_path / "run.toml"
-    config.write_text(f'[trainer]\nmodel = "{world / "model"}"\n[[trainer.stages]]\nname = "only"\nloss = "sft"\n')
-    line = last_line(train(world, "--config", config, "--out", tmp_path / "out"))
-    without = train(world, "--out", tmp_path / "out", "--resume")
-    assert "holds a run of stages (only): give the --config" in str(without.exception)
-    assert last_line(train(world, "--config", config, "--out", tmp_path / "out", "--resume")) == line
-
-
 def test_what_is_too_long_or_empty_says_so(world: Path, tmp_path: Path) -> None:
     arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out"]
     assert "Raise --max-length, now 3" in str(train(world, *arguments, "--max-length", 3).exception)
@@ -130,10 +132,10 @@ def test_the_plan_says_what_would_be_trained_and_trains_nothing(world: Path, tmp
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("done")
 def test_the_estimate_uses_an_earlier_run_of_this_kind(world: Path, tmp_path: Path) -> None:
-    arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--max-length", 200]
-    assert train(world, *arguments).exit_code == 0
-    assert "speed of job" in train(world, *arguments, "--plan").stdout
+    plan = train(world, "--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--plan")
+    assert "speed of job" in plan.stdout
 
 
 def test_the_plan_lists_refusals(world: Path, tmp_path: Path) -> None:
@@ -151,16 +153,6 @@ def test_the_plan_lists_refusals(world: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "run.json").exists()
 
 
-def test_a_file_sets_what_flags_leave_open(world: Path, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text(f'[trainer]\nmodel = "{world / "model"}"\nepochs = 5\n[trainer.loss]\nname = "awr"\nbeta = 0.5\n')
-    result = train(world, "--config", file, "--epochs", 1, "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.exception
-    config = json.loads((tmp_path / "out" / "run.json").read_text())["config"]
-    assert (config["loss"]["name"], config["epochs"], config["loss"]["beta"]) == ("awr", 1, 0.5)
-    assert train(world, "--config", file, "--out", tmp_path / "out", "--resume", "--epochs", 1).exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -176,8 +168,6 @@ def test_a_file_sets_what_flags_leave_open(world: Path, tmp_path: Path) -> None:
     ],
 )
 def test_faults_say_what_to_do(world: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
-    from lake.errors import TrajlakeError
-
     full = [str(world / "model") if argument == "MODEL" else argument for argument in arguments]
     result = train(world, *full, "--out", tmp_path / "out")
     assert isinstance(result.exception, TrajlakeError)
@@ -197,8 +187,6 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_a_place_that_cannot_be_written_is_one_line(world: Path, tmp_path: Path) -> None:
-    from lake.errors import TrajlakeError
-
     file = tmp_path / "file"
     file.write_text("in the way")
     arguments = ["--model", world / "model", "--loss", "sft"]
@@ -268,12 +256,10 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
         (["--device", "banana"], "device 'banana' cannot be used"),
     ],
 )
-@pytest.mark.parametrize("plan", [[], ["--plan"]])
+@pytest.mark.parametrize("plan", mostly_slow([[], ["--plan"]], []))
 def test_what_is_wrong_is_told_before_anything_is_made(
     world: Path, tmp_path: Path, arguments: list[str], words: str, plan: list[str]
 ) -> None:
-    from lake.errors import TrajlakeError
-
     out = tmp_path / "out"
     result = train(world, "--model", world / "model", "--loss", "awr", "--out", out, *arguments, *plan)
     assert isinstance(result.exception, TrajlakeError), result.exception
@@ -307,12 +293,20 @@ def test_a_run_from_python_says_which_options_have_no_effect(world: Path, tmp_pa
     assert f"`loss.aggregation_constant` has no effect: {why}" in result.notes
 
 
-@pytest.mark.parametrize("size", ["20k", "100k", "400k"])
-def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(world: Path, tmp_path: Path, size: str) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(world: Path) -> tuple[list[object], str]:
+    """The options of a run, and its last line."""
+    arguments = ["--model", world / "model", "--loss", "sft", "--epochs", 3, "--checkpoint-every", 3]
+    return arguments, last_line(train(world, *arguments, "--out", world / "undisturbed"))
+
+
+@pytest.mark.parametrize("size", mostly_slow(["20k", "100k", "400k"], "100k"))
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    world: Path, undisturbed: tuple[list[object], str], tmp_path: Path, size: str
+) -> None:
     from lake.errors import LakeAccessError
 
-    arguments = ["--model", world / "model", "--loss", "sft", "--epochs", 3, "--checkpoint-every", 3]
-    undisturbed = last_line(train(world, *arguments, "--out", tmp_path / "undisturbed"))
+    arguments, line = undisturbed
     with disk(tmp_path / "disk", size) as small:
         full = train(world, *arguments, "--out", small / "out")
         assert isinstance(full.exception, LakeAccessError), full.exception
@@ -320,10 +314,12 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(world: P
         assert "--resume" in str(full.exception)
         grow(small, "8m")
         again = [] if (small / "out" / "run.json").exists() else arguments
-        assert last_line(train(world, *again, "--out", small / "out", "--resume")) == undisturbed
+        assert last_line(train(world, *again, "--out", small / "out", "--resume")) == line
 
 
-def test_ctrl_c_says_how_the_run_goes_on(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_the_run_goes_on(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     from trainer.runs import progress
 
     class Impatient(progress.ProgressReporter):
@@ -339,15 +335,17 @@ def test_ctrl_c_says_how_the_run_goes_on(world: Path, tmp_path: Path, monkeypatc
         patch.setattr(progress, "progress_reporter", impatient)
         stopped = train(world, *arguments)
     assert stopped.exit_code == 1
-    assert f"interrupted; --out {tmp_path / 'out'} --resume continues from the last checkpoint" in stopped.stderr
+    (last,) = (line for line in stopped.stderr.splitlines() if line.startswith("interrupted"))
+    assert f"--out {tmp_path / 'out'} --resume" in wording(last)
     assert last_line(train(world, *arguments, "--resume")).startswith("weights sha256")
 
 
-def test_a_run_kept_in_a_form_of_another_version_is_one_line(world: Path, tmp_path: Path) -> None:
+def test_a_run_kept_in_a_form_of_another_version_is_one_line(
+    world: Path, done: tuple[Path, str], tmp_path: Path
+) -> None:
     from lake.errors import UsageError
 
-    out = tmp_path / "out"
-    last_line(train(world, "--model", world / "model", "--loss", "sft", "--out", out))
+    out = shutil.copytree(done[0], tmp_path / "out")
     record = json.loads((out / "run.json").read_text())
     record["config"] |= {"beam_width": 3}
     (out / "run.json").write_text(json.dumps(record))

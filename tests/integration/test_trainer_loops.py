@@ -10,6 +10,7 @@ import pytest
 import lake
 from lake import Lake, ids
 from lake.errors import CheckpointError, DataRefusedError, UsageError
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit, build_lake
 from testkit.offline_runs import configured, interrupted
 from testkit.training import random_model, token_episodes, token_lake
@@ -46,15 +47,26 @@ def metric(lk: Lake, result: TrainResult, name: str) -> list[tuple[int, float]]:
     return lk.sql(query, [result.job_id, name]).rows()
 
 
-def test_held_out_episodes_are_measured_and_never_trained(world: tuple[Lake, Path], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def measured(world: tuple[Lake, Path], tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """A run with validation, an evaluation of ours, and the peak of its processor given."""
     lk, model = world
-    result = train(lk, validated(model), tmp_path / "out", run_id="v")
-    measured = metric(lk, result, "validation_nll")
-    assert [step for step, _ in measured] == list(range(result.optimizer_steps))
-    assert measured[-1][1] < measured[0][1]
+
+    def evaluate(policy: Policy, done: int) -> dict[str, float]:
+        return {"mine/parameters": float(policy.num_parameters), "mine/done": float(done)}
+
+    config = validated(model, peak_tflops=1e-3)
+    return train(lk, config, tmp_path_factory.mktemp("measured") / "out", run_id="v", evaluate=evaluate)
+
+
+def test_held_out_episodes_are_measured_and_never_trained(world: tuple[Lake, Path], measured: TrainResult) -> None:
+    lk, _ = world
+    found = metric(lk, measured, "validation_nll")
+    assert [step for step, _ in found] == list(range(measured.optimizer_steps))
+    assert found[-1][1] < found[0][1]
     trained = "SELECT count(*) FROM trained_batches AS b JOIN episodes USING (episode_id) WHERE b.job_id = ?"
     query = f"{trained} AND {HELD_OUT}"
-    assert lk.sql(query, [result.job_id]).item() == 0
+    assert lk.sql(query, [measured.job_id]).item() == 0
 
 
 def test_a_run_that_holds_out_everything_is_refused(world: tuple[Lake, Path], tmp_path: Path) -> None:
@@ -72,62 +84,62 @@ def stopping(world: tuple[Lake, Path]) -> Any:
     )
 
 
-def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stopping: Any, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def stopped(world: tuple[Lake, Path], stopping: Any, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """The result of that run, called "stops"."""
+    return train(world[0], stopping, tmp_path_factory.mktemp("stopped") / "out", run_id="stops")
+
+
+def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stopped: TrainResult, tmp_path: Path) -> None:
     lk, _ = world
-    result = train(lk, stopping, tmp_path / "out", run_id="stops")
+    result, out = stopped, stopped.model.parent
     assert result.optimizer_steps == 6
     assert any("stopped after 6 updates" in note for note in result.notes)
     assert any("exported: the weights after 2 updates" in note for note in result.notes)
     saved = lk.sql("SELECT optimizer_step, sha256 FROM checkpoints WHERE job_id = ? ORDER BY 1", [result.job_id]).rows()
     assert dict(saved)[2] == result.weights_sha256
-    kept = sorted(path.name.split("-attempt")[0] for path in (tmp_path / "out" / "checkpoints").iterdir())
+    kept = sorted(path.name.split("-attempt")[0] for path in (out / "checkpoints").iterdir())
     assert kept == ["step-00000002", "step-00000006"]
-    assert resume(lk, tmp_path / "out").weights_sha256 == result.weights_sha256
+    assert resume(lk, out).weights_sha256 == result.weights_sha256
     again = repeat(lk, "stops", tmp_path / "again", run_id="stops-again")
     assert "bit for bit" in again.notes[0]
-    assert find_checkpoint(lk.snapshot(), str(tmp_path / "out")).policy_version == 2
+    assert find_checkpoint(lk.snapshot(), str(out)).policy_version == 2
 
 
-@pytest.mark.parametrize("after", [1, 3, 4, 5])
+@pytest.mark.parametrize("after", mostly_slow([1, 3, 4, 5], 4))
 def test_a_stopping_run_stops_there_when_resumed(
-    world: tuple[Lake, Path], stopping: Any, tmp_path: Path, after: int
+    world: tuple[Lake, Path], stopping: Any, stopped: TrainResult, tmp_path: Path, after: int
 ) -> None:
     lk, _ = world
-    straight = train(lk, stopping, tmp_path / "straight", run_id=f"straight-{after}")
     interrupted(lk, stopping, tmp_path / "out", after)
     again = resume(lk, tmp_path / "out")
-    assert (again.optimizer_steps, again.weights_sha256) == (straight.optimizer_steps, straight.weights_sha256)
+    assert (again.optimizer_steps, again.weights_sha256) == (stopped.optimizer_steps, stopped.weights_sha256)
 
 
-def test_an_evaluation_is_stored_among_the_metrics(world: tuple[Lake, Path], tmp_path: Path) -> None:
-    lk, model = world
-
-    def evaluate(policy: Policy, done: int) -> dict[str, float]:
-        return {"mine/parameters": float(policy.num_parameters), "mine/done": float(done)}
-
-    result = train(lk, configured(model), tmp_path / "out", run_id="e", evaluate=evaluate)
-    assert metric(lk, result, "mine/done") == [(step, step + 1.0) for step in range(result.optimizer_steps)]
-    line = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
-    assert line["mine/parameters"] == metric(lk, result, "mine/parameters")[0][1]
+def test_an_evaluation_is_stored_among_the_metrics(world: tuple[Lake, Path], measured: TrainResult) -> None:
+    lk, _ = world
+    assert metric(lk, measured, "mine/done") == [(step, step + 1.0) for step in range(measured.optimizer_steps)]
+    line = json.loads((measured.model.parent / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["mine/parameters"] == metric(lk, measured, "mine/parameters")[0][1]
 
 
-def test_every_update_says_its_speed(world: tuple[Lake, Path], tmp_path: Path) -> None:
-    lk, model = world
-    result = train(lk, configured(model, peak_tflops=1e-3), tmp_path / "out", run_id="s")
-    speed, share = (metric(lk, result, name) for name in ("tokens_per_second", "mfu"))
-    assert len(speed) == len(share) == result.optimizer_steps
+def test_every_update_says_its_speed(world: tuple[Lake, Path], measured: TrainResult) -> None:
+    speed, share = (metric(world[0], measured, name) for name in ("tokens_per_second", "mfu"))
+    assert len(speed) == len(share) == measured.optimizer_steps
     assert all(value > 0 for _, value in [*speed, *share])
 
 
 STAGES = {
     "epochs": 1,
-    "episodes_per_step": 6,
+    "episodes_per_step": 12,
     "threads": 1,
     "stages": [{"name": "sft", "loss": "sft", "where": "env_return > 0"}, {"name": "rl", "loss": "awr"}],
 }
 
 
-def test_rl_starts_from_the_weights_of_sft(world: tuple[Lake, Path], tmp_path: Path) -> None:
+def test_rl_starts_from_the_weights_of_sft_and_a_changed_stage_is_not_resumed(
+    world: tuple[Lake, Path], tmp_path: Path
+) -> None:
     lk, model = world
     stages = read_stages(STAGES | {"model": str(model)})
     result = train_stages(lk, stages, tmp_path / "out", run_id="two")
@@ -139,6 +151,8 @@ def test_rl_starts_from_the_weights_of_sft(world: tuple[Lake, Path], tmp_path: P
     assert result.model == tmp_path / "out" / "rl" / "final"
     again = train_stages(lk, stages, tmp_path / "out", run_id="two")
     assert again.weights_sha256 == result.weights_sha256
+    with pytest.raises(UsageError, match="epochs 2"):
+        train_stages(lk, read_stages(STAGES | {"model": str(model), "epochs": 2}), tmp_path / "out", run_id="two")
 
 
 def test_what_a_later_stage_cannot_find_is_told_before_the_first(world: tuple[Lake, Path], tmp_path: Path) -> None:
@@ -152,11 +166,14 @@ def test_what_a_later_stage_cannot_find_is_told_before_the_first(world: tuple[La
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_s_name_means_that_run_whatever_ids_begin_like_it(world: tuple[Lake, Path], tmp_path: Path) -> None:
+def test_a_run_s_name_means_that_run_whatever_ids_begin_like_it(
+    world: tuple[Lake, Path], measured: TrainResult, tmp_path: Path
+) -> None:
     lk, model = world
-    other = train(lk, configured(model, epochs=1), tmp_path / "other", run_id="some")
-    name = ids.to_text(other.job_id)[:3]
-    mine = train(lk, configured(model), tmp_path / "mine", run_id=name)
+    name = ids.to_text(measured.job_id)[:3]
+    short = {"epochs": 1, "where": "task_id = 'dead'", "checkpoint_every": 100}
+    mine = train(lk, configured(model, **short), tmp_path / "mine", run_id=name)
+    assert mine.optimizer_steps != measured.optimizer_steps
     assert repeat(lk, name, tmp_path / "again", run_id="again").optimizer_steps == mine.optimizer_steps
     assert find_checkpoint(lk.snapshot(), name).policy_version == mine.optimizer_steps
 
@@ -165,8 +182,8 @@ def test_what_a_killed_attempt_left_half_written_goes_when_its_run_is_resumed(
     world: tuple[Lake, Path], tmp_path: Path
 ) -> None:
     lk, model = world
-    config = configured(model)
-    interrupted(lk, config, tmp_path / "out", 4)
+    config = configured(model, checkpoint_every=1, episodes_per_step=12)
+    interrupted(lk, config, tmp_path / "out", 2)
     left = tmp_path / "out" / "checkpoints" / ".step-00000006-attempt-0.partial"
     left.mkdir()
     (left / "weights.safetensors").write_bytes(b"half")
@@ -175,12 +192,12 @@ def test_what_a_killed_attempt_left_half_written_goes_when_its_run_is_resumed(
 
 
 def test_an_alarm_compares_with_the_first_update_of_the_run_also_after_resuming(tmp_path: Path) -> None:
-    lk = token_lake(tmp_path / "lake", token_episodes(tasks=6))
+    lk = token_lake(tmp_path / "lake", token_episodes(tasks=2))
     add_credit(lk)
     model = tmp_path / "model"
     random_model().save_pretrained(model)
     build_tokenizer(["some words"], 300).save_pretrained(model)
-    config = configured(model, loss="ppo", learning_rate=1e-2, tokens="engine", checkpoint_every=1)
+    config = configured(model, loss="ppo", learning_rate=1e-2, tokens="engine", checkpoint_every=1, episodes_per_step=2)
     train(lk, config, tmp_path / "straight", run_id="straight")
     interrupted(lk, config, tmp_path / "out", 2)
     resume(lk, tmp_path / "out")
@@ -192,13 +209,6 @@ def test_an_alarm_compares_with_the_first_update_of_the_run_also_after_resuming(
     expected = [(state.first_entropy, state.standing_alarms) for state in straight]
     by_step = {state.optimizer_step: (state.first_entropy, state.standing_alarms) for state in resumed}
     assert list(by_step.values()) == expected
-
-
-def test_a_changed_stage_is_not_resumed(world: tuple[Lake, Path], tmp_path: Path) -> None:
-    lk, model = world
-    train_stages(lk, read_stages(STAGES | {"model": str(model)}), tmp_path / "out", run_id="c")
-    with pytest.raises(UsageError, match="epochs 2"):
-        train_stages(lk, read_stages(STAGES | {"model": str(model), "epochs": 2}), tmp_path / "out", run_id="c")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +228,7 @@ def test_faulty_stages_are_named(stages: Any, message: str) -> None:
 
 def test_a_run_is_repeated_from_the_lake_alone(world: tuple[Lake, Path], tmp_path: Path) -> None:
     lk, model = world
-    result = train(lk, configured(model, loss="awr"), tmp_path / "out", run_id="original")
+    result = train(lk, configured(model, loss="awr", epochs=1), tmp_path / "out", run_id="original")
     add_credit(lk, omega=0.25)
     again = repeat(lake.open(lk.uri), "original", tmp_path / "again", run_id="again")
     assert again.weights_sha256 == result.weights_sha256
@@ -229,14 +239,17 @@ def test_a_repetition_from_another_model_is_refused(world: tuple[Lake, Path], tm
     lk, _ = world
     model = tmp_path / "model"
     make_tiny_model(lk.snapshot(), model, TinyModelConfig(vocabulary=300, hidden_size=32, seed=1))
-    train(lk, configured(model), tmp_path / "out", run_id="moved")
+    train(lk, configured(model, epochs=1, episodes_per_step=24), tmp_path / "out", run_id="moved")
     shutil.rmtree(model)
     make_tiny_model(lk.snapshot(), model, TinyModelConfig(vocabulary=300, hidden_size=32, seed=2))
-    with pytest.raises(CheckpointError, match="not the one that the run started from"):
+    with pytest.raises(CheckpointError, match="not the one that"):
         repeat(lk, "moved", tmp_path / "again", run_id="again")
 
 
-def test_an_unknown_run_lists_the_known_ones(world: tuple[Lake, Path], tmp_path: Path) -> None:
+def test_an_unknown_run_lists_the_known_ones(world: tuple[Lake, Path], measured: TrainResult, tmp_path: Path) -> None:
     lk, _ = world
-    with pytest.raises(UsageError, match="no training run of that name"):
+    with pytest.raises(UsageError, match="no training run of") as caught:
         repeat(lk, "nope", tmp_path / "again", run_id="again")
+    known = str(caught.value).rpartition(": ")[2].split(", ")
+    assert set(known) <= set(lk.sql("SELECT run_id FROM job_runs")["run_id"])
+    assert measured.job_id

@@ -11,6 +11,7 @@ import pytest
 import lake
 from lake import Lake
 from lake.errors import CheckpointError, ContractError, DataRefusedError, UsageError
+from testkit.examples import mostly_slow
 from testkit.lakes import add_credit, build_lake
 from testkit.offline_runs import configured, interrupted
 from testkit.training import token_episodes, token_lake
@@ -108,7 +109,7 @@ def test_the_same_run_again_gives_the_same_weights(
     assert other.weights_sha256 != straight.weights_sha256
 
 
-@pytest.mark.parametrize("stops", [[1], [3], [4], [7], [8], [4, 1, 2]])
+@pytest.mark.parametrize("stops", mostly_slow([[1], [3], [4], [7], [8], [4, 1, 2]], [8], [4, 1, 2]))
 def test_an_interrupted_run_ends_with_the_same_weights_and_no_doubles(
     world: tuple[Lake, Path], straight: TrainResult, tmp_path: Path, stops: list[int]
 ) -> None:
@@ -129,14 +130,14 @@ def test_an_interrupted_run_ends_with_the_same_weights_and_no_doubles(
 
 def test_awr_learns_from_live_groups_only_and_resumes(world: tuple[Lake, Path], tmp_path: Path) -> None:
     lk, model = world
-    config = configured(model, loss="awr", epochs=3, episodes_per_step=3)
+    config = configured(model, loss="awr", epochs=1, episodes_per_step=4)
     first = train(lk, config, tmp_path / "one", run_id="awr")
     tasks = lk.sql(
         "SELECT DISTINCT task_id FROM trained_batches JOIN episodes USING (episode_id) WHERE job_id = ? ORDER BY 1",
         [first.job_id],
     )
     assert tasks["task_id"].to_list() == ["mixed", "partial"]
-    interrupted(lk, config, tmp_path / "two", 8)
+    interrupted(lk, config, tmp_path / "two", 3)
     # A newer credit job must not change the data of a run that is under way.
     add_credit(lk, gamma=0.1)
     assert resume(lk, tmp_path / "two").weights_sha256 == first.weights_sha256
@@ -148,9 +149,9 @@ def test_new_episodes_do_not_change_a_run_under_way(world: tuple[Lake, Path], tm
     _, model = world
     episodes = token_episodes(tasks=4)
     straight, moving = (token_lake(tmp_path / name, episodes[:10]) for name in ("a", "b"))
-    config = configured(model, epochs=3, episodes_per_step=3, checkpoint_every=2)
+    config = configured(model, epochs=1, episodes_per_step=3, checkpoint_every=2)
     expected = train(straight, config, tmp_path / "out-a", run_id="r").weights_sha256
-    interrupted(moving, config, tmp_path / "out-b", 5)
+    interrupted(moving, config, tmp_path / "out-b", 3)
     token_lake(tmp_path / "b", episodes[10:])
     assert resume(lake.open(tmp_path / "b"), tmp_path / "out-b").weights_sha256 == expected
 
@@ -159,7 +160,8 @@ def test_a_finished_run_states_its_result_again(world: tuple[Lake, Path], straig
     lk, _ = world
     again = resume(lk, straight.model.parent)
     assert (again.weights_sha256, again.job_id) == (straight.weights_sha256, straight.job_id)
-    assert again.notes == ["this run had finished already"]
+    assert len(again.notes) == 1
+    assert "finished already" in again.notes[0]
 
 
 def test_a_started_folder_is_not_started_again(world: tuple[Lake, Path], straight: TrainResult) -> None:
@@ -190,7 +192,7 @@ def test_another_model_stops_the_resumption(world: tuple[Lake, Path], tmp_path: 
     interrupted(lk, configured(tmp_path / "model"), tmp_path / "out", 1)
     shutil.rmtree(tmp_path / "model")
     make_tiny_model(lk.snapshot(), tmp_path / "model", TinyModelConfig(vocabulary=300, hidden_size=32, seed=1))
-    with pytest.raises(CheckpointError, match="not the one that the run started from"):
+    with pytest.raises(CheckpointError, match="not the one that"):
         resume(lk, tmp_path / "out")
 
 
@@ -231,7 +233,7 @@ def test_tokens_of_another_tokenizer_are_refused_unless_insisted(world: tuple[La
     for episode in episodes:
         episode.tokenizer, episode.chat_template = "another", "template"
     lk = token_lake(tmp_path / "lake", episodes)
-    with pytest.raises(DataRefusedError, match="another tokenizer or chat template"):
+    with pytest.raises(DataRefusedError, match="tokenizer or chat template"):
         train(lk, configured(model), tmp_path / "out", run_id="r")
     result = train(lk, configured(model, tokens="engine"), tmp_path / "out", run_id="r")
     assert any("cannot tell" in note for note in result.notes)
@@ -244,7 +246,7 @@ def test_a_token_outside_the_vocabulary_is_an_error(world: tuple[Lake, Path], tm
     assert tokens is not None
     tokens.context_ids[0] = 5000
     lk = token_lake(tmp_path / "lake", episodes)
-    with pytest.raises(ContractError, match=r"token id 5000, and the model knows ids below"):
+    with pytest.raises(ContractError, match=r"token id 5000, .* ids below 300"):
         train(lk, configured(model), tmp_path / "out", run_id="r")
 
 

@@ -207,9 +207,7 @@ def test_adapters_are_sharded_too(uri: str, tmp_path: Path) -> None:
     arguments = (uri, folder, FIELDS, {"lora": True})
     digest = on_ranks(4, rank_tasks.saved, *arguments)[0]
     assert rank_tasks.resumed(ALONE, *arguments)[0] == digest
-    assert "adapters were trained on another base model" in str(
-        rank_tasks.refused(ALONE, folder, {"lora": True, "seed": 7})
-    )
+    assert "another base model" in str(rank_tasks.refused(ALONE, folder, {"lora": True, "seed": 7}))
 
 
 def test_sixteen_bit_products_over_ranks_keep_float32_weights(uri: str, undisturbed: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from lake import Lake
 from testkit.commands import Command, trajlake
 from testkit.lakes import build_lake
 from testkit.processes import environment
+from testkit.wording import Wording
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
 _PATIENCE = 300
@@ -81,7 +82,9 @@ def wait_for_end(processes: list[int]) -> None:
             time.sleep(0.05)
 
 
-def test_a_rank_dies_and_the_run_goes_on_without_ranks(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
+def test_a_rank_dies_and_the_run_goes_on_without_ranks(
+    world: tuple[Lake, list[str]], tmp_path: Path, wording: Wording
+) -> None:
     lk, options = world
     whole = trajlake("train", *options, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
@@ -90,19 +93,21 @@ def test_a_rank_dies_and_the_run_goes_on_without_ranks(world: tuple[Lake, list[s
         os.kill(ranks[1], signal.SIGKILL)
         said, complained = launcher.communicate(timeout=_PATIENCE)
     assert launcher.returncode != 0, complained
-    assert "rank 1 was ended by SIGKILL; the same command with --resume goes on" in complained
+    assert "rank 1 was ended by SIGKILL" in wording(complained.splitlines()[-1])
+    assert "with --resume" in complained
     assert "weights sha256" not in said
     assert not (out / "final").exists()
     resumed = trajlake("train", *options, "--out", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    assert "written with ranks 2 and training goes on with 1" in resumed.stderr
+    assert "written with ranks 2" in resumed.stderr
+    assert "goes on with 1" in resumed.stderr
     for name, tensor in weights(tmp_path / "whole").items():
         torch.testing.assert_close(weights(out)[name], tensor, atol=1e-6, rtol=0, msg=name)
     assert consumed(lk.uri, "out") == consumed(lk.uri, "whole")
     assert len(consumed(lk.uri, "out")) == 4 * 12
 
 
-def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
+def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path, wording: Wording) -> None:
     lk, options = world
     options = [*options, "--epochs", "1", "--checkpoint-every", "50"]
     done = trajlake("train", *options, "--out", tmp_path / "two", "--ranks", "2")
@@ -115,7 +120,7 @@ def test_rank_0_speaks_for_all(world: tuple[Lake, list[str]], tmp_path: Path) ->
     assert again.returncode != 0
     assert again.stderr.count("two holds a run already") == 1
     none = trajlake("train", *options, "--out", tmp_path / "none", "--ranks", "0")
-    assert "--ranks is 0; it takes a number of processes, from 1" in none.stderr
+    assert "--ranks is 0" in wording(none.stderr)
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import torch  # noqa: TID253
 from lake import Lake
 from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
+from testkit.examples import mostly_slow, mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
 from trainer.data.plan.plan import Plan
@@ -79,8 +80,10 @@ def test_rules_1_2_4_5_the_gradient_is_that_of_the_plain_mean_over_sampled_token
     assert_same(gradient_of(lk, "sft", minibatches=1), slow_sft_gradient(episodes))
 
 
-@pytest.mark.parametrize("loss", ["sft", "awr", "ppo"])
-@pytest.mark.parametrize("token_budget", [1, 37, 150])
+CUT = [(loss, budget) for loss in ("sft", "awr", "ppo") for budget in (1, 37, 150)]
+
+
+@pytest.mark.parametrize(("loss", "token_budget"), mostly_slow_cases(CUT, ("sft", 1), ("ppo", 37)))
 def test_rule_3_micro_batches_do_not_matter(tmp_path: Path, loss: str, token_budget: int) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=4))
     add_credit(lk)
@@ -117,7 +120,7 @@ def test_rule_7_a_dead_group_counts_for_nothing_unless_asked_for(tmp_path: Path)
     assert norms[0] < 0.9 * norms[1], "zero advantages in the denominator shrink the step"
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("temperature", mostly_slow([0.5, 1.0, 2.0], 0.5))
 def test_rule_8_the_ratio_is_one_at_the_sampling_temperature(tmp_path: Path, temperature: float) -> None:
     episodes = token_episodes(tasks=2)
     model = random_model()

@@ -1,7 +1,8 @@
 """The stream against a slow reader: every trained token, once, with its neighbours, from whatever files."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from lake import Lake
 from lake.errors import ContractError
 from lake.judgements.credit import find_credit, read_advantages
 from lake.records import EpisodeRecord
+from testkit.copies import copied
+from testkit.examples import mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.config import TrainConfig
@@ -86,11 +89,27 @@ def varied_episodes() -> list[EpisodeRecord]:
     return episodes
 
 
-@pytest.mark.parametrize("writes", [1, 5])
-@pytest.mark.parametrize("token_budget", [1, 60, 10_000])
-def test_every_trained_token_comes_once_with_what_it_follows(tmp_path: Path, writes: int, token_budget: int) -> None:
-    lk = token_lake(tmp_path, varied_episodes(), writes=writes)
-    add_credit(lk)
+def varied_lake(folder: Path, writes: int) -> Lake:
+    def make(template: Path) -> None:
+        add_credit(token_lake(template, varied_episodes(), writes=writes))
+
+    return copied(f"varied episodes in {writes} writes", make, folder)
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Lake]:
+    """Their lake, with credit, in a number of writes; to be read only."""
+    return cache(lambda writes: varied_lake(tmp_path_factory.mktemp("varied"), writes))
+
+
+CUT = [(writes, budget) for writes in (1, 5) for budget in (1, 60, 10_000)]
+
+
+@pytest.mark.parametrize(("writes", "token_budget"), mostly_slow_cases(CUT, (1, 1), (5, 60)))
+def test_every_trained_token_comes_once_with_what_it_follows(
+    varied: Callable[[int], Lake], writes: int, token_budget: int
+) -> None:
+    lk = varied(writes)
     steps = streamed(lk, config("ppo", token_budget=token_budget, episodes_per_step=5, cache_bytes=0))
     assert Counter(t for batches in steps for batch in batches for t in tokens_of(batch)) == expected_tokens(lk)
     longest = max(
@@ -99,13 +118,12 @@ def test_every_trained_token_comes_once_with_what_it_follows(tmp_path: Path, wri
     assert all(len(b.input_ids_T) <= max(token_budget, longest) for batches in steps for b in batches)
 
 
-def test_the_files_do_not_matter(tmp_path: Path) -> None:
+def test_the_files_do_not_matter(varied: Callable[[int], Lake]) -> None:
     """One write or five: the same steps, the same buffers, the same plan hash."""
     settings = config("ppo", episodes_per_step=5, token_budget=50)
     results = []
     for writes in (1, 5):
-        lk = token_lake(tmp_path / str(writes), varied_episodes(), writes=writes)
-        add_credit(lk)
+        lk = varied(writes)
         _, plan = plan_of(lk, settings)
         buffers = [[b.input_ids_T.tolist() for b in batches] for batches in streamed(lk, settings)]
         results.append((plan.plan_hash, buffers))
@@ -114,8 +132,7 @@ def test_the_files_do_not_matter(tmp_path: Path) -> None:
 
 def test_compaction_does_not_matter(tmp_path: Path) -> None:
     """Rows move to other files; a plan of the new snapshot is the same, and so is every tensor."""
-    lk = token_lake(tmp_path, varied_episodes(), writes=4)
-    add_credit(lk)
+    lk = varied_lake(tmp_path, 5)
     settings = config("ppo", episodes_per_step=5, token_budget=50, epochs=2)
     before, old = plan_of(lk, settings)[1], streamed(lk, settings)
     files = len(lk.snapshot().files("tokens"))
@@ -130,12 +147,11 @@ def test_compaction_does_not_matter(tmp_path: Path) -> None:
             assert not isinstance(value, torch.Tensor) or torch.equal(value, getattr(other, name)), name
 
 
-@pytest.mark.parametrize(("threads", "prefetch"), [(1, 1), (4, 3)])
+@pytest.mark.parametrize(("threads", "prefetch"), mostly_slow_cases([(1, 1), (4, 3)], (4, 3)))
 def test_threads_and_prefetch_do_not_matter_and_a_run_may_start_anywhere(
-    tmp_path: Path, threads: int, prefetch: int
+    varied: Callable[[int], Lake], threads: int, prefetch: int
 ) -> None:
-    lk = token_lake(tmp_path, varied_episodes(), writes=3)
-    add_credit(lk)
+    lk = varied(5)
 
     def buffers(first: int = 0, **fields: Any) -> list[list[list[int]]]:
         settings = config("ppo", epochs=2, episodes_per_step=3, **fields)
@@ -157,13 +173,16 @@ def on_ranks(lk: Lake, settings: TrainConfig, ranks: int, first: int = 0) -> lis
     return dealt
 
 
-@pytest.mark.parametrize("unit", ["token", "turn", "sequence", "episode"])
-@pytest.mark.parametrize("ranks", [1, 2, 5])
+DEALT = [(unit, ranks) for unit in ("token", "turn", "sequence", "episode") for ranks in (1, 2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "ranks"), mostly_slow_cases(DEALT, ("token", 5), ("turn", 2), ("sequence", 5), ("episode", 2))
+)
 def test_over_all_ranks_every_trained_token_comes_once_and_a_steps_weights_sum_to_one(
-    tmp_path: Path, ranks: int, unit: str
+    varied: Callable[[int], Lake], ranks: int, unit: str
 ) -> None:
-    lk = token_lake(tmp_path, varied_episodes())
-    add_credit(lk)
+    lk = varied(1)
     mode = "token_mean" if unit == "token" else "unit_mean_token_mean"
     settings = config("ppo", episodes_per_step=4, token_budget=60, options={"unit": unit, "aggregation": mode})
     _, plan = plan_of(lk, settings)
@@ -184,9 +203,8 @@ def test_over_all_ranks_every_trained_token_comes_once_and_a_steps_weights_sum_t
     assert found == expected_tokens(lk)
 
 
-def test_a_run_may_go_on_with_another_number_of_ranks(tmp_path: Path) -> None:
-    lk = token_lake(tmp_path, varied_episodes())
-    add_credit(lk)
+def test_a_run_may_go_on_with_another_number_of_ranks(varied: Callable[[int], Lake]) -> None:
+    lk = varied(1)
     settings = config("ppo", episodes_per_step=3, epochs=2)
 
     def trained(dealt: list[list[list[PackedBatch]]]) -> list[Counter[Trained]]:

@@ -11,7 +11,6 @@ from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from testkit.lakes import add_credit
 from testkit.training import (
-    VOCABULARY,
     config,
     gradients,
     random_backend,
@@ -25,7 +24,6 @@ from trainer.data.plan.plan import Plan
 from trainer.data.select.selection import select
 from trainer.data.stream.stream import Stream
 from trainer.losses import LOSSES
-from trainer.policy.model import Policy
 from trainer.runs.loop import Update, update
 
 
@@ -96,8 +94,8 @@ def test_it_makes_good_actions_likelier_and_bad_ones_rarer(tmp_path: Path) -> No
     lk = token_lake(tmp_path, scored(token_episodes(tasks=2, siblings=8, max_steps=2)))
     add_credit(lk)
     backend = random_backend()
-    for _ in range(4):
-        done = run(lk, backend, epochs=3)
+    for _ in range(2):
+        done = run(lk, backend, epochs=2)
     rows = done.selection.members.filter(pl.col("trained"))
     snapshot = lk.snapshot()
     options = settings(minibatches=1, epochs=1)
@@ -168,7 +166,3 @@ def test_data_that_cannot_support_a_ratio_is_refused(tmp_path: Path) -> None:
     add_credit(lk)
     with pytest.raises(DataRefusedError, match="greedily"):
         run(lk, random_backend())
-
-
-def test_the_vocabulary_of_the_helpers_fits_the_model() -> None:
-    assert Policy(random_model()).vocabulary == VOCABULARY

@@ -14,6 +14,7 @@ import torch  # noqa: TID253
 
 from lake import Lake
 from lake.errors import LakeAccessError
+from testkit.examples import mostly_slow, mostly_slow_cases
 from testkit.training import config, token_episodes, token_lake
 from trainer.config import TrainConfig
 from trainer.data.plan.plan import Plan
@@ -86,7 +87,7 @@ def members_of(plan: Plan, window: Window) -> np.ndarray:
     return plan.members_of(np.concatenate(sequences))[0]
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("limit", mostly_slow(LIMITS, 600, 1 << 30))
 def test_a_row_group_is_read_once_a_window_at_most(lk: Lake, limit: int) -> None:
     with windows_of(lk, limit, epochs=3) as (plan, windows, reader):
         for number, window in enumerate(windows.cut(plan.steps), 1):
@@ -98,7 +99,7 @@ def test_a_row_group_is_read_once_a_window_at_most(lk: Lake, limit: int) -> None
             assert len(reader.reads) == WRITES
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("limit", mostly_slow(LIMITS, 600))
 def test_only_wanted_rows_are_kept_each_with_its_context_and_its_action(lk: Lake, limit: int) -> None:
     stored = {(row["episode_id"], row["step_index"]): row for row in lk.scan("tokens").collect().iter_rows(named=True)}
     with windows_of(lk, limit) as (plan, windows, _):
@@ -130,9 +131,10 @@ def same(settings: Callable[..., TrainConfig], lk: Lake, first: int, **fields: A
     ]
 
 
-@pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("limit", LIMITS[:3])
+BATCHES = [(limit, threads, first) for limit in LIMITS[:3] for threads in (1, 3) for first in (0, 3)]
+
+
+@pytest.mark.parametrize(("limit", "threads", "first"), mostly_slow_cases(BATCHES, (0, 3, 0), (600, 3, 3)))
 def test_batches_do_not_depend_on_the_cache(lk: Lake, limit: int, threads: int, first: int) -> None:
     def settings(**fields: Any) -> TrainConfig:
         return config(episodes_per_step=2, epochs=2, token_budget=40, **fields)
@@ -147,7 +149,7 @@ def test_batches_do_not_depend_on_the_cache(lk: Lake, limit: int, threads: int, 
 
 def test_a_rank_reads_the_row_groups_of_its_own_micro_batches(tmp_path: Path) -> None:
     """An episode a row group: ranks read different ones, all of them together, and each only once."""
-    episodes = token_episodes(tasks=4)
+    episodes = token_episodes(tasks=2)
     lk = token_lake(tmp_path, episodes, writes=len(episodes))
     with windows_of(lk, 1) as (plan, _, reader):
         locations = Locations(plan, reader, pool := ThreadPoolExecutor(2))
@@ -166,7 +168,7 @@ def test_a_rank_reads_the_row_groups_of_its_own_micro_batches(tmp_path: Path) ->
     assert all(read), "every rank has a part"
 
 
-@pytest.mark.parametrize("limit", LIMITS[:3])
+@pytest.mark.parametrize("limit", mostly_slow(LIMITS[:3], 600))
 def test_the_ranks_batches_together_are_those_whatever_the_windows(lk: Lake, limit: int) -> None:
     """Also of a rank that has nothing in some steps."""
     snapshot, settings = lk.snapshot(), config(episodes_per_step=1, epochs=2, token_budget=40)
