@@ -18,9 +18,9 @@ VALUES = ["return_to_go", "a_episode", "a_step", "advantage", "defined"]
     ("name", "options"),
     [
         ("grpo", {}),
-        ("gigpo_loo", {"step_source": "terminal_score"}),
+        pytest.param("gigpo_loo", {"step_source": "terminal_score"}, marks=pytest.mark.slow),
         ("reinforce_pp", {"step_source": "terminal_score", "batch_key": "all"}),
-        ("discounted_grpo", {"step_source": "terminal_score"}),
+        pytest.param("discounted_grpo", {"step_source": "terminal_score"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_shuffled_job_permutes_what_is_alive(tmp_path: Path, name: str, options: dict[str, Any]) -> None:

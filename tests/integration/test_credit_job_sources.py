@@ -113,7 +113,7 @@ def groups_of(lk: Lake, report: CreditReport) -> pl.DataFrame:
 # ---------------------------------------------------------------- 1. ranges and executors
 
 
-@pytest.mark.parametrize("name", mostly_slow(ESTIMATORS, "gigpo", "gae", "gdpo"))
+@pytest.mark.parametrize("name", mostly_slow(ESTIMATORS, "gigpo", "gdpo"))
 def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
     estimator = estimator_class(name)(**OPTIONS.get(name, {}))
     whole = run_credit(lk, estimator, executor=LocalExecutor(1))
@@ -129,6 +129,7 @@ def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
     assert files.collect().item() == expected if expected else files.collect().item() > 1
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_bits(lk: Lake) -> None:
     estimator = GiGPO(default_step_reward=0.0)
     here = run_credit(lk, estimator)
@@ -147,7 +148,7 @@ def test_a_budget_of_nothing_is_refused(lk: Lake) -> None:
     [
         ("grpo", {}, "group"),
         ("batch_std", {"batch_key": "run_id"}, "batch"),
-        ("batch_std", {"batch_key": "all"}, "batch"),
+        pytest.param("batch_std", {"batch_key": "all"}, "batch", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_larger_than_the_budget_is_said_and_computed(
@@ -189,33 +190,6 @@ def test_first_messages_are_compared_although_no_text_is_kept(tmp_path: Path) ->
 
 
 # ---------------------------------------------------------------- 2. scores, rewards, groupings
-
-
-def test_siblings_are_compared_under_one_version_of_a_scorer(lk: Lake) -> None:
-    """The newest job's version counts, and of that version each episode's newest value."""
-    first, second, third, *_ = everyone = episode_ids(lk)
-    scored(lk, "judge", "2", {first: 0.0, second: 1.0})
-    scored(lk, "judge", "2", {second: 5.0})
-    run_credit(lk, estimator_class("grpo")(), score="judge")
-    scores = lk.scan("advantages").collect().filter(~pl.col("flags").str.contains("unscored"))
-    assert set(scores["episode_id"]) == {first, second}
-    scored(lk, "judge", "1", {third: 0.5})
-    report = run_credit(lk, estimator_class("grpo")(), score="judge")
-    assert report.summary.undefined_steps < report.summary.steps
-    latest = lk.sql("SELECT DISTINCT episode_id FROM latest_advantages WHERE flags NOT LIKE '%unscored%'")
-    assert set(latest["episode_id"]) == set(everyone), "version 1 is the newest again, of everyone"
-
-
-def test_a_version_is_named_behind_an_at_sign(lk: Lake) -> None:
-    ids_E = episode_ids(lk)
-    for version in ("1", "2"):
-        scored(lk, "judge", version, {e: float(i % 3) * int(version) for i, e in enumerate(ids_E)})
-    pinned, newest = (run_credit(lk, estimator_class("dr_grpo")(), score=s) for s in ("judge@1", "judge"))
-    one, two = (rows_of(lk, report)["a_episode"] for report in (pinned, newest))
-    assert two.to_list() == pytest.approx((one * 2).to_list())
-    assert one.abs().max() > 0
-    with pytest.raises(UsageError, match=r"no scores of 'judge@3' for episodes; valid: judge@1, judge@2$"):
-        run_credit(lk, GiGPO(omega=0), score="judge@3")
 
 
 def test_step_scores_are_rewards(lk: Lake) -> None:
@@ -274,7 +248,7 @@ def test_a_grouping_that_is_defined_anew_takes_its_old_groups_back(lk: Lake) -> 
     assert latest.select("episode_id", "step_index").is_unique().all()
     assert set(latest["episode_id"]) == set(everyone[:-1])
     assert run_credit(lk, GiGPO(), grouping="mine", integrity=warned).skipped
-    with pytest.raises(DataRefusedError, match="no selected episode is in the grouping 'mine'"):
+    with pytest.raises(DataRefusedError, match="in the grouping 'mine'"):
         run_credit(lk, GiGPO(), grouping="mine", where=f"episode_id = {everyone[-1]}")
 
 
@@ -374,10 +348,8 @@ def test_integrity_findings_are_told_stored_and_refused(lk: Lake) -> None:
     assert stored["findings"].str.contains("mixed_policies").any()
     with pytest.raises(DataRefusedError, match="mixed_policies"):
         run_credit(lk, GiGPO(), force=True, integrity=IntegrityConfig(mixed_policies="refuse"))
-    assert lk.sql("SELECT status FROM job_runs WHERE kind = 'credit' ORDER BY started_at")["status"].to_list() == [
-        "succeeded",
-        "failed",
-    ]
+    ended = lk.sql("SELECT status FROM job_runs WHERE kind = 'credit' ORDER BY started_at")["status"]
+    assert ended.to_list() == ["succeeded", "failed"]
     assert lk.sql("SELECT DISTINCT job_id FROM latest_advantages")["job_id"].to_list() == [report.job_id]
 
 

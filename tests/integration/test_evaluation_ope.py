@@ -61,8 +61,7 @@ def table(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
     return {row["estimator"]: row for row in rows.iter_rows(named=True)}
 
 
-@pytest.mark.parametrize("score", ["env_return", "env_reward"])
-@pytest.mark.parametrize("behaviour", ["b", "stored"])
+@pytest.mark.parametrize(("behaviour", "score"), [("b", "env_reward"), ("stored", "env_return")])
 def test_the_policy_that_played_has_its_own_value(
     lk: Lake, games: list[EpisodeRecord], behaviour: str, score: str
 ) -> None:
@@ -203,7 +202,7 @@ def test_a_scorer_s_values_are_evaluated(lk: Lake, models: Path, tmp_path: Path)
         ({"temperature": None}, "b", "do not say at which temperature"),
         ({"top_p": 0.9}, "b", "truncated distribution"),
         ({"top_k": 3}, "stored", "truncated distribution"),
-        ({"min_p": 0.1}, "b", "truncated distribution"),
+        pytest.param({"min_p": 0.1}, "b", "truncated distribution", marks=pytest.mark.slow),
         ({"constrained": [True, False]}, "b", "under a grammar"),
         ({"action_logprobs": None}, "stored", "no recorded log-probabilities"),
         ({"logprobs_mode": "raw", "temperature": 0.5}, "stored", "of another distribution"),

@@ -226,7 +226,23 @@ rescore.rescore(lake.open(sys.argv[1]), sys.argv[2], commit_seconds=0, progress=
 """
 
 
-@pytest.mark.parametrize("commits", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_an_interrupted_run_goes_on_where_it_was(lk: Lake, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.evaluation.rescore.EPISODES_A_STEP", 2)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rescore(lk, str(models / "e"), commit_seconds=0, progress=interrupt)
+    before, total = ratios(lk).height, lk.scan("tokens").collect().height
+    assert 0 < before < total
+    report = rescore(lk, str(models / "e"))
+    assert (report.present, report.scored) == (before, total - before)
+    assert ratios(lk).select([*KEYS, "encoding_id"]).is_unique().all()
+
+
+@pytest.mark.slow("a rescoring that is killed goes on where it was")
+@pytest.mark.parametrize("commits", [1, 3])
 def test_a_killed_run_goes_on_where_it_was(lk: Lake, models: Path, commits: int) -> None:
     """SIGKILL in the middle of whatever follows a commit: what is visible is whole, and the rest follows once."""
     worker = subprocess.Popen(

@@ -36,6 +36,11 @@ def fill(target: Lake, records: list[EpisodeRecord]) -> None:
         job.record(records)
 
 
+def credit_jobs(target: Lake) -> list[str]:
+    """How each credit job of the lake ended."""
+    return target.sql("SELECT status FROM job_runs WHERE kind = 'credit'")["status"].to_list()
+
+
 @pytest.fixture
 def target(tmp_path: Path) -> Lake:
     """Two groups of run r (one mixed, one dead) and one mixed group of run s."""
@@ -81,7 +86,7 @@ def test_a_second_run_does_nothing_and_says_so(target: Lake) -> None:
     assert not first.skipped
     assert second.job_id == first.job_id
     assert second.summary == first.summary
-    assert target.sql("SELECT count(*) AS n FROM job_runs WHERE kind = 'credit'")["n"][0] == 1
+    assert len(credit_jobs(target)) == 1
 
 
 def test_force_new_data_and_other_parameters_run_again(target: Lake) -> None:
@@ -120,7 +125,7 @@ def test_a_failed_job_leaves_no_advantages_and_its_reason(target: Lake) -> None:
     with pytest.raises(lake.errors.ContractError, match="episode"):
         run_credit(target, TERMINAL)
     assert target.scan("advantages").collect().is_empty()
-    assert target.sql("SELECT status FROM job_runs WHERE kind = 'credit'")["status"].to_list() == ["failed"]
+    assert credit_jobs(target) == ["failed"]
 
 
 def test_scores_of_a_scorer_replace_the_environment_return(target: Lake) -> None:
@@ -162,7 +167,7 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         run_credit(target, TERMINAL, **options)
-    assert target.sql("SELECT count(*) AS n FROM job_runs WHERE kind = 'credit'")["n"][0] == 0
+    assert credit_jobs(target) == []
 
 
 def test_an_empty_lake_is_refused(tmp_path: Path) -> None:

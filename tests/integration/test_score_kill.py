@@ -119,6 +119,7 @@ def test_scores_are_committed_by_time_also_where_calls_take_long(name: str, fail
     assert errors == ({"timeout: it took longer than 1 s"} if failed else set())
 
 
+@pytest.mark.slow("two processes that score at once show no score twice")
 def test_two_runs_at_once_show_no_score_twice(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 12, 3, turns=2)
     target = f"{module(tmp_path / 'code', SLOW)}:slow"

@@ -93,14 +93,14 @@ def test_a_field_inside_a_json_column() -> None:
 
 def test_a_path_needs_text() -> None:
     frame = steps_frame([{}]).with_columns(extra=pl.lit(1))
-    with pytest.raises(ContractError, match="a path needs JSON text"):
+    with pytest.raises(ContractError, match="needs JSON text"):
         keys_of(ChosenColumns(names=("extra:$.a",)), frame)
 
 
 @pytest.mark.parametrize("value", [datetime(2026, 1, 1, tzinfo=UTC), [1], b"x"])
 def test_types_that_have_no_hash_are_refused(value: object) -> None:
     frame = steps_frame([{}]).with_columns(pl.Series("odd", [value]))
-    with pytest.raises(ContractError, match="valid: text, integers, floats, booleans"):
+    with pytest.raises(ContractError, match="valid: text, integers"):
         keys_of(ChosenColumns(names=("odd",)), frame)
 
 

@@ -29,6 +29,7 @@ from testkit.lakes import build_lake
 from testkit.text_games import SCHEMA as GAME
 from testkit.text_games import Row as Step
 from testkit.text_games import game_rows, walk_rows, walks_of
+from testkit.wording import Wording
 
 
 def measure_anchors(steps: pl.LazyFrame, definitions: dict[str, Anchors]) -> pl.DataFrame:
@@ -297,9 +298,9 @@ def test_the_command_that_is_printed_gives_what_is_said(cli: Cli, game: Lake) ->
         FROM latest_advantages
         """
     ).to_dicts()
-    assert said.startswith(f"Without them {counted['shared']:.1%} of the steps are in a state that a sibling visited")
-    assert f" {counted['alone']:.1%} are alone in theirs" in said
-    assert f" and {counted['left_out']:.1%} are compared with nothing (now 0.0%)" in said
+    assert said.startswith(f"Without them {counted['shared']:.1%} of the steps ")
+    assert f" {counted['alone']:.1%} are alone " in said
+    assert f" {counted['left_out']:.1%} are compared with nothing " in said
     (suggested,) = (
         row
         for row in json.loads(cli("anchors", "--lake", game.uri, "--format", "json").out)
@@ -312,12 +313,13 @@ def test_the_command_that_is_printed_gives_what_is_said(cli: Cli, game: Lake) ->
     assert "error text" not in again, "asked for one definition, that one is measured"
 
 
-def test_copied_siblings_are_told_and_dedup_drops_exactly_these(cli: Cli, game: Lake) -> None:
+def test_copied_siblings_are_told_and_dedup_drops_exactly_these(cli: Cli, game: Lake, wording: Wording) -> None:
     told = cli("anchors", "--lake", game.uri).out
-    assert "2 of 80 episodes are exact copies of a sibling (the same states and actions), in 1 of 10 groups" in told
+    assert "2 of 80 episodes are exact copies" in told
+    assert "in 1 of 10 groups" in told
     credited = cli("credit", "gigpo", "--lake", game.uri).err
     (line,) = (line for line in credited.splitlines() if line.startswith("copied_siblings: "))
-    assert line.startswith("copied_siblings: 2 of 80 episodes are exact copies of a sibling")
+    assert wording(line, URI=game.uri).startswith("copied_siblings: 2 of 80 episodes ")
     assert "in 1 group (task house 0: 2 of 8)" in line
     command = shlex.split(line.rpartition("`trajlake ")[2].rstrip("`"))
     assert command[-2:] == ["--lake", game.uri]

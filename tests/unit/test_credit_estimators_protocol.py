@@ -62,9 +62,9 @@ def test_a_refusal_says_why_and_what_instead(name: str) -> None:
 
 
 def test_token_level_methods_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"forward pass over every token.*value_estimate"):
+    with pytest.raises(UsageError, match=r"forward pass.*value_estimate"):
         estimator_class("token_gae")
-    with pytest.raises(UsageError, match=r"part of the loss.*`kl_in_reward` over the table `ratios`"):
+    with pytest.raises(UsageError, match=r"part of the loss.*`kl_in_reward` .*`ratios`"):
         estimator_class("token_kl")
 
 
@@ -103,7 +103,7 @@ def test_every_option_is_documented_under_its_field(name: str) -> None:
 @pytest.mark.parametrize("name", IN_BATCHES)
 @pytest.mark.parametrize(("key", "words"), [(None, "none is given"), ("status", "'status' cannot be one")])
 def test_a_batch_must_be_named(name: str, key: str | None, words: str) -> None:
-    with pytest.raises(ValidationError, match=f"{name} normalises over a batch of episodes.*{words}.*batch_key=all"):
+    with pytest.raises(ValidationError, match=f"{name} normalises over a batch .*{words}.*batch_key=all"):
         made(name, batch_key=key)
     assert ESTIMATORS[name].incremental is False
 

@@ -207,6 +207,13 @@ def test_a_loop_of_one_trajectory() -> None:
     assert column("flags", loop, revisits="first") == ["singleton_anchor,singleton_group", "revisit,singleton_group"]
 
 
+def test_a_trajectory_counts_in_an_anchor_group_if_any_of_its_visits_does() -> None:
+    """The return of the first visit is unknown, that of the second is not."""
+    found = total({"rewards": [None, 1.0], "states": ["s", "s"]}, {"rewards": [0.0], "states": ["s"]})
+    assert found["anchor_size"] == [2, 2, 2]
+    assert found["anchor_episodes"] == [2, 2, 2]
+
+
 def test_equal_states_of_other_task_groups_are_no_anchor() -> None:
     steps = pl.concat([trajectories(SHARED[0], group=1), trajectories(SHARED[1], group=2)])
     assert column("anchor_size", steps) == [1, 1, 2, 2, 1]

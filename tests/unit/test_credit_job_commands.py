@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from lake import EpisodeRecord, Lake, StepRecord
+from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.judgements.credit import find_credit
 from pipelines.credit.commands import credit
 from pipelines.credit.estimators import ESTIMATORS, REFUSED, one_line
@@ -16,6 +16,7 @@ from pipelines.credit.estimators.options import PRESETS
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.shared import shared_data
+from testkit.wording import Wording
 
 
 @pytest.fixture
@@ -77,20 +78,23 @@ def test_an_unknown_name_is_answered_with_the_known_ones(cli: Cli) -> None:
     assert "no estimator 'nope'; valid: batch_std, " in cli("credit", "nope", "--lake", "x").fault
 
 
-def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli, lk: Lake) -> None:
+def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli, lk: Lake, wording: Wording) -> None:
     first = cli("credit", "gigpo", "--lake", lk.uri)
-    assert "the episode score is the last step's reward" in first.err
-    assert "2 episodes, 2 steps in 1 group: 1 live, 0 dead, 0 singleton, 0 unscored" in first.out
-    assert "100.0% of the steps are in a state that a sibling visited; 0 advantages undefined" in first.out
-    assert "1 group computed, 0 unchanged, 0 removed" in first.out
-    assert "gigpo is the current credit: series " in first.out
+    assert "last step's reward" in first.err
+    current = find_credit(lk.snapshot())
+    job = lk.sql("SELECT id_text(max(job_id)) FROM credit_groups").item()
+    wording(first.out, SERIES=ids.to_text(current.series_id), JOB=job)
+    assert "2 episodes, 2 steps in 1 group: 1 live" in first.out
+    assert "100.0% of the steps " in first.out
+    assert "1 group computed, 0 unchanged" in first.out
+    assert f"series {ids.to_text(current.series_id)}" in first.out
     again = cli("credit", "gigpo", "--lake", lk.uri).out
     assert again.startswith("nothing changed since job ")
     assert "; gigpo is still the current credit" in again
     lk.append(rollouts("b", [0.5]))
     second = cli("credit", "gigpo", "--lake", lk.uri)
     assert "1 group computed, 1 unchanged, 0 removed" in second.out
-    assert "singleton: fewer than two scored episodes, so no baseline, in 1 group" in second.err
+    assert "singleton: " in second.err
     assert "2 groups computed" in cli("credit", "gigpo", "--lake", lk.uri, "--force").out
 
 
@@ -108,7 +112,7 @@ def test_options_come_from_a_file_and_the_command_line_wins(cli: Cli, lk: Lake, 
     config.write_text('[credit.rloo]\ntruncated = "mask"\n[credit.integrity]\nsingleton = "refuse"\n')
     lk.append(rollouts("b", [0.5]))
     options = ("credit", "rloo", "--lake", lk.uri, "--config", str(config))
-    assert "singleton: fewer than two scored episodes" in cli(*options).fault
+    assert "singleton: " in cli(*options).fault
     assert cli(*options, "--check", "singleton=off", "--set", "truncated=exclude").code == 0
     (parameters,) = lk.sql("SELECT parameters FROM job_runs WHERE status = 'succeeded' AND kind = 'credit'")[
         "parameters"

@@ -12,6 +12,7 @@ from pipelines.credit.estimators import estimator_class
 from pipelines.credit.flags import Flag, count_unknown, in_words
 from pipelines.credit.job import run_credit
 from testkit.lakes import build_lake, siblings
+from testkit.wording import Wording
 
 
 def test_steps_without_an_advantage_count_for_each_reason() -> None:
@@ -24,14 +25,15 @@ def test_steps_without_an_advantage_count_for_each_reason() -> None:
     assert count_unknown(rows) == Counter(unscored=2, unknown_length=1, unknown_value=1)
 
 
-def test_every_flag_that_leaves_an_advantage_unknown_has_its_remedy() -> None:
+def test_every_flag_that_leaves_an_advantage_unknown_has_its_remedy(wording: Wording) -> None:
     leaving = [flag.value for flag in Flag if flag.startswith("un") and flag is not Flag.UNKNOWN_STATE]
     lines = in_words(dict.fromkeys(leaving, 3))
     assert len(lines) == len(leaving)
-    assert in_words({"unscored": 1, "unknown_length": 2}) == [
-        "advantages unknown in 2 steps, unknown_length: the episode has no token count: --set length=steps",
-        "advantages unknown in 1 step, unscored: the episode has no score: `trajlake score`, or another --score",
-    ]
+    first, second = map(wording, in_words({"unscored": 1, "unknown_length": 2}))
+    assert "in 2 steps, unknown_length: " in first
+    assert "--set length=steps" in first
+    assert "in 1 step, unscored: " in second
+    assert "`trajlake score`" in second
 
 
 def test_an_unknown_reward_names_the_option_that_takes_the_score() -> None:
@@ -46,7 +48,7 @@ def test_recorded_scores_of_episodes_without_one_are_named_with_the_option(tmp_p
     with lk.job(kind="score") as job:
         job.write("scores", rows.with_columns(value=pl.Series([0.0, 1.0]), **named))
     grpo = estimator_class("grpo")()
-    with pytest.raises(DataRefusedError, match="There are recorded scores for episodes without one: --score reward"):
+    with pytest.raises(DataRefusedError, match=r"recorded scores .*: --score reward"):
         run_credit(lk, grpo)
     assert run_credit(lk, grpo, score="reward").other_scores == ()
     lk.append(siblings("b", [0.0, 1.0]), run_id="returns")

@@ -178,7 +178,9 @@ def test_values_are_not_fitted_to_states_that_do_not_recur() -> None:
     alone = turns_of([[(0.0, 1.0, n), (0.0, 0.0, n if n % 2 else -n)] for n in range(100)], [0] * 100)
     assert shared_states(alone) == 0
     refused = Fitted().reliability(alone).refusal
-    assert refused == "0% of turns in states that recur, needed are 50%"
+    assert refused is not None
+    assert refused.startswith("0% of turns ")
+    assert refused.endswith("needed are 50%")
     # The same state at another turn is another cell; half of the turns in one start state are enough.
     half = turns_of([[(0.0, 1.0, 7), (0.0, 0.0, n)] for n in range(100)], [0] * 100)
     assert shared_states(half) == 0.5

@@ -102,7 +102,9 @@ def test_runs_merge_where_they_start_alike(tmp_path: Path) -> None:
     found = lk.sql(MEMBERS, [report.job_id])["members"].to_list()
     together = pair["one"] + pair["policy"] + pair["two"]
     assert found == sorted([together, *(pair[run_id] for run_id in ("tools", "words", "seed", "unknown"))])
-    assert report.notes == [("merge_runs", "first context not recorded, left as they were", 2)]
+    ((step, why, episodes),) = report.notes
+    assert (step, episodes) == ("merge_runs", 2)
+    assert "context not recorded" in why
     apart = run_grouping(lk, grouping(MergeRuns(also_equal=("policy",))))
     assert pair["one"] + pair["two"] in lk.sql(MEMBERS, [apart.job_id])["members"].to_list()
     loose = run_grouping(lk, grouping(MergeRuns(context="any")))
@@ -118,7 +120,9 @@ def test_a_group_that_did_not_start_alike_is_left_as_it_was(tmp_path: Path) -> N
     lk.append([first, third], run_id="two")
     report = run_grouping(lk, grouping(MergeRuns()))
     assert report.table.rows() == [("g", 2, 4, 2, 2)]
-    assert report.notes == [("merge_runs", "in groups that did not start alike, left as they were", 4)]
+    ((step, why, episodes),) = report.notes
+    assert (step, episodes) == ("merge_runs", 4)
+    assert "did not start alike" in why
 
 
 def test_merged_groups_keep_their_ids_when_they_grow(tmp_path: Path) -> None:
@@ -160,11 +164,11 @@ def test_what_cannot_be_grouped_is_refused_with_the_counts(tmp_path: Path) -> No
     lk = build_lake(tmp_path)
     with pytest.raises(UsageError, match="there is none yet"):
         read_grouping(lk.snapshot(), "g")
-    with pytest.raises(DataRefusedError, match=r"leaves none of 24 .* \(subsample: 24 in groups of fewer than 9\)"):
+    with pytest.raises(DataRefusedError, match=r"none of 24 .*subsample: 24 .*fewer than 9"):
         run_grouping(lk, grouping(Subsample(size=9)))
     with pytest.raises(DataRefusedError, match="no episode satisfies"):
         run_grouping(lk, grouping(DropFailed()), where="run_id = 'no such run'")
-    with pytest.raises(UsageError, match="more than one SQL expression"):
+    with pytest.raises(UsageError, match="one SQL expression"):
         run_grouping(lk, grouping(DropFailed()), where="true) UNION SELECT 1, 2, 'r', 3, 'failed' WHERE (true")
     assert lk.scan("groupings").collect().is_empty()
 
@@ -186,15 +190,16 @@ def test_the_command_prints_a_row_per_grouping_and_talks_to_stderr(tmp_path: Pat
     steps = ["--step", "drop_failed", "--step", "subsample:size=3,draws=2"]
     done = cli("group", "three", "--lake", lk.uri, *steps, "--format", "csv")
     assert done.code == 0
-    assert done.out.splitlines() == [
-        "grouping,groups,episodes,smallest,largest",
+    header, *lines = done.out.splitlines()
+    assert header.startswith("grouping,groups,episodes,")
+    assert lines == [
         "three/0,6,18,3,3",
         "three/1,6,18,3,3",
     ]
     assert done.err.splitlines()[0] == "drop_failed: 2 status failed"
     assert done.err.splitlines()[1].startswith("written by job ")
     again = cli("group", "three", "--lake", lk.uri, *steps)
-    assert again.err.splitlines()[-1].startswith("nothing to do: this is the result of job ")
+    assert again.err.splitlines()[-1].startswith("nothing to do: ")
 
 
 @pytest.mark.usefixtures("command")

@@ -70,26 +70,26 @@ def test_a_section_that_is_none(page: str, name: str, message: str) -> None:
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give the path of a TOML file"):
+    with pytest.raises(UsageError, match="a TOML file"):
         load_reward(str(tmp_path / "missing.toml"), "x")
     path = tmp_path / "x.toml"
     path.write_text("[reward\n")
     with pytest.raises(UsageError, match="is not TOML"):
         load_reward(str(path), "x")
     path.write_text("x = " + "[" * 5000)
-    with pytest.raises(UsageError, match="nests arrays or tables too deeply"):
+    with pytest.raises(UsageError, match="too deeply"):
         load_reward(str(path), "x")
     path.write_text("reward = 3\n")
     with pytest.raises(UsageError, match="'reward' is not a section"):
         load_reward(str(path), "x")
     path.write_text("[reward]\nx = 3\n")
-    with pytest.raises(UsageError, match=r"x = 3 is no reward; write a section \[reward.x\]"):
+    with pytest.raises(UsageError, match=r"x = 3 .*a section \[reward.x\]"):
         load_reward(str(path), "x")
     path.write_text("[reward]\nx = 3\n[reward.y]\n")
     with pytest.raises(UsageError, match=r"has no reward 'z'; it has y$"):
         load_reward(str(path), "z")
     path.write_text('[reward.x]\ncomponents = [{scorer = "one", weight = "1"}]\n')
-    with pytest.raises(UsageError, match=r"`components\.0\.weight` is '1'; valid: a number, not a text"):
+    with pytest.raises(UsageError, match=r"`components\.0\.weight` is '1'; valid: a number"):
         load_reward(str(path), "x")
     path.write_text('[reward.x]\ncomponents = ["one"]\nsql = "(SELECT 1)"\n')
     with pytest.raises(UsageError, match=r"\[reward.x\]: sql '\(SELECT 1\)': it uses SUBQUERY"):
@@ -159,8 +159,8 @@ def test_a_version_is_of_the_definition_and_of_its_components() -> None:
 
 def test_rubric_agreement_is_a_reward_over_two_scorers() -> None:
     squared = rubric_agreement(generated="judge@1", true="judge@2")
-    assert squared.sql == "-power(generated - true_score, 2)"
+    assert squared.sql.replace(" ", "") == "-power(generated-true_score,2)"
     assert [part.scorer for part in squared.components] == ["judge@1", "judge@2"]
     full = rubric_agreement("r", distance="absolute", terms="rubric_terms", terms_weight=0.5)
-    assert full.sql == "-abs(generated - true_score) + 0.5 * terms"
+    assert full.sql.replace(" ", "") == "-abs(generated-true_score)+0.5*terms"
     assert [part.alias for part in full.components] == ["generated", "true_score", "terms"]

@@ -9,6 +9,7 @@ from lake.errors import UsageError
 from pipelines.score import reward_function
 from pipelines.score.reward_function import MODES, Mode, RewardFunction, as_reward_function
 from pipelines.score.rollouts import ARGUMENTS, Rollout, check_arguments, given_arguments, joint_call, one_call
+from testkit.wording import Wording
 
 
 def check(function: RewardFunction, **arguments: Any) -> list[str]:
@@ -45,9 +46,9 @@ def test_an_argument_that_the_function_does_not_take_is_refused() -> None:
         check(strict, threshold=1, b=1, a=2)
 
 
-def test_an_argument_for_kwargs_is_said() -> None:
+def test_an_argument_for_kwargs_is_said(wording: Wording) -> None:
     (said,) = check(lenient, nope=1, threshold=2)
-    assert said.startswith("argument `nope` is no parameter of `lenient`: it goes to **kwargs, and each value of it ")
+    assert "`nope` is no parameter" in wording(said)
     assert said.endswith("own arguments: threshold")
     assert check(lenient, threshold=2) == []
 
@@ -56,7 +57,7 @@ def test_an_argument_for_kwargs_is_said() -> None:
 def test_what_the_lake_gives_cannot_be_set(name: str) -> None:
     from pipelines.score.reward_function import KNOWN_ANSWERS
 
-    with pytest.raises(UsageError, match="comes from the lake and cannot be set"):
+    with pytest.raises(UsageError, match="cannot be set"):
         check(lenient, **{KNOWN_ANSWERS if name.startswith("_") else name: 3})
 
 

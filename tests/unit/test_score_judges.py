@@ -49,9 +49,7 @@ def test_a_server_may_want_no_key(server: JudgeServer, monkeypatch: pytest.Monke
     monkeypatch.delenv("OPENAI_API_KEY")
     assert judge(server, api_key_env=None).ask_now("x") == "echo x"
     assert server.keys == [None]
-    with pytest.raises(
-        JudgeError, match="the environment variable OPENAI_API_KEY is not set for the judge m; set it, and"
-    ):
+    with pytest.raises(JudgeError, match=r"OPENAI_API_KEY is not set .*judge m; set it"):
         judge(server).ask_now("x")
     assert len(server.requests) == 1
 
@@ -62,7 +60,7 @@ def test_the_servers_address_may_come_from_the_environment(
     monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/")
     assert Judge("m").ask_now("x") == "echo x"
     monkeypatch.delenv("OPENAI_BASE_URL")
-    assert Judge("m").base_url == "https://api.openai.com/v1"
+    assert Judge("m").base_url.startswith("https://api.openai.com/")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_messages_that_are_no_list_are_a_damaged_lake(tmp_path: Path) -> None:
     snapshot = lk.snapshot()
     scan = snapshot.scan
     snapshot.scan = lambda name: rows.lazy() if name == "steps" else scan(name)  # type: ignore[method-assign]
-    with pytest.raises(LakeAccessError, match=r"episode [0-9a-z]{13} has messages that are no JSON list"):
+    with pytest.raises(LakeAccessError, match=r"episode [0-9a-z]{13} .*no JSON list"):
         read_rollouts(snapshot, lk.scan("episodes").select(KEYS).collect(), ARGUMENTS)
 
 

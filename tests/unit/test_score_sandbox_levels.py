@@ -82,10 +82,11 @@ def test_below_the_level_asked_for_nothing_runs_and_the_reason_is_said(
     with pytest.raises(SandboxUnavailableError) as caught:
         Sandbox(function)
     text = str(caught.value)
-    assert "must be held at level strong (min_level); here it can be held at level basic: " in text
-    assert "strong: no landlock: it is off or the kernel is older than 5.13" in text
-    assert "bwrap: no bubblewrap: the program bwrap is not installed" in text
-    assert "if you trust it, accept less: min_level = 'basic'" in text
+    assert "level strong (min_level)" in text
+    assert "held at level basic: " in text
+    assert "strong: no landlock: " in text
+    assert "bwrap: no bubblewrap: " in text
+    assert "min_level = 'basic'" in text
     with pytest.raises(SandboxUnavailableError, match="no landlock"):
         inspect_function(function.path, "f")
 
@@ -101,7 +102,7 @@ def test_a_lower_level_is_accepted_where_it_is_asked_for(
 
 def test_where_not_even_limits_can_be_set_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     without_trials(monkeypatch, dict.fromkeys(levels.ORDER, "because"))
-    with pytest.raises(SandboxUnavailableError, match=r"here it cannot be run at all: .*none: because"):
+    with pytest.raises(SandboxUnavailableError, match=r"run at all: .*none: because"):
         levels.choose(SandboxLimits(min_level="none"))
 
 
@@ -116,7 +117,7 @@ def test_elsewhere_than_on_linux_only_limits_are_left(
     monkeypatch: pytest.MonkeyPatch, function: FunctionSource
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(SandboxUnavailableError, match=r"it is a feature of Linux.*min_level = 'none'"):
+    with pytest.raises(SandboxUnavailableError, match=r"a feature of Linux.*min_level = 'none'"):
         Sandbox(function)
 
 
@@ -124,7 +125,8 @@ def test_a_level_is_tried_before_it_is_believed(monkeypatch: pytest.MonkeyPatch,
     """All layers seem to be there, but a process cannot be locked in."""
     on_a_machine(monkeypatch, {})
     monkeypatch.setattr(isolation, "runtime_folders", lambda: (str(tmp_path / "absent"),))
-    assert "a trial failed: cannot lock this process in: landlock" in str(levels.obstacle("strong"))
+    assert "a trial failed: " in str(levels.obstacle("strong"))
+    assert "landlock" in str(levels.obstacle("strong"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert "could not be started" in str(levels.obstacle("basic"))
 

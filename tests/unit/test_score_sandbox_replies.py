@@ -181,9 +181,9 @@ def test_the_number_of_outcomes_is_the_one_announced(count: int) -> None:
 def test_a_random_header_is_refused(header: bytes, sequence: int) -> None:
     if frames.REPLY.unpack(header)[0] == sequence:
         return
-    with pytest.raises(ForgedReplyError, match="no reply to the request"):
+    with pytest.raises(ForgedReplyError, match="no reply"):
         replies.body_length(header, sequence, 0, 64)
-    with pytest.raises(ForgedReplyError, match="do not say what the function is"):
+    with pytest.raises(ForgedReplyError, match="do not say"):
         replies.hello_length(header, sequence)
 
 

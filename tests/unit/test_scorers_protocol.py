@@ -222,7 +222,8 @@ def test_a_value_is_finite_or_unknown_and_texts_have_an_end() -> None:
     found = Odd().scores(ScorerInputs(pl.DataFrame({"episode_id": [1, 2, 3, 4]})))
     assert_sound(found, [1, 2, 3, 4])
     assert found["value"].to_list() == [None, None, 1.0, None]
-    assert found["error"].to_list() == ["the score is not a finite number"] * 2 + [None, "why"]
+    assert found["error"].str.contains("not a finite number").to_list() == [True, True, None, False]
+    assert found["error"][3] == "why"
     assert found["reason"].str.len_chars().max() == 8192
     assert found.schema == SCORES
 

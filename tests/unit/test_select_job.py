@@ -9,7 +9,7 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.selections import selection_job
+from lake.judgements.selections import read_kept, selection_job
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from pipelines.select import (
     Combined,
@@ -112,6 +112,8 @@ def test_a_single_step_is_dropped_out_of_a_kept_episode(shared: Lake) -> None:
     assert not steps["kept"].any()
     assert rows.filter(pl.col("step_index").is_null())["kept"].all()
     assert report.report.row(0) == ("length", 0, 36, 24, 36)
+    read = read_kept(shared.snapshot(), "steps").dropped_steps
+    assert sorted(read.rows()) == sorted(steps.select("episode_id", "step_index").rows())
 
 
 # ---------------------------------------------------------------- facts
@@ -255,7 +257,8 @@ def test_a_credit_job_says_which_groups_are_dead(shared: Lake) -> None:
     report = run_select(shared, chosen("credited", DeadGroups()), credit=job[:6])
     assert report.report["filter"].to_list() == ["credit", "dead_groups"]
     assert report.report["dropped_episodes"].to_list() == [0, 8]
-    assert set(rows_of(shared, report)["reason"].drop_nulls()) == {"its group is dead in the credit job"}
+    (why,) = set(rows_of(shared, report)["reason"].drop_nulls())
+    assert "group is dead" in why
     series = ids.to_text(shared.sql("SELECT series_id FROM jobs WHERE job_id = ?", [credit_job(shared)]).item(0, 0))
     assert kept(shared, run_select(shared, chosen("credited", DeadGroups()), credit=series[:9])) == kept(shared, report)
 
@@ -324,9 +327,9 @@ def test_a_hostile_or_wrong_predicate_is_refused(shared: Lake, where: str) -> No
 
 
 def test_an_empty_choice_says_so(shared: Lake, tmp_path: Path) -> None:
-    with pytest.raises(DataRefusedError, match="no episode satisfies --where 'false'"):
+    with pytest.raises(DataRefusedError, match="--where 'false'"):
         run_select(shared, chosen("none", Status()), where="false")
-    with pytest.raises(DataRefusedError, match="the lake holds no episodes"):
+    with pytest.raises(DataRefusedError, match="holds no episodes"):
         run_select(build_lake(tmp_path, []), chosen("none", Status()))
 
 
