@@ -17,7 +17,7 @@ LONG = 1000
 
 
 def browsed_lake(folder: Path) -> Lake:
-    """A run `long` of eight siblings, a hostile one of two, and the usual content, which alone was trained on."""
+    """The usual content, which alone was trained on; runs of two hostile siblings and of eight long ones."""
     fields = {"environment": HOSTILE, "policy": HOSTILE, "stop_reason": HOSTILE}
     hostile = [rollout(HOSTILE, 0, 0.0, error=HOSTILE, **fields), rollout(HOSTILE, 1, 1.0, **fields)]
     for record in hostile:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from testkit.browsers import chromium
 
 PATIENCE = 120_000
 """Milliseconds a page may take on a busy machine."""
@@ -23,7 +25,7 @@ def fresh_page(browser: Any, base: str, **options: Any) -> Iterator[Any]:
         base: address of the viewer.
         options: of the browser's context.
     """
-    with Tab(browser, base, **options) as tab, tab.used() as page:
+    with closing(Tab(browser, base, **options)) as tab, tab.used() as page:
         yield page
 
 
@@ -43,10 +45,8 @@ class Tab:
         self._faults: list[str] = []
         self._asked: set[str] = set()
 
-    def __enter__(self) -> "Tab":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Give the page up; the next test gets another."""
         if self._page is not None:
             self._page.context.close()
             self._page = None
@@ -59,7 +59,7 @@ class Tab:
             size: of its window, if not the usual.
         """
         if self._page is not None and self._page.evaluate("history.length") > _MOST_ENTRIES:
-            self.__exit__()
+            self.close()
         if self._page is None:
             self._page = self._begun()
         page = self._page
@@ -73,12 +73,13 @@ class Tab:
             assert page.context.pages == [page]
             page.unroute_all()
             page.context.clear_permissions()
+            page.emulate_media(color_scheme="null")
             page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
             page.goto("about:blank")
             is_clean = True
         finally:
             if not is_clean:
-                self.__exit__()
+                self.close()
 
     def _begun(self) -> Any:
         page = self._browser.new_context(**self._options).new_page()
@@ -88,6 +89,39 @@ class Tab:
         page.on("dialog", lambda dialog: (faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: asked.add(urlsplit(request.url).hostname or ""))
         return page
+
+
+class HeldBrowser:
+    """A browser, and a tab in it, that tests of several files use; started when the first of them asks for it."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._browser: Any = None
+        self._tabs: dict[str, Tab] = {}
+
+    def browser(self) -> Any:
+        """The browser."""
+        if self._browser is None:
+            self._browser = self._open.enter_context(chromium())
+        return self._browser
+
+    def tab(self, base: str) -> Tab:
+        """The tab on a viewer; one on another viewer is closed.
+
+        Args:
+            base: address of the viewer.
+        """
+        if base not in self._tabs:
+            while self._tabs:
+                self._tabs.popitem()[1].close()
+            self._tabs[base] = Tab(self.browser(), base)
+        return self._tabs[base]
+
+    def close(self) -> None:
+        """End the browser, if there is one; the next test that asks starts another."""
+        self._tabs.clear()
+        self._browser = None
+        self._open.close()
 
 
 def go(page: Any, path: str, heading: str) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 import testkit.browsed_lake
 from lake import Lake
-from testkit.browser_pages import Tab
-from testkit.browsers import chromium
+from testkit.browser_pages import HeldBrowser
 from testkit.lakes import full_lake
 from testkit.viewer_process import Viewer, viewer
 
@@ -20,23 +19,36 @@ def running(lk: Lake) -> Iterator[Viewer]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A browser for a module: while Playwright drives one, other tests of this thread could not run an event loop."""
-    with chromium() as started:
-        yield started
+HELD = HeldBrowser()
 
 
-@pytest.fixture(scope="module")
-def tab(browser: Any, running: Viewer) -> Iterator[Tab]:
-    with Tab(browser, running.address) as opened:
-        yield opened
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a browser follow each other, so that they share it."""
+    items.sort(key=_needs_browser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the browser before a test that needs none: while it runs, this thread cannot run another event loop."""
+    yield
+    if nextitem is None or not _needs_browser(nextitem):
+        HELD.close()
+
+
+def _needs_browser(item: pytest.Item) -> bool:
+    return item.get_closest_marker("browser") is not None
 
 
 @pytest.fixture
-def page(tab: Tab, request: pytest.FixtureRequest) -> Iterator[Any]:
+def browser() -> Any:
+    """The browser that tests in a row share."""
+    return HELD.browser()
+
+
+@pytest.fixture
+def page(running: Viewer, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A page, as large as the module's `VIEWPORT` says; at the end no hostile text of it may have been run."""
-    with tab.used(getattr(request.module, "VIEWPORT", None)) as opened:
+    with HELD.tab(running.address).used(getattr(request.module, "VIEWPORT", None)) as opened:
         yield opened
         assert opened.evaluate("window.hostile") is None
 

@@ -13,9 +13,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Error as BrowserError
 
 from lake import Lake, ids
-from testkit.browser_pages import fresh_page, go
-from testkit.lakes import RUN, add_credit, full_lake, rollout
-from testkit.viewer_process import Viewer
+from testkit.browser_pages import go
+from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout
 
 pytestmark = pytest.mark.browser
 
@@ -42,14 +41,15 @@ STREAMLIT: dict[str, str] = {}
 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    lk = full_lake(tmp_path_factory.mktemp("accessibility"))
-    many = [rollout("many", n, float(n % 2), num_steps=STEPS if n < 2 else 2) for n in range(SIBLINGS)]
+    lk = build_lake(tmp_path_factory.mktemp("accessibility"))
+    many = [rollout("many", n, float(n % 2), num_steps=STEPS if n < 2 else 1) for n in range(SIBLINGS)]
     for walk in many[:2]:
         for index, step in enumerate(walk.steps):
             step.action = f"go {index}"  # equal ones would be folded to a line
     with lk.job(kind="collect", run_id=RUN) as job:
         job.record(many)
     add_credit(lk)
+    add_training(lk)
     return lk
 
 
@@ -103,30 +103,29 @@ def lasting(page: Any, faults_now: str) -> list[str]:
         pytest.param(True, 1, id="all, turned", marks=pytest.mark.slow("every page is readable, the other half dark")),
     ],
 )
-def test_nothing_keeps_readers_out_of_a_page(browser: Any, running: Viewer, lk: Lake, every: bool, turn: int) -> None:
+def test_nothing_keeps_readers_out_of_a_page(page: Any, lk: Lake, every: bool, turn: int) -> None:
     """One half is light, the other dark; widths take turns."""
     said: dict[str, list[str]] = {}
     walked = [(path, heading) for path, heading in pages(lk) if every or path.partition("?")[0] in KINDS]
     assert every or len(walked) == len(KINDS)
-    with fresh_page(browser, running.address) as page:
-        for number, (path, heading) in enumerate(walked):
-            scheme = SCHEMES[(2 * number // len(walked) + turn) % 2]
-            width = WIDTHS[(number + turn) % 2]
-            page.set_viewport_size({"width": width, "height": 900})
-            page.emulate_media(color_scheme=scheme)
-            go(page, path, heading)
-            found = faults(page)
-            if (background_of(page) == "dark") != (scheme == "dark"):
-                found.append(f"does not follow the scheme {scheme}")
-            overflow = "document.querySelector('[data-testid=stMain]')"
-            if page.evaluate(f"{overflow}.scrollWidth > {overflow}.clientWidth"):
-                found.append("is wider than the window")
-            if (nodes := page.evaluate("document.querySelectorAll('*').length")) >= MOST_NODES:
-                found.append(f"has {nodes} elements")
-            found += lasting(page, SMALL_CHIPS)
-            found += lasting(page, CUT)
-            if found:
-                said[f"{path} at {width}, {scheme}"] = found
+    for number, (path, heading) in enumerate(walked):
+        scheme = SCHEMES[(2 * number // len(walked) + turn) % 2]
+        width = WIDTHS[(number + turn) % 2]
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        go(page, path, heading)
+        found = faults(page)
+        if (background_of(page) == "dark") != (scheme == "dark"):
+            found.append(f"does not follow the scheme {scheme}")
+        overflow = "document.querySelector('[data-testid=stMain]')"
+        if page.evaluate(f"{overflow}.scrollWidth > {overflow}.clientWidth"):
+            found.append("is wider than the window")
+        if (nodes := page.evaluate("document.querySelectorAll('*').length")) >= MOST_NODES:
+            found.append(f"has {nodes} elements")
+        found += lasting(page, SMALL_CHIPS)
+        found += lasting(page, CUT)
+        if found:
+            said[f"{path} at {width}, {scheme}"] = found
     assert said == {}
 
 

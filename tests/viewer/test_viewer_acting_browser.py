@@ -1,12 +1,10 @@
 """Acting in a real browser: a queue walked by keys, SQL completed and its rows opened as a list, newer data."""
 
-from datetime import UTC, datetime
 from typing import Any
 
-import polars as pl
 import pytest
 
-from lake import Lake, ids
+from lake import Lake
 from lake.locked import isolation
 from testkit.browser_pages import address, go, rows_of, settled
 from testkit.lakes import RUN, build_lake, rollout
@@ -43,31 +41,6 @@ def test_a_queue_is_walked_by_keys_and_survives_a_reload(page: Any, lk: Lake) ->
     page.get_by_text("3 of 4 left to label").wait_for()
 
 
-def test_what_is_said_is_said_of_the_step_that_was_opened(page: Any, lk: Lake) -> None:
-    """Whether the form is there before the step is opened or after it."""
-    episode = lk.sql("SELECT min(episode_id) FROM episodes WHERE task_id = 'dead'").item()
-    go(page, f"/episode?episode={ids.to_text(episode)}", "Episode")
-    fold = page.get_by_text("Annotations (0)")
-    page.locator("[data-step='1'] .head").click()
-    fold.click()
-    of = page.get_by_role("combobox", name="Of")
-    of.and_(page.locator("[value='step 1']")).wait_for()
-    page.get_by_role("textbox", name="Words").fill("loops")
-    page.locator("[data-step='0'] .head").focus()
-    page.keyboard.press("Enter")
-    of.and_(page.locator("[value='step 0']")).wait_for()
-    page.locator("[data-step='1'] .body").wait_for()
-    assert page.evaluate("document.activeElement.closest('[data-step]').dataset.step") == "0"
-    assert page.get_by_role("textbox", name="Words").input_value() == "loops"
-    page.get_by_role("textbox", name="Author").fill("ann")
-    page.get_by_role("button", name="Add").click()
-    page.get_by_text("Annotations (1)").wait_for()
-    assert page.get_by_role("button", name="Add").is_visible()
-    query = "SELECT step_index, text, author FROM latest_annotations WHERE episode_id = ?"
-    assert lk.sql(query, [episode]).rows() == [(0, "loops", "ann")]
-    assert address(page) == {"episode": ids.to_text(episode), "step": "0"}
-
-
 @pytest.mark.slow("names are completed while a query is typed")
 @pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 def test_names_are_completed_and_rows_are_opened_as_a_list(page: Any) -> None:
@@ -94,6 +67,7 @@ def test_names_are_completed_and_rows_are_opened_as_a_list(page: Any) -> None:
     assert found == sorted(found, reverse=True)
 
 
+@pytest.mark.slow("newer episodes are read without losing the place in a list")
 def test_newer_episodes_are_read_without_losing_the_place(page: Any, lk: Lake) -> None:
     go(page, f"/episodes?run={RUN}&sort=-rollout_index", "Episodes")
     main = page.get_by_test_id("stMain")
@@ -108,19 +82,3 @@ def test_newer_episodes_are_read_without_losing_the_place(page: Any, lk: Lake) -
     top = main.evaluate("main => main.scrollTop")
     assert 100 < top < 300, "but for a line more or less above"
     assert address(page) == {"run": RUN, "sort": "-rollout_index"}
-
-
-def test_the_page_of_a_loop_follows_it(page: Any, lk: Lake) -> None:
-    """A round that the loop writes is drawn without a click, and the page stays with its job."""
-    train = lk.job(kind="train", run_id="looped", parameters={"loss": {"name": "ppo"}}).__enter__()
-    parameters = {"loop": {"rounds": 5}, "train_job": ids.to_text(train.job_id)}
-    loop = lk.job(kind="loop", run_id="looped", parameters=parameters).__enter__()
-    go(page, f"/training?job={ids.to_text(train.job_id)}", "Training")
-    page.get_by_text("running", exact=True).wait_for()
-    page.get_by_text("0 of 5 rounds").wait_for()
-    values = {"loop/return": 0.5, "loop/episodes": 16.0, "loop/tokens": 96.0, "loop/seconds": 1.0}
-    rows = [{"step": 0, "name": name, "value": value, "at": datetime.now(UTC)} for name, value in values.items()]
-    loop.write("metrics", pl.DataFrame(rows))
-    page.get_by_text("1 of 5 rounds").wait_for()
-    page.get_by_role("heading", name="Rounds", exact=True).wait_for()
-    assert address(page)["job"] == ids.to_text(train.job_id)

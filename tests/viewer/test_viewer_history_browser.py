@@ -1,13 +1,16 @@
-"""Where a reader was, in a real browser: older states, the menu, Back and Forward; saved views, annotations, SQL."""
+"""Where a reader was, in a real browser: older states, the menu, Back and Forward; views, annotations, SQL, a loop."""
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
+import polars as pl
 import pytest
 
 from lake import Lake, ids
 from lake.locked import isolation
+from lake.write.annotations import Annotation, annotate
 from testkit.browser_pages import address, fresh_page, go, open_row, rows_of, settled
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.viewer_process import Viewer, viewer
@@ -244,6 +247,33 @@ def test_what_was_said_is_taken_back_by_whoever_said_it(page: Any, lk: Lake) -> 
     assert said == [("ann", 0.5), ("ann", None)]
 
 
+def test_what_is_said_is_said_of_the_step_that_was_opened(page: Any, lk: Lake) -> None:
+    """Whether the form is there before the step is opened or after it."""
+    episode = lk.sql("SELECT max(episode_id) FROM episodes WHERE task_id = 'dead'").item()
+    go(page, f"/episode?episode={ids.to_text(episode)}", "Episode")
+    fold = page.get_by_text("Annotations (0)")
+    page.locator("[data-step='1'] .head").click()
+    fold.click()
+    of = page.get_by_role("combobox", name="Of")
+    of.and_(page.locator("[value='step 1']")).wait_for()
+    page.get_by_role("textbox", name="Words").fill("loops")
+    page.locator("[data-step='0'] .head").focus()
+    page.keyboard.press("Enter")
+    of.and_(page.locator("[value='step 0']")).wait_for()
+    page.locator("[data-step='1'] .body").wait_for()
+    assert page.evaluate("document.activeElement.closest('[data-step]').dataset.step") == "0"
+    assert page.get_by_role("textbox", name="Words").input_value() == "loops"
+    page.get_by_role("textbox", name="Author").fill("ann")
+    page.get_by_role("button", name="Add").click()
+    page.get_by_text("Annotations (1)").wait_for()
+    assert page.get_by_role("button", name="Add").is_visible()
+    query = "SELECT step_index, text, author FROM latest_annotations WHERE episode_id = ?"
+    assert lk.sql(query, [episode]).rows() == [(0, "loops", "ann")]
+    assert address(page) == {"episode": ids.to_text(episode), "step": "0"}
+    # Queues offer what was said before: other tests do not see this.
+    annotate(lk, [Annotation(episode_id=episode, step_index=0)], "ann")
+
+
 def test_a_queue_is_answered_by_keys_and_back_returns_to_what_was_answered(page: Any, lk: Lake) -> None:
     go(page, "/episodes?task=mixed&round=1", "Episodes")
     page.get_by_role("button", name="Annotate").click()
@@ -263,6 +293,7 @@ def test_a_queue_is_answered_by_keys_and_back_returns_to_what_was_answered(page:
     page.wait_for_function("location.search.includes('step=0')")
     here, before = address(page), entries(page)
     page.get_by_role("combobox", name="Of").and_(page.locator("[value='step 0']")).wait_for()
+    settled(page, "Episode")
     page.keyboard.press("0")
     page.get_by_text("3 of 4 left to label").wait_for()
     settled(page, "Episode")
@@ -317,3 +348,22 @@ def test_a_query_is_completed_run_opened_as_a_list_and_come_back_to_by_keys(page
     page.go_forward()
     link.wait_for()
     assert field.input_value() == query
+
+
+# ---------------------------------------------------------------- a loop
+
+
+def test_the_page_of_a_loop_follows_it(page: Any, lk: Lake) -> None:
+    """A round that the loop writes is drawn without a click, and the page stays with its job."""
+    train = lk.job(kind="train", run_id="looped", parameters={"loss": {"name": "ppo"}}).__enter__()
+    parameters = {"loop": {"rounds": 5}, "train_job": ids.to_text(train.job_id)}
+    loop = lk.job(kind="loop", run_id="looped", parameters=parameters).__enter__()
+    go(page, f"/training?job={ids.to_text(train.job_id)}", "Training")
+    page.get_by_text("running", exact=True).wait_for()
+    page.get_by_text("0 of 5 rounds").wait_for()
+    values = {"loop/return": 0.5, "loop/episodes": 16.0, "loop/tokens": 96.0, "loop/seconds": 1.0}
+    rows = [{"step": 0, "name": name, "value": value, "at": datetime.now(UTC)} for name, value in values.items()]
+    loop.write("metrics", pl.DataFrame(rows))
+    page.get_by_text("1 of 5 rounds").wait_for()
+    page.get_by_role("heading", name="Rounds", exact=True).wait_for()
+    assert address(page)["job"] == ids.to_text(train.job_id)

@@ -115,6 +115,7 @@ def shows_update(page: Any, text: str) -> None:
     settled(page, "Training")
 
 
+@pytest.mark.slow("updates with an alarm are shaded")
 def test_updates_with_an_alarm_are_shaded(page: Any) -> None:
     go(page, "/training", "Training")
     page.get_by_text("Shaded: an alarm was active (7 updates).").wait_for()
@@ -157,6 +158,7 @@ def test_other_jobs_have_the_colours_of_the_legend(page: Any) -> None:
     page.wait_for_function("document.querySelectorAll('.trajlake-legend').length === 2")
 
 
+@pytest.mark.slow("an update is typed, and Back leads out of it")
 def test_an_update_is_typed_and_back_leads_out_of_it(page: Any, lk: Lake) -> None:
     go(page, f"/episodes?run={RUN}", "Episodes")
     page.get_by_role("link", name="Training", exact=True).click()

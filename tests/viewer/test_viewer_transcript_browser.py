@@ -16,7 +16,6 @@ import pytest
 from lake import Lake, ids
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.command_line import runner
-from testkit.examples import mostly_slow
 from testkit.lakes import add_credit, build_lake, rollout
 
 pytestmark = pytest.mark.browser
@@ -155,7 +154,8 @@ def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: L
     page.get_by_text("The 5th reason is short.").wait_for()
 
 
-@pytest.mark.parametrize("task", mostly_slow(["chat", "walk"], "walk"))
+@pytest.mark.slow("the page of an episode opens at its top with step 0 on the screen")
+@pytest.mark.parametrize("task", ["chat", "walk"])
 def test_the_page_opens_at_its_top_with_step_0_on_the_screen(page: Any, lk: Lake, task: str) -> None:
     go(page, lk, task)
     on_screen(page, 0)
@@ -170,6 +170,7 @@ def test_a_step_is_a_deep_link_that_is_opened_and_scrolled_to(page: Any, lk: Lak
     assert page.locator(".body").count() == 1
 
 
+@pytest.mark.slow("a step inside a fold is unfolded by its address")
 def test_a_step_inside_a_fold_is_unfolded(page: Any, lk: Lake) -> None:
     go(page, lk, "walk", step=25)
     on_screen(page, 25)
@@ -211,6 +212,9 @@ def test_by_the_keyboard_alone(page: Any, lk: Lake) -> None:
 def test_a_walk_through_many_steps_stays_light(page: Any, lk: Lake) -> None:
     """All are opened; those near the screen are drawn."""
     go(page, lk, "walk")
+    on_screen(page, 0)
+    assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 0
+    assert page.locator(".body").count() == 0
     assert nodes(page) < NODES
     page.get_by_role("button", name="Open all").click()
     opened(page, 0)
@@ -365,6 +369,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake) -> None:
     assert page.locator(".trajlake-transcript :is(script, img, iframe, [href^=javascript])").count() == 0
 
 
+@pytest.mark.slow("a text and a link are copied whole")
 def test_a_text_is_copied_whole(page: Any, lk: Lake) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     go(page, lk, "walk", step=700)
