@@ -25,7 +25,7 @@ from testkit.examples import examples
 
 # Not shrunk: an example costs a lake, and a failing one is small enough to read.
 EXAMPLES = settings(
-    max_examples=examples(15),
+    max_examples=examples(12),
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],

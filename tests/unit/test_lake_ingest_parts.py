@@ -466,6 +466,7 @@ def test_a_driver_that_is_killed_is_run_again(tmp_path: Path, source: Path) -> N
     assert_same(shown(lk), shown(other))
 
 
+@pytest.mark.slow("A command that runs twice at once takes everything once, in processes of its own.")
 def test_a_command_that_runs_twice_at_once_takes_everything_once(tmp_path: Path, source: Path) -> None:
     lk, (other, expected) = empty_lake(tmp_path / "lake"), in_one_process(tmp_path, source)
     words = ["ingest", str(source), "--lake", lk.uri, "--executor", "processes", "--workers", "1", "--batch-size", "2"]

@@ -140,7 +140,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=examples(10))
+@settings(max_examples=examples(8))
 @given(data=st.data(), keys=ROWS)
 def test_scores_of_any_split_into_imports_end_the_same(
     data: st.DataObject, keys: list[Any], tmp_path_factory: pytest.TempPathFactory
