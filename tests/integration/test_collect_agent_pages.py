@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lake
+from testkit.commands import trajlake
 from testkit.consumers import with_packages
 from testkit.engine_server import engine_server
 from testkit.examples import mostly_slow
@@ -43,26 +45,15 @@ def check(heading: str, python: Path, folder: Path, many: int, *, has_ids: bool 
     options = ["--lake", "lake", "--prompts", "tasks.jsonl", "--group-size", "8", "--groups", str(many // 8)]
     with engine_server() as engine:
         program(heading, folder)
-        done = subprocess.run(
-            [
-                python,
-                "-W",
-                "ignore",
-                *COMMAND[1:],
-                "collect",
-                "--agent",
-                "agent.py:agent",
-                "--engine",
-                engine.url,
-                *options,
-            ],
-            cwd=folder,
-            env=environment(TRAJLAKE_SPOOL=str(folder / "spool")),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        words = ["collect", "--agent", "agent.py:agent", "--engine", engine.url, *options]
+        where: dict[str, Any] = {"cwd": folder, "env": environment(TRAJLAKE_SPOOL=str(folder / "spool"))}
+        if python == Path(sys.executable):
+            done = trajlake(*words, **where)
+        else:
+            program_of = [python, "-W", "ignore", *COMMAND[1:]]
+            done = subprocess.run(
+                [*program_of, *words], capture_output=True, text=True, timeout=300, check=False, **where
+            )
         calls = engine.calls
     assert done.returncode == 0, done.stderr[-4000:]
     assert f"{many} episodes finished, 0 failed" in done.stdout, done.stdout

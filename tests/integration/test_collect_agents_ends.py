@@ -116,15 +116,16 @@ def test_what_an_agent_returns_or_raises_is_the_end_of_its_rollout(tmp_path: Pat
     async def coroutine(task: Task, client: Client) -> Any:
         return sync(task, client)
 
-    every, some = sorted([*RETURNED, *RAISED]), ["number", "stop"]
+    every, raised, some = sorted([*RETURNED, *RAISED]), sorted([*RAISED, "number", "text"]), ["number", "stop"]
     wrapped, unmarked = functools.partial(coroutine), lambda *given: coroutine(*given)  # noqa: PLW0108
-    for agent, names in ((sync, every), (coroutine, every), (wrapped, some), (unmarked, some)):
-        with engine_server() as engine:
+    with engine_server() as engine:
+        for agent, names in ((sync, every), (coroutine, raised), (wrapped, some), (unmarked, some)):
             folder = tmp_path / str(id(agent))
             endings = played(agent, [engine.url], folder, [rollout(name) for name in names])
-        told = [(ending.status, ending.env_return, ending.error) for ending in endings]
-        assert told == rows_in(folder, "status, env_return, error")
-        assert told == [RETURNED[name][1] if name in RETURNED else ("failed", None, RAISED[name][1]) for name in names]
+            told = [(ending.status, ending.env_return, ending.error) for ending in endings]
+            assert told == rows_in(folder, "status, env_return, error")
+            ends = [RETURNED[name][1] if name in RETURNED else ("failed", None, RAISED[name][1]) for name in names]
+            assert told == ends
 
 
 def test_scores_and_ground_truth_are_rows_and_a_key_is_nowhere(tmp_path: Path) -> None:

@@ -286,7 +286,12 @@ def make(split="train"):
     ("kind", "evaluation", "message"),
     [
         ("Raises", None, r"all 16 rollouts of .*asking' .* failed, the first of them: .*the stove\ufffd\[31m is cold"),
-        ("Raises", {"tasks": 1}, "the rollout of .*asking-eval.* failed, the first of them: .*the stove"),
+        pytest.param(
+            "Raises",
+            {"tasks": 1},
+            "the rollout of .*asking-eval.* failed, the first of them: .*the stove",
+            marks=pytest.mark.slow("Held-out rollouts that all fail end a run with their reason."),
+        ),
         ("Silent", {"tasks": 2}, "none of 2 held-out attempts has a score of 'env_return': reward them"),
     ],
 )

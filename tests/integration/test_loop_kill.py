@@ -64,7 +64,7 @@ def check(tmp_path: Path, kills: int, ahead: int, rounds: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path, ahead: int) -> None:
-    check(tmp_path, 2, ahead, 2)
+    check(tmp_path, 1, ahead, 2)
 
 
 @pytest.mark.slow

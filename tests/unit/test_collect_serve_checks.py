@@ -26,23 +26,27 @@ def test_a_model_that_can_be_served_gives_its_configuration(tmp_path):
         ("tokenizer.json", "has no tokenizer"),
     ],
 )
-def test_what_a_folder_lacks_is_named(tmp_path, missing, told):
+def test_what_a_folder_lacks_is_named(tmp_path, missing, told, wording):
     model = model_folder(tmp_path)
     (model / missing).unlink()
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=told) as error:
         check_model(model, "cpu")
+    wording(error.value)
 
 
-def test_no_folder_a_run_and_an_adapter_are_told_apart(tmp_path):
-    with pytest.raises(UsageError, match="no such folder"):
+def test_no_folder_a_run_and_an_adapter_are_told_apart(tmp_path, wording):
+    with pytest.raises(UsageError, match="no such folder") as error:
         check_model(tmp_path / "Qwen" / "Qwen3-8B", "cuda")
+    wording(error.value)
     (tmp_path / "run-1").mkdir()
     model = model_folder(tmp_path).rename(tmp_path / "run-1" / "final")
-    with pytest.raises(UsageError, match=r"run-1 is the .* model is .*run-1/final"):
+    with pytest.raises(UsageError, match=r"run-1 is the .* model is .*run-1/final") as error:
         check_model(tmp_path / "run-1", "cuda")
+    wording(error.value)
     (model / "config.json").rename(model / "adapter_config.json")
-    with pytest.raises(UsageError, match=r"LoRA adapter; .* --lora"):
+    with pytest.raises(UsageError, match=r"LoRA adapter; .* --lora") as error:
         check_model(model, "cuda")
+    wording(error.value)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from lake.errors import TrajlakeError, UsageError
 from testkit.loops import write_config
-from testkit.word_game import save_model
+from testkit.word_game import TARGET, save_model
+from testkit.wording import Wording
 from trainer.online.command import loop
 from trainer.online.settings import read_config
 from trainer.online.start import job_parameters
@@ -54,9 +55,10 @@ def test_what_is_given_goes_before_the_file(config: str) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(config: str, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_is_wrong_is_named(config: str, given: dict[str, Any], message: str, wording: Wording) -> None:
+    with pytest.raises(UsageError, match=message) as error:
         read_config(config, given)
+    wording(error.value, CONFIG=config)
 
 
 def test_a_file_without_a_model_is_told_where_it_stands(tmp_path: Path) -> None:
@@ -83,12 +85,12 @@ def test_a_file_without_a_model_is_told_where_it_stands(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_that_is_refused_leaves_nothing_behind(
-    tmp_path: Path, config: str, pair: str, run: str, message: str
+    tmp_path: Path, config: str, pair: str, run: str, message: str, wording: Wording
 ) -> None:
     words = ["--config", config, "--set", pair, "--run", run, "--out", tmp_path / "out", "--lake", tmp_path / "lake"]
     done = CliRunner().invoke(loop, list(map(str, words)))
     assert isinstance(done.exception, TrajlakeError)
-    assert message in str(done.exception)
+    assert message in wording(done.exception, CONFIG=config, GAME=TARGET)
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,6 @@
 """Rollouts and groups: records that are complete, repeatable, and taken by a lake exactly once."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from lake import ids
 from lake.records import check, identify
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, HouseScript, Split, vocabulary
+from pipelines.collect.episode_records import rollout_seed
 from pipelines.collect.players import Rollout
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
 from pipelines.collect.rollouts import GroupConfig, collect_groups, distinct_seeds, play
@@ -213,3 +215,8 @@ def test_importing_the_collector_loads_no_model_library():
     loaded = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
     assert "pipelines.collect.policies.transformers_policy" in loaded.split()
     assert not {"torch", "transformers", "tokenizers", "streamlit"} & set(loaded.split())
+
+
+def test_every_run_round_start_sibling_and_attempt_samples_with_a_seed_of_its_own() -> None:
+    seeds = {rollout_seed(*each) for each in itertools.product(range(2), repeat=5)}
+    assert len(seeds) == 2**5
