@@ -188,6 +188,19 @@ def test_spans_of_a_rollout_whose_calls_are_recorded_are_rows_of_its_spans() -> 
     }
 
 
+def test_a_rollout_of_spans_alone_that_its_end_closes_has_no_step_beside_theirs() -> None:
+    address = Address(run="r", task="t", rollout=3)
+    desk = Desk()
+    desk.send([span for span in SPANS if span.name == "chat"], address)
+    told = desk.book.end(address, Ending(reward=1.0, closes=True), NOW)
+    (record,) = desk.finished()
+    assert isinstance(record, EpisodeRecord)
+    assert record.env_return == 1.0
+    assert len(record.steps) == told["spans"]
+    assert all(step.action for step in record.steps)
+    assert "steps" not in told
+
+
 def test_a_book_that_is_resumed_goes_on_with_its_traces() -> None:
     desk, later = Desk(), Desk()
     inner, root = [[span for span in SPANS if (span.name == "agent") is is_root] for is_root in (False, True)]
