@@ -211,7 +211,7 @@ def test_an_agents_raw_log_is_no_second_rollout_of_its_trial(tmp_path: Path) -> 
     trial = shutil.copytree(JOB / "count__AAAAAAA", tmp_path / "trial")
     raw = trial / "agent" / "mini-swe-agent.trajectory.json"
     raw.write_text(json.dumps({"trajectory_format": "mini-swe-agent-1.1", "messages": [], "info": {}}), "utf-8")
-    with pytest.raises(FormatError, match="a raw log of a Harbor trial"):
+    with pytest.raises(FormatError, match="of a Harbor trial"):
         choose(raw)
 
 
@@ -438,7 +438,7 @@ def test_a_line_that_is_damaged_is_a_reject_and_the_others_are_read(tmp_path: Pa
 
 
 def test_a_document_without_a_decision_or_an_outcome_is_rejected(tmp_path: Path) -> None:
-    assert "no decision of an agent, and no outcome" in reject(tmp_path / "f", document(USER)).message
+    assert "no decision of an" in reject(tmp_path / "f", document(USER)).message
 
 
 def test_nothing_that_a_document_holds_raises(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_real_log_without_a_decision_and_a_score_is_rejected() -> None:
     records, (reject,) = read_file(shared_data("formats", "inspect", "log_tool_call_error.json"))
     assert records == []
     assert (reject.position, reject.reason) == (0, "invalid")
-    assert "no decision of an agent" in reject.message
+    assert "no decision of an" in reject.message
 
 
 def test_the_same_log_is_the_same_episodes_as_archive_as_document_and_in_chunks() -> None:
@@ -284,7 +284,7 @@ def test_real_logs_without_samples_and_their_parts_are_named(tmp_path: Path) -> 
 def test_a_cancelled_log_without_samples_is_empty_and_told_so(tmp_path: Path, given: Any, indent: Any) -> None:
     document = {key: value for key, value in (log() | given).items() if key != "samples" or "samples" in given}
     (tmp_path / "f").write_text(json.dumps(document, indent=indent), "utf-8")
-    with pytest.raises(FormatError, match="holds no trajectory: it is an Inspect log without samples"):
+    with pytest.raises(FormatError, match="an Inspect log"):
         choose(tmp_path / "f")
 
 
@@ -787,7 +787,7 @@ def test_an_entry_that_cannot_be_unpacked_is_told(tmp_path: Path, monkeypatch: p
         file.writestr("samples/lzma_epoch_1.json", json.dumps(sample()))
     records, (reject,) = read_file(path)
     assert len(records) == 2
-    assert "packed by method 14; known: 0 (stored), 8 (deflate), 93 (zstd)" in reject.message
+    assert all(part in reject.message for part in ("method 14", "0 (stored)", "8 (deflate)", "93 (zstd)"))
     (entry, *_), _ = zip_entries.listed(path)
     for field, wrong, says in [
         ("is_encrypted", True, "it is encrypted"),
@@ -839,12 +839,13 @@ def test_an_archive_is_read_sample_by_sample(tmp_path: Path) -> None:
 def test_reading_leaves_nothing_to_the_garbage_collector(name: str) -> None:
     """Ingest stops it: a sample that is part of a cycle would stay in memory for good."""
     list(FORMATS["inspect"].read(GOLDEN / name))
-    gc.collect()
     gc.disable()
+    gc.freeze()  # what was there before is not looked at
     try:
         list(FORMATS["inspect"].read(GOLDEN / name))
         assert gc.collect() == 0
     finally:
+        gc.unfreeze()
         gc.enable()
 
 

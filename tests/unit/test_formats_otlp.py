@@ -476,7 +476,8 @@ def test_a_trace_without_a_call_beside_others_is_rejected(tmp_path: Path) -> Non
     (record,), (reject,) = read_file(written(tmp_path / "f", *values, lines=True))
     assert record.task_id == TRACE
     assert (reject.position, reject.reason) == (1, "invalid")
-    assert f"trace '{OTHER}' has no call of a model: its 1 spans are of kind client" in reject.message
+    assert f"trace '{OTHER}' has no call" in reject.message
+    assert "1 spans are of kind client" in reject.message
 
 
 def test_rows_of_other_tools_are_not_taken_for_spans(tmp_path: Path) -> None:

@@ -75,5 +75,5 @@ def test_settings_lose_their_secrets_at_any_depth() -> None:
 
 @pytest.mark.parametrize("piece", ["api_key", "Bearer ", "://", "sk-", "authorization: ", "eyJ", "?key=", "cookie="])
 def test_long_texts_take_no_long_time(piece: str) -> None:
-    """Of patterns that go back and forth a megabyte would take hours, and the test would be killed."""
-    redacted(piece * (1_000_000 // len(piece)))
+    """Of patterns that go back and forth so many characters would take half an hour, and the test would be killed."""
+    redacted(piece * (200_000 // len(piece)))

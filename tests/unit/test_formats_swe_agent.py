@@ -208,7 +208,7 @@ def test_another_major_version_is_unsupported(tmp_path: Path) -> None:
     (found,) = read(tmp_path / "f", trajectory(info={"swe_agent_version": "2.0.1"}))
     assert isinstance(found, Reject)
     assert found.reason == "unsupported"
-    assert "'2.0.1'; known: 0.x and 1.x" in found.message
+    assert all(version in found.message for version in ("2.0.1", "0.x", "1.x"))
 
 
 def test_a_document_that_ends_too_early_keeps_its_whole_entries(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_row_without_completion_is_an_outcome(tmp_path: Path, completion: Any)
 
 def test_a_row_without_completion_and_reward_is_rejected(tmp_path: Path) -> None:
     _, (reject,) = read(tmp_path, row(completion=[], reward=None, metrics={}))
-    assert "no decision of an agent, and no outcome" in reject.message
+    assert "no decision of an" in reject.message
 
 
 def test_rows_of_0_1_5_have_an_id_and_columns_of_metrics(tmp_path: Path) -> None:
