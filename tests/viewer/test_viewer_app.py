@@ -17,6 +17,7 @@ import lake
 from lake import Lake, ids
 from lake.search import place
 from lake.write.annotations import Annotation, annotate
+from testkit.examples import mostly_slow
 from testkit.lakes import RUN, add_credit, add_training, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import (
     SCREENS,
@@ -35,6 +36,7 @@ from testkit.streamlit_pages import (
     transcript,
     words,
 )
+from testkit.wording import Wording
 from viewer import pinned
 from viewer.environment import ENVIRONMENT
 from viewer.queries import facets, training
@@ -72,9 +74,14 @@ def test_every_page_opens(lk: Lake, name: str) -> None:
     assert [warning.value for warning in at.warning] == []
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return lake.open(tmp_path_factory.mktemp("empty"), create=True)
+
+
 @pytest.mark.parametrize("name", [name for name in SCREENS if name != "sql"])
-def test_an_empty_lake_gives_friendly_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    show(lake.open(tmp_path / "empty", create=True), monkeypatch)
+def test_an_empty_lake_gives_friendly_pages(empty: Lake, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    show(empty, monkeypatch)
     at = open_page(name)
     assert len(at.dataframe) == 0
     assert len(at.info) + len(at.success) == 1
@@ -97,17 +104,19 @@ def test_a_viewer_without_a_lake_says_how_to_start_it(monkeypatch: pytest.Monkey
     assert "trajlake view --lake" in at.code[0].value
 
 
-def test_a_lake_that_vanished_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lake_that_vanished_is_an_error_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     lk = show(build_lake(tmp_path / "lake"), monkeypatch)
     at = open_page("episodes")
     shutil.rmtree(lk.uri)
     monkeypatch.setattr(pinned, "_SECONDS", 0.0)
     at.text_input(key="text").set_value("anything new")
     assert_sound(at.run())
-    assert at.error[0].value == "The lake could not be read."
+    wording(at.error[0].value)
     at.button[-1].click()
     assert_sound(at.run())
-    assert "does not exist" in at.code[-1].value
+    assert "does not exist" in wording(at.code[-1].value)
 
 
 # ---------------------------------------------------------------- jobs and credit
@@ -125,7 +134,7 @@ def test_two_jobs_and_two_runs_are_compared_by_parameters(tmp_path: Path, monkey
     assert column(at, "settings", "a")[0::3] == ["0.5", "[1, 2]"]
     assert column(at, "settings", "b") == ["1.0", UNKNOWN, "3", "[1, 2]"]
     assert "2 of 4 parameters differ" in words(at)
-    assert "is no other job of this kind" in open_page("job", job=one.job_id, beside=UNKNOWN_ID).warning[0].value
+    assert UNKNOWN_ID in open_page("job", job=one.job_id, beside=UNKNOWN_ID).warning[0].value
     runs = open_page("change", a_run="a", b_run="b")
     assert column(runs, "settings_that_differ", "setting") == ["config.gamma", "config.only"]
     target = f"/job?job={ids.to_text(one.job_id)}&beside={ids.to_text(other.job_id)}"
@@ -197,8 +206,8 @@ def test_an_unknown_run_is_named_and_another_shown(lk: Lake) -> None:
 def test_a_run_of_one_round_says_that_there_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     show(build_lake(tmp_path, [rollout("a", 0, None)]), monkeypatch)
     at = open_page("runs")
-    assert "there is no curve to draw" in words(at)
-    assert "No episode of this run is scored." in words(at)
+    assert "no curve to draw" in words(at)
+    assert "run is scored" in words(at)
 
 
 # ---------------------------------------------------------------- episodes
@@ -217,13 +226,20 @@ def test_a_text_is_searched_in_all_that_a_person_reads(lk: Lake) -> None:
     for text, number in searches:
         at = open_page("episodes", text=text)
         if number is None:
-            assert at.info[0].value == "No episode matches these filters."
+            assert "No episode matches" in at.info[0].value
         else:
             assert f"of {number} episodes" in words(at), text
 
 
-def test_the_list_is_paged_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+@pytest.fixture(scope="module")
+def sixty(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """An episode for each of 60 tasks, of rising outcome."""
+    records = [rollout(f"{n}", 0, n / 60, num_steps=1) for n in range(60)]
+    return build_lake(tmp_path_factory.mktemp("sixty"), records)
+
+
+def test_the_list_is_paged_on_the_server(sixty: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(sixty, monkeypatch)
     first, last = open_page("episodes"), open_page("episodes", page=3)
     assert column(first, "episodes", "task_id") == [str(n) for n in range(25)]
     assert column(last, "episodes", "task_id") == [str(n) for n in range(50, 60)]
@@ -232,16 +248,16 @@ def test_the_list_is_paged_on_the_server(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(links(beyond, "episodes")) == 10
 
 
-def test_a_new_filter_starts_at_the_first_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+def test_a_new_filter_starts_at_the_first_page(sixty: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(sixty, monkeypatch)
     at = open_page("episodes", page=2)
     at.text_input(key="task").set_value("*")
     assert_sound(at.run())
     assert column(at, "episodes", "task_id")[0] == "0"
 
 
-def test_turning_a_page_writes_it_into_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+def test_turning_a_page_writes_it_into_the_address(sixty: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(sixty, monkeypatch)
     at = open_page("episodes")
     at.get("pagination")[0].set_value(2)
     assert_sound(at.run())
@@ -249,8 +265,8 @@ def test_turning_a_page_writes_it_into_the_address(tmp_path: Path, monkeypatch: 
     assert column(at, "episodes", "task_id")[0] == "25"
 
 
-def test_the_whole_list_is_ordered_not_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    show(build_lake(tmp_path, [rollout(f"{n}", 0, n / 60, num_steps=1) for n in range(60)]), monkeypatch)
+def test_the_whole_list_is_ordered_not_the_page(sixty: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    show(sixty, monkeypatch)
     highest = open_page("episodes", sort="-outcome", page=2)
     assert column(highest, "episodes", "task_id") == [str(n) for n in range(34, 9, -1)]
     assert column(open_page("episodes", sort="task_id"), "episodes", "task_id")[:3] == ["0", "1", "2"]
@@ -273,8 +289,8 @@ def test_rows_are_links_and_the_opened_one_is_marked(lk: Lake) -> None:
     assert [shown[row] for row in opened(at, "episodes")] == [ids.to_text(episode_id(lk, "mixed", 2))]
 
 
-def test_the_way_back_leads_to_the_page_of_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lk = show(build_lake(tmp_path, [rollout(f"{n}", 0, 1.0, num_steps=1) for n in range(60)]), monkeypatch)
+def test_the_way_back_leads_to_the_page_of_the_list(sixty: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk = show(sixty, monkeypatch)
     last = ids.to_text(episode_id(lk, "59", 0))
     at = open_page("episode", episode=last, list=f"run={RUN}")
     assert f'<a href="/episodes?page=3&amp;run={RUN}&amp;opened={last}">Back to the list</a>' in words(at)
@@ -286,29 +302,26 @@ def test_unscored_episodes_are_dashes_and_can_be_listed(lk: Lake) -> None:
     assert set(column(at, "episodes", "outcome")) == {UNKNOWN}
 
 
-def test_wrong_values_in_the_address_are_said(lk: Lake) -> None:
+def test_wrong_values_in_the_address_are_said(lk: Lake, wording: Wording) -> None:
     at = open_page(
         "episodes",
         **{"run": "nobody", "group": "zzz", "min": "much", "round": -1, "status": ["completed", "odd"]},
         **{"job": "zzz", "update": 1, "page": "x", "sort": "-nothing"},
     )
-    said = " ".join(warning.value for warning in at.warning)
+    said = " ".join(wording(warning.value) for warning in at.warning)
     assert "There is no run `nobody`" in said
-    assert "`zzz` is not an id" in said
-    assert "`zzz` is not the id of a job" in said
-    assert "`min=much` of the address was left out: `min` takes a number." in said
-    assert "`round=-1` of the address was left out: `round` takes a whole number" in said
-    assert "`page=x`" in said
-    assert "`status=odd` of the address was left out: `status` takes one of completed, truncated" in said
-    assert "`sort=-nothing` of the address was left out: nothing is ordered by `nothing`." in said
+    for name in ("zzz", "min=much", "round=-1", "page=x", "status=odd", "sort=-nothing"):
+        assert f"`{name}`" in said, name
+    assert said.count("`zzz`") == 2, "of a group, and of a job"
+    for valid in ("`min` takes a number", "`round` takes a whole number", "one of completed, truncated"):
+        assert valid in said
     assert len(links(at, "episodes")) == 22, "the completed ones"
 
 
-def test_an_update_needs_a_job_to_name_a_batch(lk: Lake) -> None:
-    at = open_page("episodes", update=7)
-    assert [warning.value for warning in at.warning] == [
-        "`update=7` of the address was left out: the list takes `job` and `update` together."
-    ]
+def test_an_update_needs_a_job_to_name_a_batch(lk: Lake, wording: Wording) -> None:
+    (warning,) = open_page("episodes", update=7).warning
+    assert "`update=7`" in wording(warning.value)
+    assert "`job` and `update` together" in warning.value
     assert not open_page("episodes", job=job_id(lk, "train"), update=0, round=0, sort="-num_steps").warning
 
 
@@ -401,7 +414,7 @@ def test_a_run_that_only_a_scorer_judged_shows_its_scores(tmp_path: Path, monkey
 def test_groups_are_filtered_by_signal(lk: Lake) -> None:
     assert column(open_page("groups", signal="dead"), "groups", "task_id") == ["dead", "dead"]
     at = open_page("groups", task="nothing")
-    assert at.info[0].value == "No group matches these filters."
+    assert "No group matches" in at.info[0].value
 
 
 def test_a_group_shows_its_siblings_and_their_shared_states(lk: Lake) -> None:
@@ -412,7 +425,9 @@ def test_a_group_shows_its_siblings_and_their_shared_states(lk: Lake) -> None:
     assert column(at, "siblings", "outcome") == ["1", "0", "0", "1"]
     assert column(at, "anchors", "state")[0] == "You are at the gate."
     assert column(at, "anchors", "episodes") == ["4", "2", "2"]
-    assert "67 % of 12 steps were taken from them, 33 % from a state that no other" in words(at)
+    shares = next(line for line in words(at).splitlines() if "67 %" in line)
+    assert "of 12 steps" in shares
+    assert "33 %" in shares
 
 
 def test_a_dead_group_and_one_that_lost_siblings_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,20 +438,17 @@ def test_a_dead_group_and_one_that_lost_siblings_say_so(tmp_path: Path, monkeypa
     assert ":orange-badge[dead group]" in shown
     assert ":orange-badge[3 of 8 siblings]" in shown
     assert ":red-badge[mixes policy versions]" in shown
-    assert "No credit job has covered this group" in shown
+    assert "No credit job" in shown
 
 
-def test_an_anchor_is_a_deep_link(lk: Lake) -> None:
+def test_an_anchor_is_a_deep_link(lk: Lake, wording: Wording) -> None:
     group = group_id(lk, "mixed", 1)
     anchor = lk.sql("SELECT anchor_key FROM advantages WHERE group_id = ? AND anchor_size = 4 LIMIT 1", [group]).item()
     at = open_page("group", group=group, anchor=anchor)
     assert at.code[0].value == "You are at the gate."
     assert column(at, "visits", "action") == ["go right", "go left", "go right", "go left"]
-    assert (
-        "No step of this group was taken from anchor"
-        in open_page("group", group=group, anchor=UNKNOWN_ID).warning[0].value
-    )
-    assert "is not the id of an anchor" in open_page("group", group=group, anchor="zzz").warning[0].value
+    for wrong in (UNKNOWN_ID, "zzz"):
+        assert wrong in wording(open_page("group", group=group, anchor=wrong).warning[0].value)
 
 
 # ---------------------------------------------------------------- training
@@ -476,7 +488,7 @@ def test_curves_of_other_jobs_stand_beside_and_names_are_explained(
     assert "trajlake-legend" in words(at)
     assert "an alarm was active (2 updates)" in words(at)
     explained = {element.value: element.proto.help for element in at.markdown if element.value.startswith("**")}
-    assert explained["**`loss`**"].startswith("The loss of the optimizer step")
+    assert explained["**`loss`**"].startswith("The loss of")
     assert explained["**`mine`**"] == "", "only what is ours is explained"
 
 
@@ -517,11 +529,11 @@ def test_what_is_cut_or_put_together_is_said(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(training, "JOBS", 1)
     add_training(lk)
     said = words(open_page("training"))
-    assert "Each point is the mean of 2 updates" in said
-    assert "The first 1 of 2 jobs" in said
+    assert "mean of 2 updates" in said
+    assert "1 of 2 jobs" in said
 
 
-@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("most", mostly_slow([1, 2], 2))
 def test_a_job_that_the_address_names_is_shown_however_old_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
@@ -567,14 +579,15 @@ def test_an_update_without_a_job_says_of_which_it_is_and_offers_the_others(
     old, other, new = add_training(lk), add_training(lk, run_id=HOSTILE), add_training(lk, updates=2)
     at = open_page("training", update=3)
     assert job_choice(at).value == ids.to_text(other), "the newest job has no update 3"
-    assert "Of the newest job that has an update 3:" in words(at)
+    assert "has an update 3:" in words(at)
     assert f'href="?update=3&amp;job={ids.to_text(old)}"' in words(at)
     assert ids.to_text(new) not in "".join(line for line in words(at).splitlines() if "Others:" in line)
     named = open_page("training", update=0, job=ids.to_text(new))
     assert "Of the newest job" not in words(named)
     assert len(column(named, "batch_groups", "task_id")) == 2
     assert "The batch is of 2 groups, 1 of them dead" in words(named)
-    assert "This batch was played by policy version 0, 0 versions behind; its neighbour's by 0." in words(named)
+    assert "by policy version 0, 0 versions behind" in words(named)
+    assert "its neighbour's by 0." in words(named)
 
 
 def test_a_job_that_has_not_ended_is_not_said_to_have_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,7 +615,7 @@ def test_runs_that_only_trained_are_listed(tmp_path: Path, monkeypatch: pytest.M
     assert column(at, "trained runs", "updates") == ["2"]
     assert links(at, "trained runs") == [f"/training?job={ids.to_text(newest)}"]
     said = words(open_page("runs", run="offline"))
-    assert "It has no episodes of its own: it trained on those of other runs." in said
+    assert "no episodes of its" in said
     assert f"/training?job={ids.to_text(newest)}" in said
     assert "There is no run" not in said
 
@@ -643,7 +656,7 @@ def test_jobs_and_one_job(lk: Lake) -> None:
     assert '"gamma": 0.95' in at.code[0].value
     figures = facts(at)
     assert (figures["Groups"], figures["Dead groups"]) == ("6", "33 %")
-    assert re.search(r"<li><b>\d+</b> steps in a state that a sibling visited</li>", words(at))
+    assert re.search(r"<li><b>\d+</b> steps in a state", words(at))
     assert "Metrics and batches" in words(open_page("job", job=job_id(lk, "train")))
 
 
@@ -657,7 +670,7 @@ def test_a_failed_job_shows_its_error_and_a_killed_one_its_state(
     failed = open_page("job", job=job_id(lk, "credit"))
     assert failed.error[0].value == "The job failed."
     assert failed.code[0].value == "ZeroDivisionError: boom **bold**"
-    assert "not ended: running, or killed" in words(open_page("job", job=job_id(lk, "train")))
+    assert "running, or killed" in words(open_page("job", job=job_id(lk, "train")))
 
 
 def test_rejects_with_their_raw_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,46 +7,29 @@ from urllib.parse import urlsplit
 import pytest
 
 from lake import Lake, ids
-from testkit.browser_pages import PATIENCE, address, go, open_row, rows_of, settled
+from testkit.browsed_lake import HOSTILE
+from testkit.browser_pages import address, go, open_row, rows_of, settled
 from testkit.browsers import REQUIRE, missing
 from testkit.examples import mostly_slow
-from testkit.lakes import RUN, add_credit, add_training, build_lake, rollout, sample_episodes
+from testkit.lakes import RUN
 from testkit.viewer_process import Viewer
 
 pytestmark = pytest.mark.browser
 
-MARK = "window.hostile = (window.hostile || 0) + 1"
-HTML = f"<script>{MARK}</script><img src=x onerror='{MARK}'><svg onload='{MARK}'></svg> \x1b[31m"
-MARKDOWN = f"![beacon](http://beacon.invalid/x.png) [click](javascript:{MARK}) **bold** <img src=x onerror='{MARK}'>"
-HOSTILE = f"{HTML} {MARKDOWN}"
+
+@pytest.fixture(scope="module")
+def lk(browsed_lake: Lake) -> Lake:
+    return browsed_lake
 
 
 @pytest.fixture(scope="module")
-def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """The usual content, and a run in which everything is hostile."""
-    hostile = rollout(HOSTILE, 0, 0.0, environment=HOSTILE, policy=HOSTILE, stop_reason=HOSTILE, error=HOSTILE)
-    for step, text in zip(hostile.steps, (HTML, MARKDOWN, HOSTILE), strict=True):
-        step.state = step.action = step.reasoning = text
-        step.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}]
-        step.context = [{"role": HOSTILE, "content": "more " + HOSTILE}]
-    lk = build_lake(tmp_path_factory.mktemp("browser"), sample_episodes())
-    with lk.job(kind="collect", run_id=HOSTILE) as job:
-        job.record([hostile, rollout(HOSTILE, 1, 1.0)])
-    add_credit(lk)
-    add_training(lk)
-    return lk
+def running(browsed: Viewer) -> Viewer:
+    return browsed
 
 
 def episode_text(lk: Lake, task: str, index: int, round_: int = 0) -> str:
     query = "SELECT episode_id FROM episodes WHERE task_id = ? AND rollout_index = ? AND collection_round = ?"
     return ids.to_text(lk.sql(query, [task, index, round_]).item())
-
-
-@pytest.mark.parametrize("name", mostly_slow(["", "episodes", "groups", "training", "jobs", "rejects"], "", "training"))
-def test_every_page_renders(page: Any, name: str) -> None:
-    go(page, f"/{name}", name.capitalize() or "Runs")
-    if name != "rejects":
-        page.locator(".trajlake-table").or_(page.get_by_test_id("stVegaLiteChart")).first.wait_for()
 
 
 def test_from_the_list_to_an_episode_and_its_advantages(page: Any, lk: Lake) -> None:
@@ -74,6 +57,7 @@ def test_from_the_list_to_an_episode_and_its_advantages(page: Any, lk: Lake) -> 
     assert rows_of(page, "Episodes").nth(1).get_attribute("aria-current") == "true"
 
 
+@pytest.mark.slow("Back and Forward go where the reader was, and the opened row is marked")
 def test_back_and_forward_go_where_the_reader_was(page: Any, lk: Lake) -> None:
     """A link is one entry of the history; filter, order and page come back, and the opened row is marked."""
     go(page, "/groups?task=d*", "Groups")
@@ -151,6 +135,7 @@ def test_keys_walk_the_filtered_list(page: Any, lk: Lake) -> None:
     page.get_by_text("2 of 4 episodes").wait_for()
 
 
+@pytest.mark.slow("filters that are typed write the address and come back from it")
 def test_filters_and_pages_write_the_address_and_come_back_from_it(page: Any) -> None:
     go(page, "/episodes", "Episodes")
     page.get_by_role("button", name="Filters").click()
@@ -165,6 +150,7 @@ def test_filters_and_pages_write_the_address_and_come_back_from_it(page: Any) ->
     page.get_by_text("1 to 4 of 4 episodes").wait_for()
 
 
+@pytest.mark.slow("facets narrow a list and chips take filters off, by clicks")
 def test_facets_narrow_the_list_and_chips_take_filters_off(page: Any) -> None:
     go(page, "/episodes?text=hall&facets=true", "Episodes")
     page.get_by_role("link", name="failed rollout 2").click()
@@ -178,7 +164,9 @@ def test_facets_narrow_the_list_and_chips_take_filters_off(page: Any) -> None:
     page.wait_for_function("document.querySelector('input[aria-label=Text]').value === 'hall'")
 
 
-def test_groups_are_narrowed_by_what_their_episodes_have(page: Any) -> None:
+@pytest.mark.slow("facets, chips and Back narrow and widen the list of groups in a browser")
+def test_groups_are_narrowed_by_what_their_episodes_have(page: Any, lk: Lake) -> None:
+    number = lk.sql("SELECT count(DISTINCT group_id) FROM episodes").item()
     go(page, f"/groups?run={RUN}&signal=live&facets=true", "Groups")
     page.get_by_role("link", name="failed rollout 2").click()
     page.get_by_text("1 to 2 of 2 groups").wait_for()
@@ -203,7 +191,7 @@ def test_groups_are_narrowed_by_what_their_episodes_have(page: Any) -> None:
     page.get_by_text("1 to 2 of 2 groups").wait_for()
     page.get_by_role("link", name="clear all").click()
     page.wait_for_function("!location.search.includes('signal')")
-    page.get_by_text(re.compile("of 7 groups")).wait_for()
+    page.get_by_text(re.compile(f"of {number} groups")).wait_for()
 
 
 def test_the_whole_list_is_downloaded(page: Any) -> None:
@@ -216,6 +204,7 @@ def test_the_whole_list_is_downloaded(page: Any) -> None:
     page.locator("code").filter(has_text="trajlake export").filter(has_text="task_id LIKE").wait_for()
 
 
+@pytest.mark.slow("a shared state of a group leads to the step of a sibling in a browser")
 def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) -> None:
     group = lk.sql("SELECT any_value(group_id) FROM episodes WHERE task_id = 'mixed' AND collection_round = 1").item()
     go(page, f"/group?group={ids.to_text(group)}", "Group")
@@ -226,11 +215,7 @@ def test_from_a_group_to_a_shared_state_to_a_sibling_there(page: Any, lk: Lake) 
     open_row(page, "Steps", 1)
     settled(page, "Episode")
     found = address(page)
-    assert found["episode"] == ids.to_text(
-        lk.sql(
-            "SELECT episode_id FROM episodes WHERE task_id = 'mixed' AND collection_round = 1 AND rollout_index = 1"
-        ).item()
-    )
+    assert found["episode"] == episode_text(lk, "mixed", 1, round_=1)
     assert found["step"] == "0"
     page.get_by_text("2 of 4 episodes that match the filter").wait_for()
 
@@ -256,15 +241,15 @@ def test_from_a_metric_to_the_episodes_of_the_update(page: Any, lk: Lake) -> Non
     page.locator("[data-step='0']").get_by_text(re.compile(r"^A = A")).wait_for()
 
 
+@pytest.mark.slow("a run with a hostile name is opened by a click")
 def test_a_run_is_chosen_by_a_click(page: Any) -> None:
-    """The run with the training job is the newest; the other's name is hostile."""
     go(page, "/", "Runs")
-    page.get_by_role("heading", name=f"Run {RUN}").wait_for()
-    open_row(page, "Runs", 1)
+    rows_of(page, "Runs").filter(has_text="<script>").click()
     page.get_by_role("heading", name="Run <script>").wait_for()
     assert address(page) == {"run": HOSTILE}
 
 
+@pytest.mark.slow("a point of a run opens its episodes, and a chosen theme stays on all pages")
 def test_a_point_opens_its_episodes_and_a_chosen_theme_stays_on_all_pages(page: Any) -> None:
     go(page, f"/?run={RUN}", "Runs")
     chart = page.get_by_test_id("stVegaLiteChart").first
@@ -283,13 +268,9 @@ def test_a_point_opens_its_episodes_and_a_chosen_theme_stays_on_all_pages(page: 
     assert max(map(int, re.findall(r"\d+", background)[:3])) < 60
 
 
-def test_wrong_ids_are_answered_in_words(page: Any) -> None:
-    for path in ("/episode?episode=zzz", "/group", "/job?job=0000000000000"):
-        page.goto(path)
-        page.get_by_test_id("stAlert").wait_for()
-
-
-@pytest.mark.parametrize("where", mostly_slow(["episode", "group", "episodes", "runs", "groups", "rejects"], "episode"))
+@pytest.mark.parametrize(
+    "where", mostly_slow(["episode", "group", "episodes", "runs", "groups", "rejects"], "episodes")
+)
 def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake, where: str) -> None:
     """The fixture's end asserts that no script ran, no dialog opened and no other host was asked."""
     query = "SELECT episode_id, group_id FROM episodes WHERE status = 'completed' AND error IS NOT NULL"
@@ -304,20 +285,6 @@ def test_hostile_text_is_shown_and_does_nothing(page: Any, lk: Lake, where: str)
     }
     go(page, *paths[where])
     page.wait_for_timeout(300)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_follows_the_colour_scheme(browser: Any, running: Viewer, lk: Lake, scheme: str) -> None:
-    context = browser.new_context(color_scheme=scheme, base_url=running.address)
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    go(page, f"/episode?episode={episode_text(lk, 'mixed', 0)}", "Episode")
-    colours = page.evaluate(
-        "() => ['backgroundColor', 'color'].map(name => getComputedStyle(document.querySelector('.stApp'))[name])"
-    )
-    background, text = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
-    assert (background > text) == (scheme == "light")
-    context.close()
 
 
 def test_a_missing_browser_skips_or_fails_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_a_token_strip_has_what_is_stored_and_says_what_is_not(lk: Lake) -> None
     assert [(track["label"], track["values"]) for track in strip["tracks"]] == [
         ("behaviour log-probability", [-0.5, -1.0, 0.0])
     ]
-    assert "No checkpoint was asked about this step" in strip["notes"][0]
+    assert "No checkpoint was asked" in strip["notes"][0]
     assert strips(lk, 1) == [], "no tokens are not a strip of zeros"
 
 
@@ -172,7 +172,7 @@ def test_checkpoints_stand_beside_the_policy_that_sampled(tmp_path: Path) -> Non
         ("now: log ratio to behaviour", [0.25, -0.5, 0.0]),
         ("other: log-probability", [-1.0, -2.0, -3.0]),
     ]
-    assert "No ratio to other: its log-probabilities are of another distribution." in strip["notes"]
+    assert any("No ratio to other" in note for note in strip["notes"])
 
 
 def test_without_the_policys_own_there_is_no_ratio() -> None:
@@ -183,8 +183,8 @@ def test_without_the_policys_own_there_is_no_ratio() -> None:
     seen["entropies"] = None
     (strip,) = tokens.strips([row], [seen, seen | {"encoding_id": 2}])
     assert [track["label"] for track in strip["tracks"]] == ["now: log-probability"]
-    assert strip["notes"][0].startswith("No log-probabilities of the policy that sampled are stored")
-    assert strip["notes"][1] == "No entropy under now: an older version rescored it, which stored none."
+    assert "policy that sampled" in strip["notes"][0]
+    assert strip["notes"][1].startswith("No entropy under now:")
 
 
 def test_long_actions_are_cut(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,7 @@ orders = st.none() | st.builds(Sort, st.sampled_from(sorted(episodes.ORDERS)), s
 
 
 @given(wanted=filters, order=orders, size=st.integers(1, 9))
+@example(wanted=EpisodeFilter(low=0.5, high=0.5), order=None, size=9)
 def test_pages_hold_every_matching_episode_once(
     snap: Reader, facts: Rows, steps: Rows, wanted: EpisodeFilter, order: Sort | None, size: int
 ) -> None:
@@ -182,6 +183,19 @@ def test_previous_and_next_walk_the_list_in_its_order(snap: Reader, order: Sort 
         assert (place.position, place.total) == (position, len(listed))
         assert place.previous == (listed[position - 2] if position > 1 else None)
         assert place.next == (listed[position] if position < len(listed) else None)
+
+
+def test_a_place_beyond_the_first_part_of_a_list_is_that_in_the_whole(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes, "FIRST", 4)
+    reader, wanted = Reader(snapshot), EpisodeFilter(run=RUN)
+    listed = [None, *episodes.listed(reader, wanted, None), None]
+    for position in (1, 3, 4, 5, len(listed) - 2):
+        place = episodes.place(reader, wanted, None, listed[position])
+        assert place is not None
+        assert (place.position, place.total) == (position, len(listed) - 2)
+        assert (place.previous, place.next) == (listed[position - 1], listed[position + 1])
 
 
 def test_an_episode_that_the_filter_leaves_out_has_no_place(snap: Reader, facts: Rows) -> None:
@@ -334,7 +348,7 @@ def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
 
 
 def test_a_search_for_nothing_is_told(snap: Reader) -> None:
-    with pytest.raises(UsageError, match="needs a letter or a digit"):
+    with pytest.raises(UsageError, match="letter or a digit"):
         episodes.page(snap, EpisodeFilter(text="***"), None, ALL)
 
 

@@ -77,7 +77,7 @@ def work_together(lk: Lake, seconds: float) -> None:
 
 
 def test_ten_sessions_at_once_get_their_pages_from_the_first_moment_on(lk: Lake) -> None:
-    work_together(lk, 10)
+    work_together(lk, 4)
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def repeat(convert):
 works = (frame.clone().to_arrow, frame.clone().to_pandas)
 threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in works]
 [thread.start() for thread in threads]
-for _ in range(300):
+for _ in range(100):
     readable(frame)
 ended.set()
 [thread.join() for thread in threads]

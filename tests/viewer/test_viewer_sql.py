@@ -1,7 +1,5 @@
 """The SQL page: what a SELECT gives, what it may not do, and where its rows lead."""
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
@@ -20,9 +18,15 @@ from viewer.queries.episodes import EpisodeFilter
 pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
 
 
+@pytest.fixture(scope="module")
+def whole_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    return build_lake(tmp_path_factory.mktemp("sql"))
+
+
 @pytest.fixture
-def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    return show(build_lake(tmp_path), monkeypatch)
+def lk(whole_lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """The usual content, shown; tests only read it."""
+    return show(whole_lake, monkeypatch)
 
 
 def test_rows_lead_to_their_episodes_and_are_in_pages(lk: Lake) -> None:
@@ -42,16 +46,16 @@ def test_numbers_can_be_drawn(lk: Lake) -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("SELECT nonsense FROM episodes", "nonsense"),
+        pytest.param("SELECT nonsense FROM episodes", "nonsense", marks=pytest.mark.slow),
         ("COPY episodes TO '/tmp/stolen.csv'", "SELECT"),
         ("SELECT * FROM read_csv('/etc/passwd')", "passwd"),
-        ("SELECT 1; SELECT 2", "one SELECT"),
+        pytest.param("SELECT 1; SELECT 2", "one SELECT", marks=pytest.mark.slow),
         ("SELECT range FROM range(20000)", "add LIMIT"),
     ],
 )
 def test_what_has_no_answer_says_why(query: str, message: str, lk: Lake) -> None:
     at = open_page("sql", q=query)
-    assert at.error[0].value == "The query has no result."
+    assert "no result" in at.error[0].value
     assert message in at.code[0].value
 
 
@@ -122,7 +126,7 @@ def test_ids_as_people_see_them_name_episodes_too(lk: Lake) -> None:
     ("query", "message"),
     [
         ("SELECT run_id FROM episodes", "column `episode_id`"),
-        ("SELECT episode_id FROM read_parquet('/etc/passwd')", "passwd"),
+        pytest.param("SELECT episode_id FROM read_parquet('/etc/passwd')", "passwd", marks=pytest.mark.slow),
         ("SELECT 1 AS episode_id) UNION ALL (SELECT 2", "syntax error"),
     ],
 )
@@ -135,12 +139,12 @@ def test_an_address_whose_query_has_no_episodes_does_no_harm(lk: Lake) -> None:
     """On the list, and on the page of an episode of such a list or queue."""
     query = "COPY episodes TO '/tmp/stolen.csv'"
     at = open_page("episodes", sql=query)
-    assert "The query of this list has no result." in at.warning[0].value
+    assert "list has no result" in at.warning[0].value
     assert "SELECT" in at.code[0].value
     one = lk.sql("SELECT min(episode_id) FROM episodes").item()
     at = open_page("episode", episode=one, list=f"sql={query}&unlabelled=rating&by=ann")
-    assert "The list of this address cannot be read" in words(at)
-    assert "The queue of this address cannot be read" in at.warning[0].value
+    assert "list of this address" in words(at)
+    assert "queue of this address" in at.warning[0].value
 
 
 def test_answers_are_kept_and_few_run_at_once(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

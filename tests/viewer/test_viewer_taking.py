@@ -51,6 +51,18 @@ def test_the_printed_commands_select_and_retract_the_list(
     assert gone.sort().to_list() == listed.sort().to_list()
 
 
+@pytest.fixture(scope="module")
+def every_list(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Something for every list; tests only read it."""
+    lk = build_lake(tmp_path_factory.mktemp("lists"))
+    add_credit(lk)
+    episode = lk.sql("SELECT min(episode_id) FROM episodes WHERE task_id = 'mixed'").item()
+    annotate(lk, [Annotation(episode_id=episode, label=label, text=f"={label}") for label in "abc"], "ann")
+    with lk.job(kind="collect", run_id=RUN) as job:
+        job.record([rollout("b", number, float("nan")) for number in range(3)])
+    return lk
+
+
 @pytest.mark.parametrize(
     ("page", "address", "of"),
     [
@@ -65,16 +77,12 @@ def test_the_printed_commands_select_and_retract_the_list(
     ],
 )
 def test_a_list_is_taken_as_its_page_shows_it(
-    lk: Lake, page: str, address: dict[str, str], of: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    every_list: Lake, page: str, address: dict[str, str], of: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link below a table leads to its rows, read part by part."""
-    add_credit(lk)
-    episode, group = lk.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").row(0)
-    annotate(lk, [Annotation(episode_id=episode, label=label, text=f"={label}") for label in "abc"], "ann")
-    with lk.job(kind="collect", run_id=RUN) as job:
-        job.record([rollout("b", number, float("nan")) for number in range(3)])
+    lk = show(every_list, monkeypatch)
     if page == "group":
-        address = {"group": ids.to_text(group)}
+        address = {"group": ids.to_text(lk.sql("SELECT min(group_id) FROM episodes WHERE task_id = 'mixed'").item())}
     at = open_page(page, **address)
     links = list(dict.fromkeys(re.findall(r'href="/download\?([^"]*)"[^>]*>The whole list', words(at))))
     assert len(links) == len(of)

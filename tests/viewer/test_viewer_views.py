@@ -37,7 +37,7 @@ def test_the_last_view_of_a_name_counts_until_it_is_dropped(lk: Lake) -> None:
     drop_view(objects, "b")
     assert [view.name for view in saved_views(objects)] == ["A"]
     for name in ("", "x" * 81, "a\nb"):
-        with pytest.raises(UsageError, match="is no name of a view"):
+        with pytest.raises(UsageError, match="name of a view"):
             save_view(objects, name, "/", "ann")
     with pytest.raises(UsageError, match="no view 'b'"):
         drop_view(objects, "b")
