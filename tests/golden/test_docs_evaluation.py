@@ -110,7 +110,7 @@ def test_the_numbers_of_the_prose_are_those_of_the_code() -> None:
     for sentence in said:
         assert sentence in PROSE
     assert LEAST_SHARED == 0.5
-    assert "at least half of the turns in states that recur" in PROSE
+    assert "at least half of the turns" in PROSE
 
 
 def test_every_estimator_has_its_row() -> None:

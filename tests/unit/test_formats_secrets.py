@@ -71,6 +71,8 @@ def test_what_is_redacted_stays_as_it_is(sentences: list[str]) -> None:
 def test_settings_lose_their_secrets_at_any_depth() -> None:
     given = {"model": "gpt", "api_key": "a", "clients": [{"OPENAI_API_KEY": "b", "base": {"Authorization": "c"}}]}
     assert without_secrets(given) == {"model": "gpt", "clients": [{"base": {}}]}
+    spans = {"http.request.header.authorization": "d", "llm.api_key": "e", "http.request.header.accept": "text"}
+    assert without_secrets(spans) == {"http.request.header.accept": "text"}
 
 
 @pytest.mark.parametrize("piece", ["api_key", "Bearer ", "://", "sk-", "authorization: ", "eyJ", "?key=", "cookie="])
