@@ -130,7 +130,7 @@ def test_what_is_no_format_of_files_is_neither_named_nor_taken(tmp_path: Path, n
     path = write_lines(tmp_path / "f.jsonl", [episode()])
     with pytest.raises(UsageError, match=f"{name} is no format"):
         run(tmp_path, path, "--format", name)
-    listed = run(tmp_path, "-h").stdout.partition("Formats:")[2]
+    listed = CliRunner().invoke(trajlake, ["ingest", "-h"]).stdout.partition("Formats:")[2]
     assert "agent_lightning_spans" in listed
     assert name not in listed
 

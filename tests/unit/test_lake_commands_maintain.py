@@ -150,7 +150,7 @@ def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, ans
 def test_forget_is_refused_where_nobody_can_be_asked(cli: Cli, unwritten: Lake, stdin: bytes, wording: Wording) -> None:
     versions = unwritten.snapshot().versions
     done = cli("forget", shown(unwritten, "a"), "--lake", unwritten.uri, stdin=stdin)
-    assert "--yes" in wording(done.fault)
+    assert "--yes" in wording(done.fault, LAKE=unwritten.uri)
     assert done.code == 2
     assert unwritten.snapshot().versions == versions
 
