@@ -205,7 +205,8 @@ def test_processes_give_the_same(
 
 
 @pytest.mark.parametrize(
-    ("kinds", "filled"), [(("score",), ("scores",)), pytest.param(JOB_NAMES, TABLES, marks=pytest.mark.slow)]
+    ("kinds", "filled", "fate"),
+    [(("score",), ("scores",), "before"), pytest.param(JOB_NAMES, TABLES, "none", marks=pytest.mark.slow)],
 )
 def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
     given: Given,
@@ -215,13 +216,18 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
     tmp_path: Path,
     kinds: tuple[str, ...],
     filled: tuple[str, ...],
+    fate: str,
 ) -> None:
-    """By one function of a user: which episodes a part holds by its mode is decided before the executor sees it."""
+    """Also where the worker of a part is killed.
+
+    By one function of a user: which episodes a part holds by its mode is decided before the executor sees it.
+    """
     one, told = expected(kinds, "pointwise")
     store = new_bucket(s3_server)
     lk = given.filled(store.root, store.options, kinds)
     jobs = jobs_of(given, tmp_path / "out", kinds, ["pointwise"])
-    *reports, end = reports_of(driver(store, ray_cluster, "none", tmp_path / "marks", *jobs))
+    *reports, end = reports_of(driver(store, ray_cluster, fate, tmp_path / "marks", *jobs))
+    assert (tmp_path / "marks" / "lost").exists() == (fate != "none")
     assert list(map(plain, reports)) == told
     assert not any(rows(one)[name].is_empty() for name in filled)
     assert_same_rows(lk, one)
@@ -236,18 +242,9 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
 # ---------------------------------------------------------------- 2. somebody dies
 
 
-@pytest.mark.parametrize(
-    ("name", "fate"),
-    [
-        ("ingest", "node"),
-        *(
-            pytest.param(name, fate, marks=pytest.mark.slow)
-            for name in JOB_NAMES
-            for fate in ("before", "after", "node")
-            if (name, fate) != ("ingest", "node")
-        ),
-    ],
-)
+@pytest.mark.slow("What a worker or a node of a Ray cluster loses runs again, for every kind of job.")
+@pytest.mark.parametrize("fate", ["before", "after", "node"])
+@pytest.mark.parametrize("name", JOB_NAMES)
 def test_what_is_lost_on_ray_runs_again(
     given: Given,
     s3_server: str,
