@@ -170,7 +170,7 @@ def well_spread(one: Rows, two: Rows) -> bool:
 # ---------------------------------------------------------------- against it
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(JOBS, JOBS)
 def test_a_level_is_what_loops_over_its_rows_say(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
     (found,) = ask(database, "level", one, two)
@@ -181,7 +181,7 @@ def test_a_level_is_what_loops_over_its_rows_say(database: duckdb.DuckDBPyConnec
     close(found, expected)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(JOBS, JOBS)
 def test_groups_are_what_loops_over_their_rows_say(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
     found = ask(database, "groups", one, two)
@@ -193,7 +193,7 @@ def test_groups_are_what_loops_over_their_rows_say(database: duckdb.DuckDBPyConn
         close(row, expected)
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(JOBS, JOBS, st.integers(0, 5))
 def test_examples_are_the_largest_changes(
     database: duckdb.DuckDBPyConnection, one: Rows, two: Rows, wanted: int
@@ -210,7 +210,7 @@ def test_examples_are_the_largest_changes(
 # ---------------------------------------------------------------- laws
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(10))
 @given(JOBS)
 def test_a_job_agrees_with_itself(database: duckdb.DuckDBPyConnection, job: Rows) -> None:
     (level,) = ask(database, "level", job, job)
@@ -240,7 +240,7 @@ def mirrored(row: Row) -> Row:
     return swapped
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(20))
 @given(JOBS, JOBS)
 def test_a_comparison_mirrors_its_reverse(database: duckdb.DuckDBPyConnection, one: Rows, two: Rows) -> None:
     (there,), (back,) = ask(database, "level", one, two), ask(database, "level", two, one)
@@ -250,7 +250,7 @@ def test_a_comparison_mirrors_its_reverse(database: duckdb.DuckDBPyConnection, o
         close(dict(sorted(mirrored(right).items())), dict(sorted(left.items())))
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(20))
 @given(JOBS, st.floats(0.1, 10))
 def test_correlations_do_not_mind_a_scale(database: duckdb.DuckDBPyConnection, job: Rows, scale: float) -> None:
     scaled = {

@@ -29,7 +29,7 @@ PLAIN = {"batch_key": "all"}
 COMPONENTS = {"components": {"a": 1.0, "b": 0.5}}
 OF_EACH_KIND = ("gae", "gdpo", "gigpo_loo", "grpo", "hgpo")
 """Of steps, of batches, with anchors, of episodes, with anchors of several steps."""
-law = settings(deadline=None, max_examples=4)
+law = settings(deadline=None, max_examples=3)
 
 
 def made(name: str, **options: Any) -> Estimator:

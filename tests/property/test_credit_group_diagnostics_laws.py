@@ -86,7 +86,7 @@ def assert_alike(found: list[Row], expected: list[Row]) -> None:
             assert ours[name] == wanted, (name, ours, theirs)
 
 
-@settings(deadline=None, max_examples=examples(50))
+@settings(deadline=None, max_examples=examples(25))
 @given(groups(), configs(episode_source="score"))
 def test_figures_equal_the_oracle(drawn: tuple[list[Row], list[Row]], config: GiGPO) -> None:
     rows, known = drawn
@@ -99,7 +99,7 @@ def test_figures_equal_the_oracle(drawn: tuple[list[Row], list[Row]], config: Gi
     assert_alike(found.to_dicts(), expected)
 
 
-@settings(deadline=None, max_examples=examples(30))
+@settings(deadline=None, max_examples=examples(15))
 @given(groups(), configs(episode_source="score"))
 def test_figures_agree_with_the_summary(drawn: tuple[list[Row], list[Row]], config: GiGPO) -> None:
     """What is added up over groups is what is counted over rows, but for episodes without an active step."""
@@ -113,7 +113,7 @@ def test_figures_agree_with_the_summary(drawn: tuple[list[Row], list[Row]], conf
     assert {name: summed[name] for name in counted} == counted
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(20))
 @given(groups(), st.data())
 def test_figures_do_not_depend_on_what_they_are_computed_with(
     drawn: tuple[list[Row], list[Row]], data: st.DataObject
@@ -134,7 +134,7 @@ def test_figures_do_not_depend_on_what_they_are_computed_with(
     assert pl.concat(one_by_one).collect().equals(expected)
 
 
-@settings(deadline=None, max_examples=examples(50))
+@settings(deadline=None, max_examples=examples(25))
 @given(groups(inactive=False))
 def test_findings_equal_the_oracle(drawn: tuple[list[Row], list[Row]]) -> None:
     rows, known = drawn
@@ -146,7 +146,7 @@ def test_findings_equal_the_oracle(drawn: tuple[list[Row], list[Row]]) -> None:
     assert report.findings["group_id"].is_sorted()
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(20))
 @given(groups(inactive=False))
 def test_reports_can_be_cut_anywhere_between_groups(drawn: tuple[list[Row], list[Row]]) -> None:
     rows, known = drawn

@@ -73,7 +73,7 @@ def test_figures_of_episodes_are_those_of_a_group_by(given_: tuple[pl.DataFrame,
 # ---------------------------------------------------------------- figures of groups
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(step_rows())
 def test_figures_of_groups_are_those_of_a_group_by(steps: list[dict[str, Any]]) -> None:
     rows = GiGPO(revisits="first", default_step_reward=0.0).advantages(frame(steps).lazy()).collect()

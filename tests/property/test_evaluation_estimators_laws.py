@@ -42,7 +42,7 @@ def on_policy(turns: Turns) -> Turns:
     )
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(25))
 @given(some_turns())
 @pytest.mark.parametrize("name", EVERY)
 def test_the_behaviour_policy_s_own_value_is_the_recorded_mean(name: str, turns: Turns) -> None:
@@ -57,14 +57,14 @@ def test_the_behaviour_policy_s_own_value_is_the_recorded_mean(name: str, turns:
         assert estimator.bias(turns) in ("none", "towards behaviour")
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(25))
 @given(some_turns())
 @pytest.mark.parametrize("name", SLOW)
 def test_an_estimate_is_what_its_formula_says(name: str, turns: Turns) -> None:
     assert named(name).value(turns)(once(turns)) == pytest.approx(slow(name, turns), rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(25))
 @given(some_turns(), st.data())
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "dr"])
 def test_counting_an_episode_twice_is_having_it_twice(name: str, turns: Turns, data: st.DataObject) -> None:

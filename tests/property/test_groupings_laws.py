@@ -115,7 +115,7 @@ def as_rows(groups: Groups, definition: str) -> set[tuple[int, int, int, int]]:
     }
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(st.lists(STEPS, min_size=1, max_size=3), collections())
 def test_steps_in_order_make_the_groups_of_the_obvious_ones(steps: list[Any], rows: list[Row]) -> None:
     grouping = Grouping(name="g", steps=tuple(steps))
@@ -135,7 +135,7 @@ def test_steps_in_order_make_the_groups_of_the_obvious_ones(steps: list[Any], ro
 # ---------------------------------------------------------------- laws
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(st.lists(STEPS, min_size=1, max_size=3), collections(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(steps: list[Any], rows: list[Row], rng: Any) -> None:
     grouping = Grouping(name="g", steps=tuple(steps))
@@ -144,7 +144,7 @@ def test_the_order_of_rows_does_not_matter(steps: list[Any], rows: list[Row], rn
     assert regroup(grouping, frame(rows)).rows.equals(regroup(grouping, frame(shuffled)).rows)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(st.builds(Subsample, size=st.integers(1, 4), draws=st.integers(1, 3)), collections(), collections())
 def test_a_draw_is_not_disturbed_by_unrelated_episodes(step: Subsample, rows: list[Row], others: list[Row]) -> None:
     grouping = Grouping(name="g", steps=(step,))
@@ -154,7 +154,7 @@ def test_a_draw_is_not_disturbed_by_unrelated_episodes(step: Subsample, rows: li
     assert together.equals(alone)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(st.integers(1, 4), collections())
 def test_a_new_sibling_displaces_at_most_one(size: int, rows: list[Row]) -> None:
     grouping = Grouping(name="g", steps=(Subsample(size=size, short="keep"),))
@@ -165,7 +165,7 @@ def test_a_new_sibling_displaces_at_most_one(size: int, rows: list[Row]) -> None
     assert drawn_after - drawn_before <= {new["episode_id"]}
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(st.lists(STEPS, min_size=1, max_size=3), collections())
 def test_an_episode_is_in_one_group_of_a_draw_and_groups_keep_to_their_draw(steps: list[Any], rows: list[Row]) -> None:
     members = regroup(Grouping(name="g", steps=tuple(steps)), frame(rows)).rows
@@ -175,7 +175,7 @@ def test_an_episode_is_in_one_group_of_a_draw_and_groups_keep_to_their_draw(step
     assert all(collected[e] == g for e, g in members.select("episode_id", "collected_group_id").rows())
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(collections(), st.sampled_from(["identical", "any"]))
 def test_merging_never_tears_a_group_apart(rows: list[Row], context: Any) -> None:
     members = regroup(Grouping(name="g", steps=(MergeRuns(context=context),)), frame(rows)).rows
@@ -186,7 +186,7 @@ def test_merging_never_tears_a_group_apart(rows: list[Row], context: Any) -> Non
         assert members["group_id"].n_unique() == len(tasks)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(collections(), st.integers(1, 4))
 def test_a_subsample_has_the_size_that_was_asked_for(rows: list[Row], size: int) -> None:
     members = regroup(Grouping(name="g", steps=(Subsample(size=size, draws=2),)), frame(rows)).rows

@@ -38,7 +38,7 @@ def frame(rows: list[list[float | None]]) -> pl.DataFrame:
     )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(table=tables(), renormalise=st.booleans())
 def test_weighted_sums(table: tuple[list[float], list[list[float | None]]], renormalise: bool) -> None:
     weights, rows = table
@@ -58,7 +58,7 @@ def test_weighted_sums(table: tuple[list[float], list[list[float | None]]], reno
             assert math.isclose(value, expected, rel_tol=1e-9, abs_tol=1e-9 * (1.0 + scale))
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(table=tables())
 def test_laws_of_renormalised_sums(table: tuple[list[float], list[list[float | None]]]) -> None:
     """Complete rows are plain sums; a reward of equal scores is that score times the weights, whoever is unknown."""

@@ -61,13 +61,13 @@ FOLDER = [HealthCheck.function_scoped_fixture]
 
 
 @given(CALLS, LIMITS)
-@settings(max_examples=10, deadline=None, suppress_health_check=FOLDER)
+@settings(max_examples=6, deadline=None, suppress_health_check=FOLDER)
 def test_every_call_has_its_own_outcome(tmp_path: Path, calls: list[tuple[str, float]], limits: dict[str, int]) -> None:
     assert outcomes(tmp_path, calls, **limits) == [oracle(*call) for call in calls]
 
 
 @given(DEADLY, LIMITS)
-@settings(max_examples=8, deadline=None, suppress_health_check=FOLDER)
+@settings(max_examples=4, deadline=None, suppress_health_check=FOLDER)
 def test_also_where_calls_kill_their_worker(
     tmp_path: Path, calls: list[tuple[str, float]], limits: dict[str, int]
 ) -> None:

@@ -33,7 +33,7 @@ from testkit.examples import examples
 from testkit.scorer_frames import coordination, scored, values, vote
 from testkit.scorer_strategies import FLAG, LONG, PATHS, SCALARS, STEPS, TEXTS, TRUTHS, some, steps_of, tool_steps
 
-FEW = settings(max_examples=examples(25), deadline=None)
+FEW = settings(max_examples=examples(15), deadline=None)
 Case = tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]
 """An episode, and its rows of other tables."""
 
@@ -116,7 +116,7 @@ def test_similarities_lie_between_0_and_1_and_know_equality(measure: Any, pairs:
 # ---------------------------------------------------------------- tools
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(rollouts=some(tool_steps()))
 def test_tool_success(rollouts: list[Any]) -> None:
     cases: list[Case] = [(episode, {"steps": steps}) for episode, steps in rollouts]

@@ -13,7 +13,7 @@ Collection = tuple[list[Row], list[Row]]
 
 
 @pytest.mark.parametrize("number", range(len(KINDS)))
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(13))
 @given(st.data())
 def test_a_filter_drops_what_the_obvious_one_drops(number: int, data: st.DataObject) -> None:
     part, (episodes, steps) = data.draw(KINDS[number]), data.draw(collections())
@@ -23,7 +23,7 @@ def test_a_filter_drops_what_the_obvious_one_drops(number: int, data: st.DataObj
     assert drops.filter(pl.col("reason") == "").is_empty()
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(FILTERS, collections(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(part: Filter, found: Collection, rng: object) -> None:
     episodes, steps = found
@@ -35,7 +35,7 @@ def test_the_order_of_rows_does_not_matter(part: Filter, found: Collection, rng:
     assert one.sort(order).equals(other.sort(order))
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(FILTERS.filter(lambda part: not isinstance(part, Combined)), collections())
 def test_a_filter_applied_twice_drops_nothing_new(part: Filter, found: Collection) -> None:
     """All but a fraction: half of a half is a quarter, and says so."""
@@ -46,7 +46,7 @@ def test_a_filter_applied_twice_drops_nothing_new(part: Filter, found: Collectio
     assert outcome.report["dropped_steps"][1] == 0
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 @given(st.sampled_from([0.1, 0.5, 0.9]), collections())
 def test_a_fraction_of_a_fraction_is_of_what_is_left(fraction: float, found: Collection) -> None:
     part = TopQ(fraction=fraction)
@@ -57,7 +57,7 @@ def test_a_fraction_of_a_fraction_is_of_what_is_left(fraction: float, found: Col
     assert set(twice.rows.filter("kept")["episode_id"]) == left - {e for e, _ in expected_drops(part, rest, [])}
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(st.lists(FILTERS, min_size=1, max_size=4), collections())
 def test_what_is_kept_and_what_is_dropped_is_everything(parts: list[Filter], found: Collection) -> None:
     episodes, steps = found
@@ -76,7 +76,7 @@ def test_what_is_kept_and_what_is_dropped_is_everything(parts: list[Filter], fou
     assert report["episodes_left"][-1] == whole["kept"].sum()
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(st.lists(FILTERS, min_size=1, max_size=3), collections())
 def test_filters_in_order_see_what_those_before_them_left(parts: list[Filter], found: Collection) -> None:
     episodes, steps = found

@@ -107,7 +107,7 @@ def slowly(rows: list[Row], labels: list[Any]) -> Row:
     }
 
 
-@settings(deadline=None, max_examples=examples(80))
+@settings(deadline=None, max_examples=examples(40))
 @given(step_rows())
 def test_figures_equal_a_slow_count(rows: list[Row]) -> None:
     if all(row["status"] == "failed" for row in rows):

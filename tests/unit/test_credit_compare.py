@@ -14,7 +14,7 @@ from lake.judgements.credit import Credit, covering, find_credit, jobs_of
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.credit.compare import LEVELS, Comparison, compare
 from testkit.command_line import Cli, runner
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.full_lake import advantages
 from testkit.wording import Wording
 
@@ -33,6 +33,11 @@ def record(lk: Lake, tasks: int = 2, run_id: str = "run") -> None:
     pairs = [(t, n) for t in range(tasks) for n in range(2)]
     records = [EpisodeRecord(task_id=f"t{t}", rollout_index=n, env_return=float(n), steps=steps) for t, n in pairs]
     lk.append(records, run_id=run_id)
+
+
+def recorded(folder: Path, tasks: int = 2) -> Lake:
+    """A lake of such tasks."""
+    return copied(f"{tasks} tasks to compare", lambda template: record(empty_lake(template), tasks), folder)
 
 
 def rows_for(lk: Lake, values: dict[str, list[Value]], dead: str = "") -> pl.DataFrame:
@@ -66,8 +71,7 @@ def credit(lk: Lake, values: dict[str, list[Value]], parameters: dict[str, Any] 
 @pytest.fixture(scope="module")
 def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """Two jobs of one series and one of another."""
-    lk = empty_lake(tmp_path_factory.mktemp("compare") / "lake")
-    record(lk)
+    lk = recorded(tmp_path_factory.mktemp("compare") / "lake")
     credit(lk, {"t0": [1, 1, 1, -1, -1, -1], "t1": [0, 0, 0, 0, 0, 0]}, dead="t1")
     credit(
         lk,
@@ -121,8 +125,7 @@ def test_a_series_takes_each_group_from_its_newest_job(lk: Lake) -> None:
 
 
 def test_the_newest_series_of_an_estimator_is_meant_by_its_name(lk: Lake, tmp_path: Path) -> None:
-    lk = empty_lake(tmp_path)
-    record(lk, tasks=1)
+    lk = recorded(tmp_path, tasks=1)
     for omega in (0, 1, 0):
         credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}, {"estimator": "gigpo", "config": {"omega": omega}})
     snapshot = lk.snapshot()
@@ -156,8 +159,7 @@ def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
 
 
 def test_a_job_that_failed_cannot_be_meant(tmp_path: Path) -> None:
-    lk = empty_lake(tmp_path)
-    record(lk, tasks=1)
+    lk = recorded(tmp_path, tasks=1)
     job = lk.job(kind="credit", parameters={})
     with pytest.raises(ZeroDivisionError), job:
         raise ZeroDivisionError
@@ -214,8 +216,7 @@ def test_only_as_many_examples_as_wanted(lk: Lake) -> None:
 
 
 def test_groups_of_one_side_alone_are_named(tmp_path: Path) -> None:
-    lk = empty_lake(tmp_path)
-    record(lk)
+    lk = recorded(tmp_path)
     values = {task: [1.0, 1.0, 1.0, 0.0, 0.0, 0.0] for task in ("t0", "t1")}
     credit(lk, values)
     credit(lk, {"t1": values["t1"]}, {"estimator": "rloo"})
@@ -228,8 +229,7 @@ def test_groups_of_one_side_alone_are_named(tmp_path: Path) -> None:
 
 
 def test_series_over_other_episodes_have_nothing_to_compare(tmp_path: Path) -> None:
-    lk = empty_lake(tmp_path)
-    record(lk)
+    lk = recorded(tmp_path)
     for task, estimator in (("t0", "gigpo"), ("t1", "rloo")):
         credit(lk, {task: [1, 1, 1, 0, 0, 0]}, {"estimator": estimator})
     with pytest.raises(DataRefusedError, match=r"no group in common \(6 and 6 steps\)"):
@@ -237,8 +237,7 @@ def test_series_over_other_episodes_have_nothing_to_compare(tmp_path: Path) -> N
 
 
 def test_retracted_episodes_are_compared_no_more(tmp_path: Path) -> None:
-    lk = empty_lake(tmp_path)
-    record(lk)
+    lk = recorded(tmp_path)
     one, two = (ids.to_text(credit(lk, {t: [1, 1, v, 0, 0, 0] for t in ("t0", "t1")})) for v in (1, -1))
     lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 't0'")["episode_id"])
     level = compare(lk.snapshot(), one, two).levels.row(0, named=True)
@@ -294,8 +293,7 @@ def test_a_job_means_its_series_as_it_was_then(grown: Lake) -> None:
 
 def test_a_job_that_ended_right_after_another_one_does_not_count_in_it(tmp_path: Path) -> None:
     """They overlap, so that no other row of `jobs` lies between their ends."""
-    lk = empty_lake(tmp_path)
-    record(lk)
+    lk = recorded(tmp_path)
     credit(lk, {"t0": [0.0] * 6, "t1": [0.0] * 6})
     with lk.job(kind="credit", parameters=GIGPO) as later, lk.job(kind="credit", parameters=GIGPO) as earlier:
         earlier.write("advantages", rows_for(lk, {"t0": [1.0] * 6}))
@@ -342,8 +340,7 @@ def test_a_group_that_ended_is_not_in_later_jobs(tmp_path: Path) -> None:
     from pipelines.credit import GiGPO
     from pipelines.credit.job import run_credit
 
-    lk = empty_lake(tmp_path)
-    record(lk)
+    lk = recorded(tmp_path)
     sides = []
     for groups in ({"t0": 1, "t1": 2}, {"t0": 1, "t1": 3}):
         regrouped(lk, groups)
@@ -399,8 +396,7 @@ def test_a_table_can_be_had_as_json(lk: Lake, cli: Cli, rows: str, first_column:
 
 
 def test_an_older_state_can_be_asked(tmp_path: Path, cli: Cli) -> None:
-    lk = empty_lake(tmp_path / "lake")
-    record(lk, tasks=1)
+    lk = recorded(tmp_path / "lake", tasks=1)
     job = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}))
     lk.name_snapshot("before")
     later = ids.to_text(credit(lk, {"t0": [1, 1, 1, 0, 0, 0]}, {"estimator": "other"}))

@@ -14,7 +14,7 @@ from pipelines.credit.commands import credit
 from pipelines.credit.estimators import ESTIMATORS, REFUSED, one_line
 from pipelines.credit.estimators.options import PRESETS
 from testkit.command_line import Cli, runner
-from testkit.copies import empty_lake
+from testkit.copies import copied, empty_lake
 from testkit.shared import shared_data
 from testkit.wording import Wording
 
@@ -40,9 +40,10 @@ def rollouts(run: str, scores: Sequence[float | None], reward: float | None = No
 
 @pytest.fixture
 def lk(tmp_path: Path) -> Lake:
-    made = empty_lake(tmp_path / "lake")
-    made.append(rollouts("a", [0.0, 1.0]))
-    return made
+    def make(template: Path) -> None:
+        empty_lake(template).append(rollouts("a", [0.0, 1.0]))
+
+    return copied("a group of two rollouts", make, tmp_path / "lake")
 
 
 def test_no_estimator_is_called_like_a_verb_or_like_what_is_refused() -> None:

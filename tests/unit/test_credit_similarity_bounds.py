@@ -48,7 +48,7 @@ def possible(text: str, first: str, threshold: float) -> bool:
     return list(found) == [0]
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(deadline=None, max_examples=examples(100))
 @given(edited_pairs(), THRESHOLDS)
 @example(("", ""), 1.0)
 @example(("", "a"), 0.01)
@@ -59,7 +59,7 @@ def test_no_bound_excludes_what_difflib_accepts(pair: tuple[str, str], threshold
             assert possible(text, first, threshold)
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(deadline=None, max_examples=examples(100))
 @given(edited_pairs(), THRESHOLDS)
 def test_the_shortened_recursion_decides_as_difflib_does(pair: tuple[str, str], threshold: float) -> None:
     text, first = pair
@@ -68,7 +68,7 @@ def test_the_shortened_recursion_decides_as_difflib_does(pair: tuple[str, str], 
     assert reaches(text, first, Index.of(codes(first)), needed, codes(text)) == (matcher.ratio() >= threshold)
 
 
-@settings(deadline=None, max_examples=examples(200))
+@settings(deadline=None, max_examples=examples(100))
 @given(edited_pairs())
 @example(("", "a" * 200))
 @example(("a", "ab" * 100))
@@ -82,7 +82,7 @@ def test_the_index_is_difflibs(pair: tuple[str, str]) -> None:
         assert found == vars(SequenceMatcher(None, "", text))["b2j"]
 
 
-@settings(deadline=None, max_examples=examples(100))
+@settings(deadline=None, max_examples=examples(50))
 @given(st.text("ab ", max_size=20), st.text("ab ", max_size=20))
 def test_runs_are_all_maximal_runs(text: str, first: str) -> None:
     def equal(i: int, j: int) -> bool:
@@ -98,7 +98,7 @@ def test_runs_are_all_maximal_runs(text: str, first: str) -> None:
     assert sorted(zip(*(column.tolist() for column in found), strict=True)) == sorted(expected)
 
 
-@settings(deadline=None, max_examples=examples(100))
+@settings(deadline=None, max_examples=examples(50))
 @given(edited_pairs(), st.integers(-2, 2))
 def test_the_recursion_is_exact_to_the_character(pair: tuple[str, str], off: int) -> None:
     text, first = pair
@@ -172,7 +172,7 @@ def test_profiles_grow() -> None:
         assert list(profiles.possible(len(text), letter_counts(text_T), pair_counts(text_T), 0.001)) == list(range(40))
 
 
-@settings(deadline=None, max_examples=examples(25))
+@settings(deadline=None, max_examples=examples(13))
 @given(st.randoms(use_true_random=False), st.sampled_from([0.6, 0.9, 0.95]))
 def test_partitions_of_pages_are_the_definitions(rng: random.Random, threshold: float) -> None:
     """Texts like search results: a few pages of 150 to 700 characters, each seen with small edits."""
