@@ -80,6 +80,8 @@ class _Rewriter:
         self._messages: dict[str, list[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # A test that compares nothing any more leaves the file.
+        self._messages.setdefault(report.nodeid.removeprefix("tests/"), [])
         for name, value in report.user_properties:
             if name == _PROPERTY and report.when == "teardown":
                 self._messages[value[0]] = value[1]
@@ -90,10 +92,16 @@ class _Rewriter:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.seek(0)
             merged = json.loads(file.read() or "{}") | self._messages
-            tests = GOLDEN.parents[1]
-            kept = {test: texts for test, texts in sorted(merged.items()) if (tests / test.partition("::")[0]).exists()}
+            current = {test: texts for test, texts in sorted(merged.items()) if texts and is_defined(test)}
             file.truncate(0)
-            file.write(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+            file.write(json.dumps(current, indent=1, ensure_ascii=False) + "\n")
+
+
+def is_defined(test: str) -> bool:
+    """Look whether the function of a test, `folder/test_file.py::test_name[case]`, is still there."""
+    name, _, function = test.partition("::")
+    path = GOLDEN.parents[1] / name
+    return path.exists() and f"def {function.partition('[')[0]}(" in path.read_text("utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
