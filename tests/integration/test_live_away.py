@@ -96,7 +96,8 @@ def test_a_bucket_that_comes_and_goes_has_each_episode_once(s3: Store, tmp_path:
         assert recorder.close(120)
     assert (stats.delivered, stats.rejected, stats.left_out) == (20, 0, 0)
     opened = lake.open(s3.root, storage_options=s3.options)
-    assert opened.sql("SELECT rollout_index FROM episodes ORDER BY 1")["rollout_index"].to_list() == list(range(20))
+    numbers = opened.sql("SELECT rollout_index FROM episodes ORDER BY 1")["rollout_index"].to_list()
+    assert numbers == list(range(20))
     assert opened.sql("SELECT count(*) AS n FROM steps").item() == 20 * STEPS
 
 

@@ -371,7 +371,7 @@ def test_a_client_that_leaves(engine: Vllm, tmp_path: Path) -> None:
         (row,) = recorded(at)
         (span,) = lake.open(at.lake).sql("SELECT error FROM spans").to_dicts()
     assert (row["status"], row["action_ids"], row["action"]) == ("failed", None, "")
-    assert span["error"] == "the client left before the answer was whole"
+    assert "the client left" in span["error"]
 
 
 # ---------------------------------------------------------------- training

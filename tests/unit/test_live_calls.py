@@ -240,7 +240,7 @@ def test_an_answer_that_cannot_be_read_is_a_call_that_failed(into: Spooled, answ
             step.answer("a text is an answer too")
     record = into.records()[-1]
     assert [step.action for step in record.steps] == ["a text is an answer too"]
-    assert [str(span.error).split(":")[0] for span in record.spans] == ["the answer cannot be read"]
+    assert ["the answer cannot" in str(span.error) for span in record.spans] == [True]
     assert record.extra == {"failed_calls": 1}
     assert into.troubles == before + 1
 

@@ -25,13 +25,14 @@ from lake import Lake, TokensRecord
 from lake.errors import LakeAccessError, UsageError
 from lake.live.assembly import assemble, assembled
 from lake.live.episode import Episode
-from lake.live.frames import Begin, End, FrameError, Reward, Step, Tool, Whole, decode, encode, new_key
+from lake.live.frames import Begin, End, FrameError, Lost, Reward, Step, Tool, Whole, decode, encode, new_key
 from lake.live.off import OFF
 from lake.live.recorder import Recorder
 from lake.live.spool import Spool
 from lake.live.steps import LiveStep, ToolCall
 from lake.records import EpisodeRecord, Reject, StepRecord
 from testkit.copies import empty_lake
+from testkit.wording import Wording
 
 Make = Callable[..., Recorder]
 
@@ -59,6 +60,11 @@ def opened(folder: Path) -> Lake:
 
 def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
     return opened(folder).sql(query).rows()
+
+
+def by_task(folder: Path, columns: str) -> list[tuple[Any, ...]]:
+    """Columns of the episodes, which are in the order of their tasks."""
+    return rows(folder, f"SELECT {columns} FROM episodes ORDER BY task_id")
 
 
 def user(text: str) -> dict[str, Any]:
@@ -217,11 +223,11 @@ def test_many_async_agents_at_once_each_get_their_own_rows(make: Make, tmp_path:
 
     with make() as recorder:
         asyncio.run(run(recorder))
-    assert rows(
-        tmp_path,
+    query = (
         "SELECT count(DISTINCT episode_id), count(*), bool_and(state = action), "
-        "bool_and(action = task_id[6:] || '.' || step_index) FROM steps JOIN episodes USING (episode_id)",
-    ) == [(20, 60, True, True)]
+        "bool_and(action = task_id[6:] || '.' || step_index) FROM steps JOIN episodes USING (episode_id)"
+    )
+    assert rows(tmp_path, query) == [(20, 60, True, True)]
 
 
 def test_threads_within_an_episode_lose_no_step(make: Make, tmp_path: Path) -> None:
@@ -253,11 +259,13 @@ def test_an_agent_that_breaks_is_recorded_as_failed_and_its_exception_goes_on(ma
         for error in (ValueError("no such flight"), KeyboardInterrupt()):
             with pytest.raises(type(error)):
                 broken_agent(recorder, error)
-    assert rows(tmp_path, "SELECT task_id, status, error FROM episodes ORDER BY 1") == [
+    assert by_task(tmp_path, "task_id, status, error") == [
         ("KeyboardInterrupt", "aborted", "KeyboardInterrupt: "),
         ("ValueError", "failed", "ValueError: no such flight"),
     ]
-    assert rows(tmp_path, "SELECT count(*) FROM spans WHERE error = 'ValueError: no such flight'") == [(1,)]
+    errors = rows(tmp_path, "SELECT error FROM spans ORDER BY error")
+    assert errors[-1] == ("ValueError: no such flight",)
+    assert errors.count(errors[-1]) == 1
 
 
 def test_a_clock_that_is_set_back_reorders_nothing(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,11 +275,11 @@ def test_a_clock_that_is_set_back_reorders_nothing(make: Make, tmp_path: Path, m
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
     with make() as recorder:
         agent(recorder, steps=3)
-    assert rows(
-        tmp_path,
+    query = (
         "SELECT bool_and(s.started_at BETWEEN e.started_at AND e.ended_at), "
-        "list(s.step_index ORDER BY s.started_at) FROM steps s JOIN episodes e USING (episode_id)",
-    ) == [(True, [0, 1, 2])]
+        "list(s.step_index ORDER BY s.started_at) FROM steps s JOIN episodes e USING (episode_id)"
+    )
+    assert rows(tmp_path, query) == [(True, [0, 1, 2])]
 
 
 # ---------------------------------------------------------------- 2. what is wrong
@@ -329,7 +337,7 @@ def test_wrong_use_never_raises_is_counted_and_loses_nothing_else(
     assert troubles >= 10
     assert "the episode has ended" in caplog.text
     assert "value_estimate; numbers are finite" in caplog.text
-    assert "call `step.answer(response)` or `step.action(text)`" in caplog.text
+    assert "step.action(text)" in caplog.text
     assert "no `colour`" in caplog.text or "['colour']" in caplog.text
     found = rows(tmp_path, "SELECT env_return, num_steps, seed, extra FROM episodes")
     assert [row[:3] for row in found] == [(1.0, 1, None)]
@@ -347,8 +355,8 @@ def test_what_is_told_is_told_once(make: Make, caplog: pytest.LogCaptureFixture)
             with recorder.episode("t") as episode, episode.step(state="s"):
                 pass
         assert (recorder.stats().troubles, recorder.stats().steps_left_out) == (5, 5)
-    assert caplog.text.count("a step without an action") == 1
-    assert "steps that were left out, without an action and without tool calls: 5" in caplog.text
+    assert caplog.text.count("a step without an") == 1
+    assert "without tool calls: 5" in caplog.text
 
 
 def test_what_is_begun_after_the_end_is_refused_with_the_right_advice(
@@ -387,10 +395,10 @@ def test_options_that_cannot_be_meant_are_refused_before_the_agent_runs(tmp_path
         with pytest.raises(UsageError, match=words):
             lake.recorder(tmp_path, **options)
     (tmp_path / "file").write_text("")
-    with pytest.raises(LakeAccessError, match="is a file, and a lake is a folder"):
+    with pytest.raises(LakeAccessError, match="is a file, and"):
         lake.recorder(tmp_path / "file", run="r", spool=tmp_path / "spool")
     assert not (tmp_path / "spool").exists()
-    with pytest.raises(LakeAccessError, match="name another folder for the spool"):
+    with pytest.raises(LakeAccessError, match="name another folder"):
         lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "file")
 
 
@@ -477,11 +485,21 @@ def test_what_dead_processes_left_is_delivered_and_unfinished_episodes_are_abort
     with make() as recorder:
         assert recorder.flush(30)
         assert (recorder.stats().delivered, recorder.stats().aborted) == (2, 1)
-    assert rows(tmp_path, "SELECT task_id, status, env_return FROM episodes ORDER BY 1") == [
+    assert by_task(tmp_path, "task_id, status, env_return") == [
         ("finished", "completed", 1.0),
         ("unfinished", "aborted", None),
     ]
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
+
+
+def test_an_episode_that_lost_a_frame_before_its_process_died_is_left_out(make: Make, tmp_path: Path) -> None:
+    dead = Spool.create(tmp_path / "spool")
+    dead.append(encode(begun(dead, "half"), 2, Lost(reason="full")))
+    dead.close()
+    with make() as recorder:
+        assert recorder.flush(30)
+        assert (recorder.stats().delivered, recorder.stats().left_out) == (0, 1)
+    assert rows(tmp_path, "SELECT count(*) FROM episodes") == [(0,)]
 
 
 def test_unfinished_episodes_can_be_left_out_with_a_count(make: Make, tmp_path: Path) -> None:
@@ -523,7 +541,7 @@ def test_a_forked_child_records_and_its_parent_delivers(make: Make, tmp_path: Pa
             os._exit(0)
         os.waitpid(child, 0)
     recorder.close()
-    assert rows(tmp_path, "SELECT task_id, env_return FROM episodes ORDER BY 1") == [
+    assert by_task(tmp_path, "task_id, env_return") == [
         ("child", None),
         ("parent, before", None),
         ("parent, open", None),
@@ -547,7 +565,7 @@ def test_episodes_that_were_never_left_end_as_they_stand_when_the_recorder_is_cl
     left.reward(2.0)
     left.end()
     assert "never left: 2 (of task 'with an open step', 'nothing in it')" in caplog.text
-    assert "the recorder was closed before the episode was left" in caplog.text
+    assert "the recorder was closed" in caplog.text
     assert (recorder.stats().steps_left_out, recorder.stats().left_out) == (1, 1)
     query = "SELECT task_id, status, stop_reason, env_return, num_steps FROM episodes ORDER BY 1"
     assert rows(tmp_path, query) == [
@@ -602,7 +620,7 @@ def test_conflicts_are_rejects_with_the_reason_and_told(
                 step.action(answer)
         recorder.flush(30)
         assert (recorder.stats().delivered, recorder.stats().rejected) == (1, 1)
-    assert "give it another --run or a higher attempt" in caplog.text
+    assert "another --run or a" in caplog.text
     assert rows(tmp_path, "SELECT reason, task FROM (SELECT reason, raw->>'$.task_id' AS task FROM rejects)") == [
         ("conflict", "t")
     ]
@@ -635,9 +653,9 @@ def test_an_episode_that_breaks_the_writer_is_a_reject_and_the_others_are_there(
     with make() as recorder:
         for task in ("before", "poison", "after"):
             agent(recorder, task)
-    assert rows(tmp_path, "SELECT task_id FROM episodes ORDER BY 1") == [("after",), ("before",)]
+    assert by_task(tmp_path, "task_id") == [("after",), ("before",)]
     ((message,),) = rows(tmp_path, "SELECT message FROM rejects")
-    assert message == "it could not be recorded: ZeroDivisionError: a fault of ours"
+    assert "recorded: ZeroDivisionError: a fault" in message
 
 
 def test_an_episode_that_cannot_be_assembled_is_a_reject_and_holds_up_no_other(
@@ -652,8 +670,9 @@ def test_an_episode_that_cannot_be_assembled_is_a_reject_and_holds_up_no_other(
     with make() as recorder:
         for task in ("before", "poison", "after"):
             agent(recorder, task)
-    assert rows(tmp_path, "SELECT task_id FROM episodes ORDER BY 1") == [("after",), ("before",)]
-    assert rows(tmp_path, "SELECT message FROM rejects") == [("it could not be assembled: TypeError: a fault of ours",)]
+    assert by_task(tmp_path, "task_id") == [("after",), ("before",)]
+    ((message,),) = rows(tmp_path, "SELECT message FROM rejects")
+    assert "assembled: TypeError: a fault" in message
 
 
 def test_what_is_no_episode_is_a_reject_once_and_without_its_keys(make: Make, tmp_path: Path) -> None:
@@ -685,21 +704,21 @@ def test_a_lake_that_goes_away_is_tried_again_and_not_made_anew(
         assert recorder.flush(30) or recorder.flush(30)
         assert recorder.stats().problem is None
     assert caplog.text.count("tried again") == 1
-    assert rows(tmp_path, "SELECT task_id FROM episodes ORDER BY 1") == [("before",), ("meanwhile",)]
+    assert by_task(tmp_path, "task_id") == [("before",), ("meanwhile",)]
 
 
 def test_an_agent_is_not_held_up_by_a_lake_that_cannot_be_reached(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, wording: Wording
 ) -> None:
     recorder = lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool")
     (tmp_path / "lake").rmdir()
     (tmp_path / "lake").write_text("a file, where the lake is meant to be")
     agent(recorder)
     assert not recorder.close(30)
-    assert "is a file, and a lake is a folder" in caplog.text
-    left = caplog.messages[-1]
-    assert f"episodes are left in {tmp_path / 'spool'}" in left
-    assert "The next recorder of this lake" in left
+    assert "is a file, and" in caplog.text
+    left = wording(caplog.messages[-1])
+    assert f"left in {tmp_path / 'spool'}" in left
+    assert "The next recorder" in left
     (tmp_path / "lake").unlink()
     with lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool"):
         pass
@@ -716,7 +735,8 @@ def test_an_episode_that_stays_open_does_not_keep_the_spool_full(make: Make, tmp
                 agent(recorder, "short", steps=20)
             with long.step(state="s") as step:
                 step.action("last")
-    assert rows(tmp_path, "SELECT task_id, count(*), sum(num_steps) FROM episodes GROUP BY 1 ORDER BY 1") == [
+    query = "SELECT task_id, count(*), sum(num_steps) FROM episodes GROUP BY 1 ORDER BY 1"
+    assert rows(tmp_path, query) == [
         ("long", 1, 2),
         ("short", 20, 400),
     ]

@@ -276,6 +276,16 @@ def test_two_that_said_the_same_so_far_are_told_apart_by_who_went_on() -> None:
     assert [len(record.steps) for record in recording.records()] == [2, 2]
 
 
+def test_of_two_that_said_the_same_the_newer_one_is_gone_on_with() -> None:
+    recording = Recording()
+    for number in (0, 1):
+        recording.book.add(chat(NOBODY, [USER], answer_of("push"), number=number))
+    recording.book.add(
+        chat(NOBODY, [USER, answer_of("push"), {"role": "user", "content": "locked"}], answer_of("pull"))
+    )
+    assert [len(record.steps) for record in recording.records()] == [1, 2]
+
+
 # ------------------------------------------------------------ calls that fail
 
 
@@ -403,6 +413,16 @@ def test_too_many_open_episodes_end_the_one_that_was_silent_for_longest(are_name
     assert [len(record.steps) for record in records] == [2, 1, 1, 1]
 
 
+def test_a_rollout_with_a_call_under_way_is_not_crowded_out() -> None:
+    recording = Recording(most_held=5)
+    names = [Address(task=f"task-{number}", rollout=0) for number in range(3)]
+    with recording.book.under_way.call(recording.book.own(names[0]), lambda: None):
+        for address in names:
+            recording.book.add(chat(address, [USER], answer_of("push")))
+    reasons = {record.task_id: record.stop_reason for record in recording.records()}
+    assert reasons == {"task-0": "proxy_stopped", "task-1": "crowded_out", "task-2": "proxy_stopped"}
+
+
 def test_failing_calls_are_bounded_too() -> None:
     recording = Recording(most_held=10)
     for number in range(30):
@@ -412,9 +432,9 @@ def test_failing_calls_are_bounded_too() -> None:
 
 def test_what_is_said_of_an_end_is_checked() -> None:
     recording = Recording()
-    with pytest.raises(UsageError, match=r"no call has come under the name of task door in run live \(0 episodes"):
+    with pytest.raises(UsageError, match=r"task door in run live \(0 episodes"):
         recording.book.end(NAMED, Ending(), START)
-    with pytest.raises(UsageError, match=r"no `response_id` of an open episode \(0 are open\)"):
+    with pytest.raises(UsageError, match=r"no `response_id` of .*\(0 are open\)"):
         recording.book.end(NOBODY, Ending(response_id="a4"), START)
     recording.book.add(chat(NAMED, [USER], answer_of("push")))
     for ending, reason in (

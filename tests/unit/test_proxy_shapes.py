@@ -126,7 +126,7 @@ def test_a_request_names_what_it_goes_on_from(api: str, body: dict[str, Any], pr
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], None, 7])
 def test_several_prompts_in_one_call_are_no_prompt(prompt: Any) -> None:
-    with pytest.raises(ShapeError, match="one text, or one list of token ids"):
+    with pytest.raises(ShapeError, match="valid: one text, or"):
         asked(COMPLETIONS, {"prompt": prompt})
 
 
@@ -146,3 +146,10 @@ def test_tokens_are_counted_where_no_usage_is_told() -> None:
     assert (told.prompt_tokens, told.completion_tokens) == (9, 8)
     unknown = answered(CHAT, {"choices": [{"index": 0, "message": USER}]})
     assert (unknown.prompt_tokens, unknown.completion_tokens) == (None, None)
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "in_progress"])
+def test_an_answer_of_the_responses_api_that_did_not_end_is_none(status: str) -> None:
+    message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "half"}]}
+    with pytest.raises(ShapeError, match=f"is {status}: "):
+        answered(RESPONSES, {"status": status, "output": [message]})

@@ -12,6 +12,7 @@ from lake.cli import trajlake
 from lake.errors import UsageError
 from lake.live.proxy.outages import AnswerTooLongError, Outages, unreached
 from lake.live.proxy.upstream import base_of
+from testkit.wording import Wording
 
 
 def error_of(url: str) -> Exception:
@@ -43,14 +44,18 @@ def answering(say: Callable[[asyncio.StreamWriter], None], scheme: str = "http")
     return asyncio.run(serve())
 
 
-def test_why_nobody_was_reached_is_told_with_the_address_and_what_to_do() -> None:
+def test_why_nobody_was_reached_is_told_with_the_address_and_what_to_do(wording: Wording) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         base = f"http://127.0.0.1:{closed.getsockname()[1]}"
         said = unreached(error_of(base), base)
-    assert said == f"nothing answers at {base} (connection refused); is the engine running, and is --upstream right?"
+    text = wording(said)
+    assert f"at {base} (connection refused)" in text
+    assert "is --upstream right?" in text
     plain = answering(lambda writer: writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https")
-    assert unreached(plain, "https://a:1") == "https://a:1 speaks no TLS; use http:// in --upstream"
+    text = wording(unreached(plain, "https://a:1"))
+    assert text.startswith("https://a:1 speaks no TLS")
+    assert "use http:// in --upstream" in text
 
 
 def test_what_broke_off_is_told_in_plain_words_and_is_no_outage() -> None:
@@ -82,7 +87,7 @@ def test_an_outage_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions/", "/api/v1/responses", "/v1/messages"])
 def test_an_endpoint_is_no_base_url(endpoint: str) -> None:
     base = f"http://127.0.0.1:8000{'/api' * endpoint.startswith('/api')}/v1"
-    with pytest.raises(UsageError, match=f"an endpoint and no base URL; valid: {base}$"):
+    with pytest.raises(UsageError, match=f"an endpoint and .*; valid: {base}$"):
         base_of(f"http://user:word@127.0.0.1:8000{endpoint}")
 
 
@@ -95,4 +100,4 @@ def test_a_lake_that_cannot_be_is_refused_at_once(tmp_path: object) -> None:
     found = CliRunner().invoke(trajlake, ["record", "--upstream", "http://127.0.0.1:9", "--lake", __file__])
     assert found.exit_code != 0
     assert "recording" not in found.output
-    assert "is a file, and a lake is a folder" in str(found.exception or found.output)
+    assert "is a file, and" in str(found.exception or found.output)
