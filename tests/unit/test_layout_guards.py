@@ -235,7 +235,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 def test_no_assert_holds_a_sentence_of_the_product() -> None:
     known = frozenset().union(*(source.sentences for source in product().values()))
     faults = [
-        f"{path.relative_to(ROOT)}:{line}: {sentence!r} is a sentence of the product; compare it by the fixture `wording`"
+        f"{path.relative_to(ROOT)}:{line}: {sentence!r} is of the product; compare it by the fixture `wording`"
         for path in sorted((ROOT / "tests").rglob("*.py"))
         for line, sentence in asserted_sentences(path.read_text("utf-8"), known)
     ]
