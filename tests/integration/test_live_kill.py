@@ -69,7 +69,7 @@ def test_killed_at_random_moments_every_finished_episode_is_there_once(moments: 
     empty_lake(tmp_path / "lake")
     finished: list[int] = []
     for moment in range(moments):
-        finished += killed_after(tmp_path, draw.uniform(0.0, 0.5), first=moment * 10**6)
+        finished += killed_after(tmp_path, draw.uniform(0.0, 0.2), first=moment * 10**6)
     with lake.recorder(tmp_path / "lake", run="agent", spool=tmp_path / "spool") as recorder:
         assert recorder.flush(120)
         stats = recorder.stats()
@@ -80,7 +80,7 @@ def test_killed_at_random_moments_every_finished_episode_is_there_once(moments: 
     counts = Counter(found["number"].to_list())
     assert set(counts.values()) <= {1}
     assert set(finished) <= counts.keys()
-    assert len(finished) > 20 * moments
+    assert len(finished) > 5 * moments
     whole = found.filter(found["status"] == "completed")
     assert set(finished) <= set(whole["number"].to_list())
     assert (whole["num_steps"] == STEPS).all()
@@ -147,7 +147,7 @@ def test_what_was_recorded_while_the_lake_was_away_is_delivered_by_the_next_proc
     newest = max((tmp_path / "lake" / "episodes" / "_delta_log").glob("*.json"))
     damage = newest.with_name(f"{int(newest.stem) + 1:020}.json")
     damage.write_text("no commit")
-    finished = killed_after(tmp_path, 0.2, first=0)
+    finished = killed_after(tmp_path, 0.1, first=0)
     damage.unlink()
     with lake.recorder(tmp_path / "lake", run="agent", spool=tmp_path / "spool"):
         pass
