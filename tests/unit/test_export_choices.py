@@ -87,3 +87,19 @@ def test_a_manifest_counts_what_every_shard_left_out(lk: Lake, tmp_path: Path) -
     manifest = export(lk, Request(target("prompt-completion"), tmp_path / "out", shard_episodes=1))
     assert len(manifest.shards) == 2
     assert list(manifest.left_out.values()) == [2]
+
+
+def test_siblings_with_one_score_are_no_pair(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    rewards = {"pull": 1.0, "push": 0.5, "knock": 0.5, "wait": 0.0}
+    lk.append([walk(index, reward, action) for index, (action, reward) in enumerate(rewards.items())], run_id="a")
+    rows, _ = exported(lk, tmp_path, "preference")
+    assert [(row["chosen_score"], row["rejected_score"]) for row in rows] == [(1.0, 0.0)]
+
+
+def test_rows_stand_by_run_whatever_came_first(tmp_path: Path) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    for run in "dbca":
+        lk.append([walk(index, 1.0, "pull") for index in range(2)], run_id=run)
+    rows, _ = exported(lk, tmp_path, "messages")
+    assert [row["run_id"] for row in rows] == list("aabbccdd")
