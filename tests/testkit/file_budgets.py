@@ -140,6 +140,10 @@ class _Measured:
     def __init__(self) -> None:
         self._meter = Meter()
 
+    def pytest_collection_finish(self) -> None:
+        # What collecting costs, imports included, is no file's.
+        self._meter.lap()
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
         report: pytest.TestReport = yield  # type: ignore[misc]
