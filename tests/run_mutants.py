@@ -4,8 +4,9 @@
     python tests/run_mutants.py [NAME ...] [--jobs 2]
 
 `tests/mutants.toml` lists the mutants: a file, the text before and after, and the tests of its subject. Each is applied
-in a copy of the checkout, where its tests run until the first fails. A mutant is killed if a test fails; tests that run
-out of time say nothing of it, because a busy machine does that, too. One that cannot change what any caller sees is marked `equivalent`, with the reason, and is not run.
+in a copy of the checkout, where its tests run until the first fails. A mutant is killed if a test fails. Tests that run
+out of time say nothing of it, because a busy machine does that, too. A mutant that cannot change what a caller sees is
+marked `equivalent`, with the reason, and is not run.
 """
 
 import argparse

@@ -20,7 +20,6 @@ from trainer.evaluation.ope import evaluate
 from trainer.evaluation.ratios import find_scored
 from trainer.evaluation.rescore import _code, rescore
 
-
 KEYS = ["episode_id", "step_index"]
 
 
