@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 VLLM := 0.32.0
-# One test process per core: many tests wait for processes of their own.
-PARALLEL ?= -n logical --dist worksteal
+# One test process more than cores: many tests wait for processes of their own.
+PARALLEL ?= -n $$(($(shell getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 PYTEST = $(BIN)/python -m pytest -q $(PARALLEL)
 MINUTES ?= 30
 # Real processes that are killed, a real sandbox, S3 server and browser, ranks, and every page of docs/ that can be run.

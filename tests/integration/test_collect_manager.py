@@ -170,20 +170,21 @@ def test_rollouts_of_a_game_are_the_episodes_that_lock_step_plays(tmp_path: Path
 
 
 def test_rounds_follow_from_the_lake_and_each_task_is_played_once_an_epoch(tmp_path: Path) -> None:
-    done, said = run(tmp_path, rounds=3)
-    assert (done.rounds, done.figures.finished) == (3, 18)
+    """The last round of an epoch plays the tasks that are left, here one of three."""
+    done, said = run(tmp_path, rounds=3, count=3)
+    assert (done.rounds, done.figures.finished) == (3, 15)
     assert [line for line in said if line.startswith("round")] == [
         "round 0: tasks 0..1 of epoch 0",
-        "round 1: tasks 2..3 of epoch 0",
+        "round 1: tasks 2..2 of epoch 0",
         "round 2: tasks 0..1 of epoch 1",
     ]
     found = rows(tmp_path, "collection_round, seed, rollout_index")
-    assert sorted({seed for number, seed, _ in found if number < 2}) == [0, 1, 2, 3]
+    assert sorted({seed for number, seed, _ in found if number < 2}) == [0, 1, 2]
     # The same command again: there is nothing to do.
-    again, _ = run(tmp_path, rounds=3)
+    again, _ = run(tmp_path, rounds=3, count=3)
     assert (again.rounds, rows(tmp_path, "collection_round, seed, rollout_index")) == (0, found)
     metrics = lake.open(tmp_path / "lake").sql("SELECT step, value FROM metrics WHERE name = 'finished' ORDER BY 1")
-    assert metrics.rows() == [(0, 6.0), (1, 6.0), (2, 6.0)]
+    assert metrics.rows() == [(0, 6.0), (1, 3.0), (2, 6.0)]
 
 
 def test_other_tasks_are_refused_for_a_run_that_is_there(tmp_path: Path) -> None:
