@@ -190,7 +190,10 @@ def reports_of(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("kinds", "names"),
-    [(("score", "export"), ("pointwise",)), pytest.param(JOB_NAMES, NAMES, marks=pytest.mark.slow)],
+    [
+        pytest.param(("score", "export"), ("pointwise",), marks=pytest.mark.slow("processes give what one gives")),
+        pytest.param(JOB_NAMES, NAMES, marks=pytest.mark.slow("processes give what one gives, for every job")),
+    ],
 )
 def test_processes_give_the_same(
     given: Given, expected: Expected, tmp_path: Path, kinds: tuple[str, ...], names: tuple[str, ...]

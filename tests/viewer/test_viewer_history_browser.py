@@ -61,6 +61,7 @@ def choose_state(page: Any, name: str) -> None:
     page.keyboard.press("Enter")
 
 
+@pytest.mark.slow("An older state goes along every link, and Back leads out of it.")
 def test_an_older_state_goes_along_and_back_leads_out_of_it(page: Any) -> None:
     go(page, "/episodes?sort=-num_steps", "Episodes")
     is_of(page, "Data of", 27)

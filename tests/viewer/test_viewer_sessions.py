@@ -76,6 +76,9 @@ def work_together(lk: Lake, seconds: float) -> None:
         assert "Traceback" not in "".join(running.said)
 
 
+@pytest.mark.slow(
+    "Ten sessions at once get their pages; two that do not wait for each other are in test_viewer_pinned.py."
+)
 def test_ten_sessions_at_once_get_their_pages_from_the_first_moment_on(lk: Lake) -> None:
     work_together(lk, 4)
 

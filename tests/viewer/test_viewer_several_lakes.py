@@ -23,6 +23,7 @@ from lake.records import EpisodeRecord
 from lake.write.annotations import Annotation, annotate
 from testkit.command_line import runner
 from testkit.commands import trajlake
+from testkit.examples import mostly_slow
 from testkit.lakes import RUN, add_credit, add_training, build_lake, sample_episodes, siblings
 from testkit.streamlit_pages import SCREENS, assert_sound, open_page, words
 from viewer import environment, pinned, queries
@@ -187,7 +188,7 @@ def answer_of(world: World, reader: Reader, name: str) -> Any:
     return sorted(answer, key=repr) if name in _UNORDERED else answer
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", mostly_slow(QUERIES, *list(QUERIES)[::6]))
 def test_a_query_answers_from_memory_as_from_files(worlds: tuple[World, World], name: str) -> None:
     whole = worlds[1]
     assert answer_of(whole, whole.reader, name) == answer_of(whole, FromFiles(whole.lk.snapshot()), name)
