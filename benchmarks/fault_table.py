@@ -27,7 +27,7 @@ process was still at work.
 
 {table}
 
-Made by `benchmarks/fault_table.py` from the log of a run with `TRAJLAKE_FAULT_LOG` set; `make test-slow` injects them
+Made by `benchmarks/fault_table.py` from the log of a run with `TRAJLAKE_FAULT_LOG` set; the slow suite injects them
 again. What follows from it for you is in [what the lake promises](../guides/promises.md).
 """
 

@@ -1,15 +1,14 @@
 """What guards look at in the sources: each file is parsed once a process, and its tree is not kept."""
 
 import ast
-import gc
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from lake.care.doctor import LAYERS
+from lake.write.batches import without_collector
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = 5
@@ -43,7 +42,7 @@ class Source:
 def product() -> dict[str, Source]:
     """The files of the layers, by their path from the root."""
     paths = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
-    with _no_garbage_collection():
+    with without_collector():
         return {path.relative_to(ROOT).as_posix(): _source(path.read_text("utf-8")) for path in paths}
 
 
@@ -83,7 +82,7 @@ def asserted_sentences(text: str, known: frozenset[Sentence]) -> Iterator[tuple[
     spoken = re.sub(r"""\\[nt]|\b[rRfFbB]{1,2}(?=["'])""", " ", text)
     if known.isdisjoint(sentences_of(spoken)):
         return
-    with _no_garbage_collection():
+    with without_collector():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Assert):
                 compared: ast.expr = node.test
@@ -95,15 +94,3 @@ def asserted_sentences(text: str, known: frozenset[Sentence]) -> Iterator[tuple[
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     for sentence in sorted(known.intersection(sentences_of(part.value)))[:1]:
                         yield part.lineno, " ".join(sentence)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Trees are many objects, and collecting among those of a whole test run takes longer than parsing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
