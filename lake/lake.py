@@ -210,6 +210,7 @@ class Lake:
         format_name: str | None = None,
         batch_size: int = 4096,
         executor: Executor | None = None,
+        follow_links: bool = False,
     ) -> Report:
         """Read a file, folder, glob or URI of trajectories; what is present is skipped, what is wrong in `rejects`.
 
@@ -218,13 +219,22 @@ class Lake:
             run_id: run of records that name none; called by the file or its folder unless given.
             batch_size: episodes a commit at most.
             executor: where files are read and their rows written; in this process unless given.
+            follow_links: whether links in a folder to files outside of it are followed.
 
         Raises:
             FormatError: missing, empty, of no known format, or without trajectories.
         """
         from lake.write.ingest import ingest
 
-        return ingest(self, path, run_id=run_id, format_name=format_name, batch_size=batch_size, executor=executor)
+        return ingest(
+            self,
+            path,
+            run_id=run_id,
+            format_name=format_name,
+            batch_size=batch_size,
+            executor=executor,
+            follow_links=follow_links,
+        )
 
     def ingest_frame(self, frame: object, *, shape: str | None = None, run_id: str | None = None) -> Report:
         """Take the rows of a frame as episodes, steps or messages; `lake.formats.shapes` says what they may hold.

@@ -53,7 +53,7 @@ def from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"{pair!r} is no setting; write KEY=VALUE")
         try:
             settings[key.strip()] = msgspec.json.decode(value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             settings[key.strip()] = value
     return settings
 
@@ -125,7 +125,7 @@ def _annotation(model: type[BaseModel], names: Sequence[str]) -> Any:
 def _typed(text: str, annotation: Any) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     forms: list[Any] = [text, text.split("|")]
-    with suppress(msgspec.DecodeError):
+    with suppress(msgspec.DecodeError, RecursionError):
         forms.insert(0, msgspec.json.decode(text))
     for form in forms:
         with suppress(ValidationError):

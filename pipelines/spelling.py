@@ -48,7 +48,7 @@ def _pair(pair: str, text: str, model: type[BaseModel], noun: str) -> tuple[str,
 def _value(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
 
 

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlencode
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from lake.documents import json_object
 from lake.judgements.credit import Covering, Credit, outdated
 from lake.judgements.scores import ENV_RETURN
 from lake.tables import STATUSES
@@ -143,14 +144,19 @@ def task() -> str | None:
 
 
 def outcome(run: str | None) -> str | None:
-    """By which score episodes are compared: `env_return` or a scorer; None for each run's own. `run`: the one shown."""
+    """By which score episodes are compared: `env_return` or a scorer; None for the usual one. `run`: the one shown."""
     names = read(outcomes.names)
+    of_credit = read(outcomes.of_credit)
     asked = given("score")
-    if asked is not None and asked not in names:
-        missing(f"No scorer {chip(asked)} scored an episode of this lake; showing each run's own outcome.")
+    if asked is not None and asked not in (*names, of_credit):
+        missing(f"No scorer {chip(asked)} scored an episode of this lake; showing the usual outcome.")
         asked = None
-    own = read(outcomes.own)
+    if asked is not None and asked not in names:
+        asked = None  # a version that the credit names is no choice of its own
+    own = {} if of_credit is not None else read(outcomes.own)
     usual = "each run's own" if run is None and own else f"{own.get(run or '', ENV_RETURN)} (usual)"
+    if of_credit is not None:
+        usual = f"{of_credit} (of the current credit)"
     # Several pages and links choose it: the choice shown is part of the key, so that the address alone decides.
     key = f"score-{asked}"
 
@@ -166,8 +172,8 @@ def outcome(run: str | None) -> str | None:
         format_func=lambda name: one_line(usual if name is None else name),
         on_change=remember,
         help="What outcomes, success and dead groups are of: `env_return`, which the environment recorded, or what a "
-        "scorer says. A run's own is env_return if an episode of it has one, else the first scorer that had values for "
-        "most of its episodes.",
+        "scorer says. The usual one is the score of the current credit. Without credit it is each run's own: "
+        "env_return if an episode of it has one, else the first scorer that had values for most of its episodes.",
     )
     return asked
 
@@ -233,12 +239,7 @@ def explain(chosen: Credit | None, **of: int) -> None:
 
 def describe(parameters: str | None, limit: int = 150) -> str:
     """Parameters of a job in one line: the estimator, what it read, its numbers, its words."""
-    try:
-        values: Any = json.loads(parameters or "{}")
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(values, dict):
-        return ""
+    values = json_object(parameters)
     config = values.pop("config", {})
     config = config if isinstance(config, dict) else {}
     name = str(values.pop("estimator", ""))

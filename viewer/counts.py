@@ -3,11 +3,10 @@
 The names are those of the jobs' counts. One that explains itself is only spaced out.
 """
 
-import json
-from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from lake.documents import json_object
 from viewer.plain import number, one_line
 
 _WORDS = {
@@ -32,12 +31,7 @@ _WORDS = {
 
 def lines(document: str | None) -> tuple[str, dict[str, Any]]:
     """A job's counts as HTML, a line each, and those that are no single value."""
-    try:
-        counts = json.loads(document or "{}")
-    except (ValueError, RecursionError):
-        return "", {}
-    if not isinstance(counts, Mapping):
-        return "", {}
+    counts = json_object(document)
     nested = {name: value for name, value in counts.items() if isinstance(value, list | dict)}
     told = "".join(_line(name, value) for name, value in counts.items() if name not in nested and value is not None)
     return (f'<ul class="trajlake-counts">{told}</ul>' if told else ""), nested

@@ -11,6 +11,7 @@ from io import BytesIO
 
 import polars as pl
 import pyarrow.parquet as pq
+from polars import selectors
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -25,17 +26,23 @@ HTML = "html"
 """Format of transcripts."""
 
 
-_RUN_BY_SPREADSHEETS = r"^([=+\-@\t\r])"
+_RUN_BY_SPREADSHEETS = r"^([=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20])"
+"""First characters of a formula, in full width too."""
 
 
 def csv(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
     """Rows as CSV with one line of names.
 
-    Texts are foreign: one that begins as a formula does in a spreadsheet has an apostrophe before it.
+    Texts are foreign, those of names and categories too: one that begins as a formula does in a spreadsheet has an
+    apostrophe before it.
     """
-    harmless = pl.col(pl.String).str.replace(_RUN_BY_SPREADSHEETS, "'$1")
+    texts = selectors.string(include_categorical=True) | selectors.enum()
+    harmless = texts.cast(pl.String).str.replace(_RUN_BY_SPREADSHEETS, "'$1")
     for number, part in enumerate(parts):
-        yield flat(part).with_columns(harmless).write_csv(include_header=number == 0).encode()
+        # The names are a row here: two columns may bear one name once it has its apostrophe.
+        names = pl.DataFrame({str(column): [name] for column, name in enumerate(part.columns)})
+        lines = [names] * (number == 0) + [flat(part)]
+        yield b"".join(line.with_columns(harmless).write_csv(include_header=False).encode() for line in lines)
 
 
 def jsonl(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:

@@ -5,7 +5,6 @@ episode, step, anchor, credit (job or series), job, update, reject, page, and th
 foreign text, as they were recorded: on a page they go through `viewer.plain`.
 """
 
-import json
 import math
 from collections.abc import Collection, Mapping
 from enum import StrEnum
@@ -15,6 +14,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from lake.documents import json_object
 from lake.tables import STATUSES
 from viewer.queries import Row
 from viewer.queries.groups import Signal
@@ -52,12 +52,7 @@ def group(facts: Row) -> str:
 
 def job(kind: str, parameters: str | None) -> str | None:
     """What a job ran: the estimator, scorer, loss, source, ...; None if its parameters do not say."""
-    try:
-        values: Any = json.loads(parameters or "{}")
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(values, Mapping):
-        return None
+    values = json_object(parameters)
     # The name stands alone, or among the options of what bears it.
     value = values.get(_NAMING.get(kind, ""))
     name = value.get("name") if isinstance(value, Mapping) else value

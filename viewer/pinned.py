@@ -48,8 +48,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-_named: dict[str, tuple[bytes, tuple[tuple[str, int], ...]]] = {}
-_MOST_NAMED = 1000
+_named: Remembered[tuple[bytes, tuple[tuple[str, int], ...]]] = Remembered(1000)
+"""Era and versions that a name in an address stands for."""
 _MOST_IDLE = 4
 _SECONDS, _SECONDS_OF_A_BUCKET = 1.0, 15.0
 """How long it is taken for granted that a lake is the one it was and nothing was forgotten: a look takes five small
@@ -273,10 +273,7 @@ def pinned_at() -> datetime:
 def name() -> str:
     """What stands for the versions of this session in an address outside of it."""
     found = ids.to_text(ids.key_hash("versions", era().hex(), *(part for pair in versions() for part in pair)))
-    _named.pop(found, None)  # the one that was named last is forgotten last
-    _named[found] = era(), versions()
-    while len(_named) > _MOST_NAMED:
-        del _named[next(iter(_named))]
+    _named.put(found, (era(), versions()))
     return found
 
 
@@ -287,7 +284,7 @@ def named(text: str) -> Reader:
 
 def known(text: str) -> Reader | None:
     """What reads the versions of a name; None if this process does not know it, or if they are not what they were."""
-    of, found = _named.get(text, (b"", ()))
+    of, found = _named.get(text) or (b"", ())
     return _read_from(found) if of == era() else None
 
 

@@ -5,17 +5,21 @@ another local server read the whole lake. Here a request must name this server a
 were rebound to this machine), and whoever sends an `Origin`, as browsers do for every page, must come from that host's
 port under one of this server's names. The port is that of the request, not the one listened on: behind `ssh -L` they
 differ.
+
+A page of another server that frames the viewer would get a reader's clicks to write annotations: such a frame has the
+viewer's own origin. So every answer forbids browsers to show it in a frame of another origin.
 """
 
 from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAMES = frozenset({"127.0.0.1", "localhost"})
 """Names of this server."""
 NO_OTHER_PAGE = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
 """Headers of an answer that no other page may embed or read as something else."""
+_NO_FOREIGN_FRAME = [(b"content-security-policy", b"frame-ancestors 'self'"), (b"x-frame-options", b"SAMEORIGIN")]
 _POLICY_VIOLATION = 1008
 _REFUSAL = b"The viewer answers only pages that it served itself, under 127.0.0.1 or localhost.\n"
 
@@ -30,13 +34,24 @@ class SameOrigin:
         """Answer one request, or hand it on."""
         kind = scope["type"]
         if kind not in ("http", "websocket") or _is_own(scope["headers"]):
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _unframed(send) if kind == "http" else send)
         elif kind == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         else:
             headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(_REFUSAL)).encode())]
             await send({"type": "http.response.start", "status": 403, "headers": headers})
             await send({"type": "http.response.body", "body": _REFUSAL})
+
+
+def _unframed(send: Send) -> Send:
+    """Return a `send` that forbids foreign frames; policies of an answer's own stay, and browsers apply them all."""
+
+    async def add(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *_NO_FOREIGN_FRAME]}
+        await send(message)
+
+    return add
 
 
 def is_fetched_by_own_page(headers: Mapping[str, str]) -> bool:

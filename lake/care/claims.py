@@ -9,13 +9,14 @@ slept for so long, it finds a higher number than its own at its next renewal and
 import os
 import socket
 import threading
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Self
 
 import msgspec
 
 from lake import ids
-from lake.errors import LakeAccessError, TrajlakeError, UsageError
+from lake.documents import Moment, decode_document
+from lake.errors import TrajlakeError, UsageError
 from lake.storage.store import Store
 
 CLAIM = timedelta(minutes=2)
@@ -33,7 +34,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Where else nobody can be at work: who comes from there takes over at once."""
     token: str
     """Of this process alone."""
-    expires_at: datetime
+    expires_at: Moment
 
 
 class Claim:
@@ -119,11 +120,10 @@ class Claim:
     def _read(self, number: int) -> _Entry | None:
         """An entry; None: it is gone. Raises LakeAccessError: it is damaged."""
         data = self._store.objects.get(self._path(number))
-        try:
-            return None if data is None else msgspec.json.decode(data, type=_Entry)
-        except msgspec.MsgspecError as error:
-            place = self._store.objects.uri(self._path(number))
-            raise LakeAccessError(f"{place} is damaged ({error}); delete it to give its claim up") from error
+        if data is None:
+            return None
+        where = self._store.objects.uri(self._path(number))
+        return decode_document(data, _Entry, where, "delete it to give its claim up")
 
     def _numbers(self) -> list[int]:
         names = (

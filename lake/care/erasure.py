@@ -9,20 +9,23 @@
 3. Every file that is no longer live and holds such rows is deleted, whoever pinned it. What took its place in step 2,
    or else a copy without those rows, is recorded as its replacement first (`Replacements`): snapshots taken
    before show the rest of what they held. Killed at any point, it is run again and goes on.
+
+Saved views go first of all: those whose address names a forgotten episode, or its group or task if no other episode
+has it. What lies outside of the lake (files that were ingested or exported, spools of recorders) is not reached.
 """
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import msgspec
 import polars as pl
 import pyarrow as pa
 
 from lake import ids
 from lake.care.compaction import ordered_rows
 from lake.care.pins import Pins
-from lake.care.vacuum import unfinished_jobs
+from lake.care.saved_views import drop_view, saved_views, words_of
+from lake.care.vacuum import unfinished_jobs, versions_read
 from lake.errors import LakeAccessError
 from lake.read.parquet import collected, scan
 from lake.read.snapshot import Snapshot
@@ -50,6 +53,8 @@ class Forgotten:
     rows: dict[str, int] = field(default_factory=dict)
     """Rows by table, of the newest versions."""
     deleted_files: int = 0
+    views: list[str] = field(default_factory=list)
+    """Saved views that named what was erased; deleted."""
     unreadable: list[str] = field(default_factory=list)
     """Files of no table that cannot be read: half-written ones of killed or running writers. Only these may still
     hold something; `vacuum` removes them when they are old enough."""
@@ -74,8 +79,7 @@ def cuts(store: Store, episode_ids: Sequence[int]) -> list[Cut]:
     kept = [("snapshot" if pin.expires_at is None else "lease", pin.name, pin.versions) for pin in pins]
     leased = [versions for kind, _, versions in kept if kind == "lease"]
     for row in unfinished_jobs(Snapshot(store), store.clock()).iter_rows(named=True):
-        read = msgspec.json.decode(row["input_snapshot"], type=dict[str, int])
-        if (versions := own_versions(read)) not in leased:
+        if (versions := own_versions(versions_read(row))) not in leased:
             kept.append(("job", f"{row['kind']} {ids.to_text(row['job_id'])}", versions))
     found = []
     for kind, name, versions in kept:
@@ -120,6 +124,7 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     # `episodes` first: from then on no writer counts on what was there.
     removals = {name: _of_episodes(name, wanted) for name, t in TABLES.items() if "episode_id" in t.names}
     del removals[_KEEPS]
+    done.views = _drop_views(store, wanted)
     asked = _requests_about(store, wanted)
     before = [_of_others(asked, wanted)] if len(asked) else []
     replaced = _Replaced()
@@ -133,6 +138,23 @@ def erase(store: Store, episode_ids: Sequence[int], *, job_id: int) -> Forgotten
     place.delete(store.root)
     local_cache.erase()
     return done
+
+
+def _drop_views(store: Store, wanted: pl.Series) -> list[str]:
+    """Delete the saved views whose address names what goes; return their names."""
+    views = saved_views(store.objects)
+    if not views:
+        return []
+    rows = Snapshot(store).scan_all("episodes").select("episode_id", "group_id", "task_id").collect()
+    goes = pl.col("episode_id").is_in(wanted.implode())
+    gone, rest = rows.filter(goes), rows.filter(~goes)
+    words = set(gone["task_id"]) - set(rest["task_id"])
+    for column in ("episode_id", "group_id"):
+        words.update(map(ids.to_text, set(gone[column]) - set(rest[column])))
+    named = [view.name for view in views if not words.isdisjoint(words_of(view))]
+    for name in named:
+        drop_view(store.objects, name)
+    return named
 
 
 def _erase_blobs(store: Store, done: Forgotten, job_id: int, replaced: _Replaced) -> _Removal:

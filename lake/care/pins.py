@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from lake import ids
+from lake.documents import Moment, T, Versions, decode_document
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.read.snapshot import versions_at_episodes, versions_at_time
 from lake.storage.store import Store
@@ -34,9 +35,9 @@ class Pin(msgspec.Struct, kw_only=True):
 
     name: str
     """Of the snapshot, or the holder of the lease."""
-    versions: dict[str, int]
-    created_at: datetime
-    expires_at: datetime | None = None
+    versions: Versions
+    created_at: Moment
+    expires_at: Moment | None = None
     """None for a named snapshot."""
 
 
@@ -63,7 +64,7 @@ class Pins:
         if data is None:
             names = ", ".join(pin.name for pin in self.snapshots()) or "none yet"
             raise UsageError(f"there is no snapshot {name!r}; there are: {names}")
-        return self._decoded(data, self._path(name))
+        return self._decoded(data, self._path(name), Pin)
 
     def versions_at(self, when: str | datetime | int) -> dict[str, int]:
         """Versions of a named snapshot, of a moment, or of when `episodes` came to a version.
@@ -129,8 +130,8 @@ class Pins:
         Files that are live now are never deleted by a vacuum that is under way; older ones may be.
         """
         objects, now = self._store.objects, self._store.clock()
-        begun = (objects.get(entry.path) for entry in objects.list(_VACUUMS))
-        moments = [msgspec.json.decode(data, type=datetime) for data in begun if data is not None]
+        begun = ((entry.path, objects.get(entry.path)) for entry in objects.list(_VACUUMS))
+        moments = [self._decoded(data, path, Moment) for path, data in begun if data is not None]
         is_vacuumed = any(now - moment < _LONGEST_VACUUM for moment in moments)
         if is_vacuumed and not all(
             {entry.name for entry in self._store.files(name, version)[1]}
@@ -143,14 +144,14 @@ class Pins:
     def _all(self, folder: str) -> list[Pin]:
         objects = self._store.objects
         found = ((entry.path, objects.get(entry.path)) for entry in objects.list(folder))
-        return [self._decoded(data, path) for path, data in found if data is not None]
+        return [self._decoded(data, path, Pin) for path, data in found if data is not None]
 
-    def _decoded(self, data: bytes, path: str) -> Pin:
-        try:
-            return msgspec.json.decode(data, type=Pin)
-        except msgspec.DecodeError as error:
-            msg = f"{self._store.objects.uri(path)} is damaged ({error}); restore it or delete it to give its pin up"
-            raise LakeAccessError(msg) from error
+    def _decoded(self, data: bytes, path: str, kind: type[T]) -> T:
+        where, remedy = self._store.objects.uri(path), "restore it or delete it to give its pin up"
+        value = decode_document(data, kind, where, remedy)
+        if isinstance(value, Pin) and (unknown := sorted(value.versions.keys() - TABLES.keys())):
+            raise LakeAccessError(f"{where} names tables that are not known ({', '.join(unknown)}); {remedy}")
+        return value
 
     def _path(self, name: str) -> str:
         is_time = name.isdecimal()  # `Lake.at` would read it as a version or a moment

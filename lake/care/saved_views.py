@@ -7,11 +7,13 @@ such an object holds is checked by whoever follows it (`viewer.views`): anybody 
 
 from contextlib import suppress
 from datetime import UTC, datetime
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from lake import ids
-from lake.errors import UsageError
+from lake.documents import decode_document
+from lake.errors import LakeAccessError, UsageError
 from lake.records import printable
 from lake.storage.objects import Objects
 
@@ -37,14 +39,23 @@ def saved_views(objects: Objects) -> list[SavedView]:
     """The views of a lake, by name; what is damaged is left out."""
     found = []
     for entry in objects.list(_FOLDER)[:MOST]:
-        with suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(objects.get(entry.path) or b"", type=SavedView))
+        with suppress(LakeAccessError):
+            found.append(decode_document(objects.get(entry.path) or b"", SavedView, entry.path, "delete it"))
     return sorted(found, key=in_order)
 
 
 def in_order(view: SavedView) -> tuple[str, str]:
     """What views are sorted by."""
     return view.name.lower(), view.name
+
+
+def words_of(view: SavedView) -> frozenset[str]:
+    """Return the values of a view's parameters, and of the filters that are packed into some of them."""
+    words: set[str] = set()
+    with suppress(ValueError):
+        outer = [value for _, value in parse_qsl(urlsplit(view.address).query)]
+        words.update(outer, (value for packed in outer for _, value in parse_qsl(packed)))
+    return frozenset(words)
 
 
 def has_view(objects: Objects, name: str) -> bool:

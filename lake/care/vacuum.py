@@ -11,15 +11,15 @@ at what is there (`lake.write.writer`, `Job`); a file of its own that is gone is
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from lake import ids
 from lake.care.pins import Pins
+from lake.documents import Versions, decode_document
 from lake.errors import LakeAccessError, UsageError
 from lake.read.snapshot import Snapshot, version_at
 from lake.storage.commits import log_faults, revoke
@@ -72,9 +72,9 @@ def vacuum(store: Store, *, retention: timedelta = RETENTION, dry_run: bool = Fa
     pins = Pins(store)
     with pins.vacuuming() if not dry_run else nullcontext():
         # What interrupted training runs read stays, so that they can be resumed.
-        texts = unfinished_jobs(Snapshot(store), store.clock())["input_snapshot"]
+        jobs = unfinished_jobs(Snapshot(store), store.clock())
         needed = [pin.versions for pin in pins.active()]
-        needed += [msgspec.json.decode(text, type=dict[str, int]) for text in texts]
+        needed += [versions_read(job) for job in jobs.iter_rows(named=True)]
         for name in TABLES:
             _delete(store, done[name], cutoff, [versions.get(name, -1) for versions in needed], dry_run=dry_run)
     return list(done.values())
@@ -133,6 +133,13 @@ def _survivors(store: Store, snapshot: Snapshot, name: str, entries: list[FileEn
     from lake.care.compaction import ordered_rows
 
     return ordered_rows(store.objects, mixed, TABLES[name], where=where)
+
+
+def versions_read(job: Mapping[str, Any]) -> dict[str, int]:
+    """Return the versions that a job reads. Raises LakeAccessError: its row holds something else."""
+    where = f"jobs.input_snapshot of job {ids.to_text(job['job_id'])}"
+    remedy = f"try again once the job is {_LONGEST_JOB.days} days old"
+    return decode_document(job["input_snapshot"], Versions, where, remedy)
 
 
 def unfinished_jobs(snapshot: Snapshot, now: datetime) -> pl.DataFrame:

@@ -116,6 +116,9 @@ def main() -> None:
     except OSError as error:
         click.echo(f"trajlake: {cell(str(error))}", err=True)
         sys.exit(1)
+    except RecursionError:
+        click.echo("trajlake: a document that the command read is nested too deeply; nothing more was done", err=True)
+        sys.exit(1)
 
 
 COMMANDS = {

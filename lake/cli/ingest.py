@@ -48,6 +48,7 @@ class _Ingest(click.Command):
 @click.option("--format", "format_name", help="One of those below.  [default: recognised by what a file holds]")
 @click.option("--query", is_flag=True, help="FILES are SQL, each a SELECT whose rows are episodes, steps or messages.")
 @click.option("--dry-run", is_flag=True, help="Say what would be taken and rejected, show examples, write nothing.")
+@click.option("--follow-links", is_flag=True, help="Read links in folders whose files lie outside of them.")
 @click.option("--watch", is_flag=True, help="Go on taking what is appended to files or put into folders, until Ctrl-C.")
 @click.option(
     "--batch-size",
@@ -64,6 +65,7 @@ def ingest(
     format_name: str | None,
     query: bool,
     dry_run: bool,
+    follow_links: bool,
     watch: bool,
     batch_size: int,
     executor: str,
@@ -97,9 +99,13 @@ def ingest(
         raise UsageError(f"{format_name} is no format of files; use {instead}")
     options: dict[str, Any] = {"run_id": run_id, "format_name": QUERY if query else format_name}
     if watch:
-        _watch(files, lake_uri, batch_size, options)
+        _watch(files, lake_uri, batch_size, options | {"follow_links": follow_links})
         return
-    with located(files, sys.stdin.buffer, lambda text: click.echo(cell(text), err=True)) as arguments:
+
+    def tell(text: str) -> None:
+        click.echo(cell(text), err=True)
+
+    with located(files, sys.stdin.buffer, tell, follow_links=follow_links) as arguments:
         # Before a lake is made: a wrong path must leave nothing behind.
         planned = [(argument, plan(argument, **options)) for argument in arguments]
         for argument, found in planned:

@@ -135,7 +135,13 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
     done = target.forget(chosen, reason)
     rows = ", ".join(f"{name} {count}" for name, count in done.rows.items() if count)
     erased, deleted = counted(done.episodes, "episode"), counted(done.deleted_files, "old file")
-    click.echo(f"{erased} erased; rows: {rows or 'none left'}; {deleted} deleted")
+    views = f"; saved views deleted: {', '.join(done.views)}" if done.views else ""
+    click.echo(f"{erased} erased; rows: {rows or 'none left'}; {deleted} deleted{views}")
+    from lake.live.places import spools_of
+
+    for member in target.members:
+        for spool in spools_of(member.uri):
+            click.echo(f"{spool}: a recorder keeps here what it recorded lately; stop it, which deletes it", err=True)
     if done.unreadable:
         click.echo(
             f"{len(done.unreadable)} half-written files of killed or running writers cannot be looked into, for "

@@ -89,7 +89,7 @@ class Place:
             return msgspec.json.decode(self._state_path.read_bytes(), type=State)
         except (FileNotFoundError, NotADirectoryError):
             pass
-        except (msgspec.MsgspecError, OSError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise LakeAccessError(f"{self._state_path}: {error}; delete it to begin again") from error
         if self._is_taken():
             what = "file" if self._is_file else "or an empty folder"

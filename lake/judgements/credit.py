@@ -17,8 +17,9 @@ import msgspec
 import polars as pl
 
 from lake import ids
+from lake.documents import json_object
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.scores import version_of
+from lake.judgements.scores import ENV_RETURN, version_of
 from lake.read.snapshot import Reads
 from lake.read.text_table import counted
 
@@ -126,6 +127,11 @@ class Credit:
 
     def _words(self, unusual: str) -> str:
         return f"{self.estimator}{f' ({unusual})' if unusual else ''}, series {ids.to_text(self.series_id)}"
+
+    @property
+    def score(self) -> str:
+        """The episode score that it was computed from: env_return, or a scorer or reward, @VERSION or not."""
+        return str(self.parameters.get("score") or ENV_RETURN)
 
     @property
     def formula(self) -> str | None:
@@ -315,7 +321,7 @@ def _credit(row: dict[str, Any], jobs: pl.DataFrame, before: int | None, *, job_
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
-    parameters: dict[str, Any] = msgspec.json.decode(row["parameters"] or "{}")
+    parameters: dict[str, Any] = json_object(row["parameters"])
     return {
         "series_id": row["series_id"],
         "estimator": row["estimator"] or "unnamed estimator",
@@ -329,7 +335,7 @@ def _unusual(parameters: dict[str, Any]) -> list[str]:
     # `options` says which differ from the usual, `config` holds them whole: as --set takes them.
     options = {n: (parameters.get("config") or {}).get(n, v) for n, v in (parameters.get("options") or {}).items()}
     parts = [f"{n} {v if isinstance(v, str) else msgspec.json.encode(v).decode()}" for n, v in options.items()]
-    for name, usual in (("score", "env_return"), ("rewards", "env_reward"), ("grouping", None), ("where", None)):
+    for name, usual in (("score", ENV_RETURN), ("rewards", "env_reward"), ("grouping", None), ("where", None)):
         value = parameters.get(name)
         if value in (None, usual):
             continue

@@ -64,6 +64,11 @@ def root_of(lake_uri: str, part: str) -> Path:
     return (Path(given) if given else state / "trajlake" / "spool") / name / part
 
 
+def spools_of(lake_uri: str) -> list[Path]:
+    """Return the folders where recorders of this machine hold frames for a lake, but for those of a `--spool`."""
+    return sorted({segment.parent for segment in root_of(lake_uri, "").rglob("*.frames")})
+
+
 def proxy_root(lake_uri: str, port: int, spool: Path | None = None) -> Path:
     """Where the spools of proxies on a port are: what another one left open is its own to go on with."""
     own = f"proxy-{port}"

@@ -24,7 +24,7 @@ FRAME_BYTES = 8
 LARGEST_PAYLOAD = 2**31 - 1
 _FRAME = struct.Struct("<II")
 _COVERED = struct.Struct("<QI")
-_SUFFIX = ".frames"
+SUFFIX = ".frames"
 
 
 class Position(NamedTuple):
@@ -41,12 +41,12 @@ START = Position(0, 0, 0)
 
 def path_of(folder: Path, number: int) -> Path:
     """The file of a segment."""
-    return folder / f"{number:08d}{_SUFFIX}"
+    return folder / f"{number:08d}{SUFFIX}"
 
 
 def numbers(folder: Path) -> list[int]:
     """The segments of a folder, in order."""
-    return sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
+    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal())
 
 
 def new_header() -> bytes:

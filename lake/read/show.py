@@ -322,7 +322,7 @@ def _parsed(text: str | None) -> list[Any]:
         return []
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [text]
     return found if isinstance(found, list) else [found]
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from lake import ids
+from lake.documents import decode_document
 from lake.errors import ContractError, UsageError
 from lake.execution.held import held
 from lake.read.versions import other_roots
@@ -361,7 +362,7 @@ def consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:
     def episodes_writes(version: int) -> frozenset[int]:
         return Snapshot(store, {EPISODES.name: version}).accepted_write_ids
 
-    later = episodes_writes(store.refresh(EPISODES.name)) - episodes_writes(versions[EPISODES.name])
+    later = episodes_writes(store.refresh(EPISODES.name)) - episodes_writes(versions.get(EPISODES.name, -1))
 
     def is_ahead(version: int) -> bool:
         deciding = {EPISODES.name: versions[EPISODES.name], JOBS.name: version}
@@ -390,9 +391,10 @@ def version_at(store: Store, name: str, moment: datetime) -> int:
 
 def committed_at(store: Store, name: str, version: int) -> datetime:
     """When a version was committed, by its writer's clock."""
-    data = store.objects.get(f"{name}/_delta_log/{version:020d}.json")
-    for line in (data or b"").splitlines():
-        info = msgspec.json.decode(line).get("commitInfo")
+    path = f"{name}/_delta_log/{version:020d}.json"
+    for line in (store.objects.get(path) or b"").splitlines():
+        action = decode_document(line, dict[str, Any], store.objects.uri(path), "restore it from a backup")
+        info = action.get("commitInfo")
         if info is not None:
             at = (info.get(NOTE) or {}).get("at")
             return datetime.fromisoformat(at) if at else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)

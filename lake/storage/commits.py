@@ -23,6 +23,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from lake import ids
+from lake.documents import decode_document
 from lake.errors import ConflictError, LakeAccessError
 from lake.storage.objects import Objects
 
@@ -95,8 +96,11 @@ def revoke(objects: Objects, write_ids: frozenset[int]) -> None:
 
 def revoked(objects: Objects) -> frozenset[int]:
     """Write attempts that were dropped, or are about to be."""
-    found = (objects.get(entry.path) for entry in objects.list(_REVOKED))
-    return frozenset().union(*(msgspec.json.decode(data, type=list[int]) for data in found if data is not None))
+    found = ((entry.path, objects.get(entry.path)) for entry in objects.list(_REVOKED))
+    remedy = "restore it from a backup: readers cannot know which writes it revokes"
+    return frozenset().union(
+        *(decode_document(data, list[int], objects.uri(path), remedy) for path, data in found if data is not None)
+    )
 
 
 NOTE = "trajlake"
@@ -223,7 +227,7 @@ def _fault(data: bytes | None) -> str | None:
     try:
         actions = [_decoder.decode(line) for line in data.splitlines() if line.strip()]
         rows = sum(_statistics.decode(action.add.stats).numRecords for action in actions if action.add is not None)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return "cut short, or garbage: it is no commit in JSON"
     if all(action == _Action() for action in actions):
         return "garbage: it holds no action"

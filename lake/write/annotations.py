@@ -89,7 +89,7 @@ def annotate(lake: "Lake", said: Sequence[Annotation], author: str) -> int:
         annotation_id=pl.Series([ids.fresh_id() for _ in said], dtype=pl.Int64),
     )
     rows = rows.unique(_PLACE, keep="last", maintain_order=True)
-    with lake.job(kind=KIND, parameters={"author": author, "labels": sorted(set(labels))}) as job:
+    with lake.job(kind=KIND, parameters={"labels": sorted(set(labels))}) as job:
         job.write("annotations", rows.with_columns(at=pl.lit(job.now())))
         job.counts |= {"rows_in": len(said), "rows_out": rows.height}
     _score(lake, sorted(set(labels)))

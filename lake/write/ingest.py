@@ -54,6 +54,7 @@ def ingest(
     batch_size: int = BATCH_EPISODES,
     progress: Callable[[Progress], None] | None = None,
     executor: Executor | None = None,
+    follow_links: bool = False,
 ) -> Report:
     """Read a file, a folder, a glob or a URI into a lake; the counts are of records, and of the new episodes' steps.
 
@@ -62,12 +63,14 @@ def ingest(
         batch_size: episodes a commit at most.
         progress: called between batches, at most every 10 seconds.
         executor: where files are read and their rows written (`lake.write.ingest_parts`); in this process unless given.
+        follow_links: whether links in a folder to files outside of it are followed.
 
     Raises:
         FormatError: see `plan`.
         UsageError: a batch size below 1, or an empty run.
     """
-    with located([str(path)], getattr(sys.stdin, "buffer", BytesIO())) as (argument,):
+    stdin = getattr(sys.stdin, "buffer", BytesIO())
+    with located([str(path)], stdin, follow_links=follow_links) as (argument,):
         planned = plan(argument, run_id=run_id, format_name=format_name)
         return run_plan(lake, planned, batch_size=batch_size, progress=progress, executor=executor)
 

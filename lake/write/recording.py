@@ -113,13 +113,12 @@ class JobRecorder:
 
 
 def refusal(record: EpisodeRecord, reason: Literal["conflict", "forgotten"]) -> str:
-    """Why a record that is well-formed is not taken, and what to do."""
+    """Say why a record that is well-formed is not taken, and what to do; of an erased one only the id is repeated."""
+    if reason == "forgotten":
+        name = ids.to_text(identify(record, record.run_id or "").episode_id)
+        return f"episode {name} was erased with `trajlake forget` and is not taken again"
     key = f"run {record.run_id!r}, task {record.task_id!r}, rollout {record.rollout_index}, attempt {record.attempt}"
-    fault = {
-        "conflict": "is present with other content; give it another --run or a higher attempt",
-        "forgotten": "was erased with `trajlake forget` and is not taken again",
-    }
-    return f"{key} {fault[reason]}"
+    return f"{key} is present with other content; give it another --run or a higher attempt"
 
 
 def _reject(record: EpisodeRecord, position: int, reason: Literal["conflict", "forgotten"]) -> Reject:

@@ -3,6 +3,9 @@
 Standard input, pipes and objects of a bucket are spooled to disk, so that formats can look at them more than once. A
 folder is walked in the order of its names; what lies in it is called by its path below the folder, which is the same on
 every machine. A file that is named twice, or that links lead to, is read once.
+
+A link in a folder to a file outside of it is followed only on request: somebody who can write to the folder, but not
+read that file, could have it read.
 """
 
 import os
@@ -32,6 +35,7 @@ _UNFINISHED = ("~", ".tmp", ".part", ".partial", ".crdownload")
 """Endings of files that somebody is still writing under another name than theirs."""
 _WILD = frozenset("*?[")
 _PIECE = 8 << 20
+_OUTSIDE = "is a link to a file outside of the folder; name that file, or add --follow-links"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,19 @@ class Argument:
 
 @contextmanager
 def located(
-    names: Sequence[str], stdin: BinaryIO, tell: Callable[[str], None] = lambda _: None
+    names: Sequence[str],
+    stdin: BinaryIO,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    follow_links: bool = False,
 ) -> Iterator[list[Argument]]:
-    """The files that arguments name; spooled ones are deleted afterwards. `tell` hears of a pipe that waits.
+    """Yield the files that arguments name; spooled ones are deleted afterwards.
+
+    Args:
+        names: files, folders, globs, `-` and URIs.
+        stdin: what `-` stands for.
+        tell: receives a message about a pipe that waits.
+        follow_links: whether links in folders to files outside of them are followed.
 
     Raises:
         FormatError: nothing is there, or a folder or a glob without a file.
@@ -87,11 +101,11 @@ def located(
             elif name == "-" or is_(Path(name).is_fifo):
                 found.append(_piped(name, stdin, tell, room()))
             else:
-                found.append(local(name, met))
+                found.append(local(name, met, follow_links=follow_links))
         yield found
 
 
-def local(name: str, met: set[object], *, may_be_empty: bool = False) -> Argument:
+def local(name: str, met: set[object], *, may_be_empty: bool = False, follow_links: bool = False) -> Argument:
     """The files of this machine that a name stands for, without those that were met before.
 
     Raises:
@@ -105,7 +119,7 @@ def local(name: str, met: set[object], *, may_be_empty: bool = False) -> Argumen
     if is_(path.is_dir):
         label = printable(path.resolve().name or name)
         left_out: dict[str, str] = {}
-        files = _walked(path, label, left_out)
+        files = _walked(path, label, left_out, home=None if follow_links else path)
         if not files and not may_be_empty:
             if is_(Path(path, "episodes", _TABLE).is_dir):
                 raise FormatError(f"{name} is a lake; name files of trajectories, such as an export of it")
@@ -113,7 +127,7 @@ def local(name: str, met: set[object], *, may_be_empty: bool = False) -> Argumen
             raise FormatError(f"{name} is a folder without a file in it; there is nothing to ingest{why}")
         return Argument(name, _unmet(files, met), label, left_out)
     if not os.path.lexists(name) and _WILD & set(name):
-        return _matched(name, met, may_be_empty=may_be_empty)
+        return _matched(name, met, may_be_empty=may_be_empty, follow_links=follow_links)
     return Argument(name, _unmet([_file(path, printable(path.name))], met))
 
 
@@ -122,7 +136,7 @@ def _file(path: Path, name: str) -> File:
     return File(path, name, PurePath(printable(os.path.normpath(path.absolute()))))
 
 
-def _matched(pattern: str, met: set[object], *, may_be_empty: bool) -> Argument:
+def _matched(pattern: str, met: set[object], *, may_be_empty: bool, follow_links: bool) -> Argument:
     """What a glob matches; a file is called by its path below what is fixed of the pattern."""
     parts = Path(pattern).parts
     fixed = _before_wild(parts)
@@ -132,12 +146,22 @@ def _matched(pattern: str, met: set[object], *, may_be_empty: bool) -> Argument:
     for match in _expanded(base, parts[len(fixed) :], left_out):
         below = match.relative_to(base).as_posix()
         if is_(match.is_dir):
-            inside = _walked(match, printable(match.resolve().name), left_out, "" if below == "." else below)
+            inside = _walked(
+                match,
+                printable(match.resolve().name),
+                left_out,
+                "" if below == "." else below,
+                home=None if follow_links else match,
+            )
             found |= {file.path: file for file in inside}
         elif is_(match.is_file):
-            found.setdefault(match, _file(match, printable(below)))
+            if not follow_links and _leads_out(match, base):
+                left_out[printable(below)] = _OUTSIDE
+            else:
+                found.setdefault(match, _file(match, printable(below)))
     if not found and not may_be_empty:
-        raise FormatError(f"no file matches {pattern!r}; there is nothing to ingest")
+        why = "".join(f"; {name} {reason}" for name, reason in list(left_out.items())[:1])
+        raise FormatError(f"no file matches {pattern!r}; there is nothing to ingest{why}")
     files = sorted(found.values(), key=lambda file: file.path)
     return Argument(pattern, _unmet(files, met), printable(parts[-1]), left_out)
 
@@ -167,8 +191,18 @@ def _goes_on(entry: os.DirEntry[str], rest: Sequence[str]) -> bool:
     return _is_entered(entry.name) if is_(entry.is_dir) else not rest and not _is_unfinished(entry.name)
 
 
-def _walked(folder: Path | str, label: str, left_out: dict[str, str], below: str = "") -> list[File]:
-    """The files of a folder and of those below it, by name; `below` is the path to it that their names begin with."""
+def _walked(
+    folder: Path | str, label: str, left_out: dict[str, str], below: str = "", *, home: Path | None
+) -> list[File]:
+    """Return the files of a folder and of those below it, by name.
+
+    Args:
+        folder: where to begin.
+        label: what messages call it.
+        left_out: gets what is no file to be read, with the reason.
+        below: path to the folder that the names of its files begin with.
+        home: folder that links must not lead out of; None follows them anywhere.
+    """
     found: list[File] = []
     waiting = [(str(folder), below)]
     while waiting:
@@ -181,7 +215,10 @@ def _walked(folder: Path | str, label: str, left_out: dict[str, str], below: str
             elif _is_unfinished(entry.name):
                 continue
             elif is_(entry.is_file):
-                found.append(_file(Path(entry.path), printable(called)))
+                if home is not None and entry.is_symlink() and _leads_out(Path(entry.path), home):
+                    left_out[printable(called)] = _OUTSIDE
+                else:
+                    found.append(_file(Path(entry.path), printable(called)))
             elif is_(entry.is_dir):
                 left_out[printable(called)] = "is a link to a folder; name the folder to have it read"
             else:
@@ -201,6 +238,11 @@ def _listed(folder: Path | str, called: str, left_out: dict[str, str]) -> list[o
         left_out[printable(called)] = f"cannot be read: {error.strerror}"
         return []
     return [] if any(entry.name == _TABLE for entry in inner) else inner
+
+
+def _leads_out(path: Path, home: Path) -> bool:
+    """Return whether links on the way to a file lead out of a folder."""
+    return not path.resolve().is_relative_to(home.resolve())
 
 
 def is_(kind: Callable[[], bool]) -> bool:

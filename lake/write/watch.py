@@ -60,6 +60,8 @@ class Watched(msgspec.Struct):
     arguments: Sequence[str]
     run_id: str | None = None
     format_name: str | None = None
+    follow_links: bool = False
+    """Whether links in folders to files outside of them are followed."""
     quiet_seconds: float = QUIET_SECONDS
     files: dict[Path, _State] = msgspec.field(default_factory=dict)
     told: set[tuple[str, str, str]] = msgspec.field(default_factory=set)
@@ -86,7 +88,7 @@ class Watched(msgspec.Struct):
         now = time.monotonic()
         plans = []
         met: set[object] = set()
-        arguments = [local(name, met, may_be_empty=True) for name in self.arguments]
+        arguments = [local(name, met, may_be_empty=True, follow_links=self.follow_links) for name in self.arguments]
         seen = _seen(file.path for argument in arguments for file in argument.files)
         self._follow(seen)
         for argument in arguments:

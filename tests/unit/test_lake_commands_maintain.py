@@ -10,7 +10,12 @@ import polars as pl
 import pytest
 
 from lake import Lake, ids
+from lake.care.saved_views import save_view, saved_views
+from lake.live.places import root_of
+from lake.live.segments import SUFFIX
+from lake.storage.objects import Objects
 from lake.tables import TABLES
+from lake.write.annotations import Annotation, annotate
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
@@ -174,6 +179,31 @@ def test_forget_names_everybody_who_loses_episodes_and_what_stays(cli: Cli, lk: 
     assert told[-1].startswith("trajlake: ")
     erased = cli(*args, "--yes")
     assert (erased.code, erased.err.splitlines()) == (0, told[:-1])
+
+
+def test_forget_reaches_or_names_what_lies_beside_the_tables(
+    cli: Cli, lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Saved views of it go, a recorder's spool is named, and neither an author nor an ingest anew keeps a name."""
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
+    gone, objects = shown(lk, "a"), Objects(lk.uri)
+    views = {"by id": f"/episode?episode={gone}", "by task": "/episodes?list=task%3Da", "other": "/groups?task=b"}
+    for name, address in views.items():
+        save_view(objects, name, address, "ann")
+    annotate(lk, [Annotation(episode_id=ids.from_text(gone), label="rating", value=1.0)], "Somebody")
+    spool = root_of(lk.uri, "proxy-1") / "1-a"
+    spool.mkdir(parents=True)
+    (spool / f"00000001{SUFFIX}").touch()
+    erased = cli("forget", gone, "--yes", "--lake", lk.uri)
+    assert str(spool) in erased.err
+    assert [view.name for view in saved_views(objects)] == ["other"]
+    assert "by id, by task" in erased.out
+    lk.append([episode("a", tokens=True)], run_id="run")
+    (reject,) = lk.sql("SELECT reason, message, raw FROM rejects").rows(named=True)
+    assert (reject["reason"], reject["raw"]) == ("forgotten", "")
+    assert gone in reject["message"]
+    assert "'a'" not in reject["message"]
+    assert "Somebody" not in "".join(lk.sql("SELECT parameters FROM jobs")["parameters"])
 
 
 def test_what_was_forgotten_is_told_wherever_the_snapshot_is_named(cli: Cli, lk: Lake) -> None:

@@ -207,6 +207,19 @@ def test_a_file_that_is_named_twice_is_read_once(folder: Path) -> None:
     ]
 
 
+def test_a_link_that_leads_out_of_a_folder_is_followed_on_request_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "private.jsonl").write_bytes(line(episode("private")))
+    (folder / "out.jsonl").symlink_to(tmp_path / "private.jsonl")
+    (folder / "round.jsonl").symlink_to(folder / "b" / ".." / ".." / "private.jsonl")
+    for name in (folder, folder / "*.jsonl", tmp_path / "log*"):
+        (argument,) = found(name)
+        assert not {"out.jsonl", "round.jsonl", "logs/out.jsonl"} & {file.name for file in argument.files}
+        assert sum(path.endswith(("out.jsonl", "round.jsonl")) for path in argument.left_out) == 2
+        with located([str(name)], io.BytesIO(), follow_links=True) as (argument,):
+            assert sum(file.path.name == "out.jsonl" for file in argument.files) == 1
+    assert [file.name for file in found(folder / "out.jsonl")[0].files] == ["out.jsonl"], "it was named itself"
+
+
 def test_of_a_file_and_links_to_it_the_file_is_read(folder: Path) -> None:
     (folder / "0.jsonl").symlink_to("z.jsonl")
     os.link(folder / "z.jsonl", folder / "zz.jsonl")

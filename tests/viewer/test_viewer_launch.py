@@ -2,8 +2,12 @@
 
 import signal
 import socket
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -223,6 +227,32 @@ def test_only_its_own_pages_are_answered(running: Viewer) -> None:
     ]:
         assert answer(running.address, host, origin) == 403, (host, origin)
         assert answer(running.address, host, origin, websocket=False) == 403, (host, origin)
+
+
+def test_no_other_page_frames_it(running: Viewer) -> None:
+    """Clicks inside a frame would write: the frame's own origin is the viewer's."""
+    for path in ("/", "/episode?episode=x", "/_stcore/health", "/download?format=csv"):
+        with urlopen(running.address + path, timeout=30) as sent:
+            assert "frame-ancestors 'self'" in sent.headers.get_all("content-security-policy")
+            assert sent.headers["x-frame-options"] == "SAMEORIGIN"
+
+
+@pytest.mark.browser
+def test_a_browser_shows_it_in_no_frame_of_another_page(running: Viewer, page: Any, tmp_path: Path) -> None:
+    """Not in that of another server of this machine; a page of the viewer's own may hold it."""
+    html = f'<iframe src="{running.address}/"></iframe>'
+    (tmp_path / "hostile.html").write_text(html)
+    serve = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{server.server_port}/hostile.html")
+        page.wait_for_timeout(500)
+        assert [frame.url for frame in page.frames[1:]] == ["chrome-error://chromewebdata/"]
+        server.shutdown()
+    page.goto(f"{running.address}/_stcore/health")
+    page.set_content(html)
+    page.wait_for_timeout(500)
+    assert [frame.url for frame in page.frames[1:]] == [f"{running.address}/"]
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

@@ -1,10 +1,11 @@
 """The viewer's reads on real lakes, against oracles that loop over plain rows."""
 
+import csv
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from io import BytesIO
+from io import BytesIO, StringIO
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -309,6 +310,18 @@ def test_a_list_of_nothing_is_a_file_with_names(snap: Reader) -> None:
     assert sent.startswith(b"episode_id,outcome,")
     nothing = pl.read_parquet(BytesIO(b"".join(download.parquet(whole.parts(snap, EpisodeFilter(run="nobody"), None)))))
     assert nothing.height == 0
+
+
+FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\uff1d1"]
+
+
+def test_a_downloaded_csv_runs_nothing_in_a_spreadsheet() -> None:
+    """Neither values of any kind of text nor names of columns, two of which may then be alike."""
+    columns = dict.fromkeys([*FORMULAS, "'=1+1"], FORMULAS)
+    frame = pl.DataFrame(columns).cast({"=1+1": pl.Enum(FORMULAS), "+1": pl.Categorical})
+    rows = list(csv.reader(StringIO(b"".join(download.csv([frame])).decode(), newline="")))
+    assert rows[0] == [f"'{name}" for name in FORMULAS] + ["'=1+1"]
+    assert rows[1:] == [[f"'{text}"] * len(columns) for text in FORMULAS]
 
 
 def test_a_search_says_where_the_text_stands(snap: Reader) -> None:

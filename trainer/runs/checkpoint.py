@@ -227,7 +227,7 @@ def read_state(folder: Path) -> State:
     except OSError as error:
         msg = f"checkpoint {folder} cannot be read: {error.strerror}; restore it, or train again into another --out"
         raise CheckpointError(msg) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         msg = f"checkpoint {folder}: {STATE} is damaged ({error}); restore it, or train again into another --out"
         raise CheckpointError(msg) from error
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
-import msgspec
 import numpy as np
 import polars as pl
 
 from lake import ids
 from lake import open as open_lake
+from lake.documents import json_object
 from lake.lake import Lake
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
@@ -195,7 +195,7 @@ def _earlier_speed(snapshot: Snapshot, config: TrainConfig) -> tuple[int, float]
     jobs = snapshot.scan("jobs").filter((pl.col("kind") == "train") & (pl.col("event") == "succeeded"))
     rows = collected(jobs.sort("at", descending=True).select("job_id", "parameters", "counts"))
     for job_id, parameters, counts in rows.iter_rows():
-        was, figures = renewed_record(msgspec.json.decode(parameters)), msgspec.json.decode(counts or "{}")
+        was, figures = renewed_record(json_object(parameters)), json_object(counts)
         alike = value_at(was, "loss.name") == config.loss.name and was.get("device") == config.device
         alike &= config.threads in (None, was.get("threads"))
         alike &= was.get("model") == config.model if size is None else figures.get("parameters") == size

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import polars as pl
 
+from lake.documents import json_object
 from viewer.queries import Reads, count, only_row
 
 _SHARES = ("known", "shared", "singleton", "errors", "ways_in")
@@ -36,11 +37,14 @@ def measured(lake: Reads) -> Measured | None:
     row = only_row(lake.sql(query))
     if row is None:
         return None
-    asked = json.loads(row["parameters"])
-    spelled = {name: json.dumps(value, separators=(",", ":")) for name, value in asked.pop("definitions").items()}
+    asked = json_object(row["parameters"])
+    definitions, shares = asked.pop("definitions", None), json_object(row["counts"]).get("definitions")
+    if not isinstance(definitions, dict) or not isinstance(shares, list):
+        return None
+    spelled = {name: json.dumps(value, separators=(",", ":")) for name, value in definitions.items()}
     options = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in sorted(asked.items()))
     types: dict[str, type[pl.DataType]] = {"anchors": pl.String, "steps": pl.Int64, "states": pl.Int64}
-    figures = pl.DataFrame(json.loads(row["counts"])["definitions"], schema=types | dict.fromkeys(_SHARES, pl.Float64))
+    figures = pl.DataFrame(shares, strict=False, schema=types | dict.fromkeys(_SHARES, pl.Float64))
     later = """
         SELECT count(*) FROM job_runs WHERE kind IN ('collect', 'ingest') AND rows_out > 0 AND started_at > $since
         """
@@ -49,5 +53,7 @@ def measured(lake: Reads) -> Measured | None:
         row["ended_at"],
         options,
         count(lake, later, {"since": row["ended_at"]}) > 0,
-        figures.with_columns(definition=pl.col("anchors").replace_strict(spelled, return_dtype=pl.String)),
+        figures.with_columns(
+            definition=pl.col("anchors").replace_strict(spelled, default=None, return_dtype=pl.String)
+        ),
     )

@@ -4,10 +4,9 @@ Of the steps that the job consumed and `trajlake rescore` read with one of the j
 drawn by a hash of their ids. What the clip does is told by the rule of the losses (`lake.read.ratio_limits`).
 """
 
-import json
-
 import polars as pl
 
+from lake.documents import json_object
 from lake.read.ratio_limits import Fate, RatioLimits, limits_of
 from viewer.queries import Params, Reads
 from viewer.queries.staleness import STALENESS
@@ -88,7 +87,7 @@ def _limits(lake: Reads, job_id: int) -> RatioLimits | None:
 
 def _parsed(lake: Reads, job_id: int) -> RatioLimits | str:
     parameters = lake.sql("SELECT parameters FROM job_runs WHERE job_id = ?", [job_id])["parameters"]
-    return limits_of(json.loads(parameters[0] or "{}").get("loss") if len(parameters) else None)
+    return limits_of(json_object(parameters[0]).get("loss") if len(parameters) else None)
 
 
 def _fates(limits: RatioLimits, ratio: pl.Expr) -> list[tuple[Fate, pl.Expr]]:

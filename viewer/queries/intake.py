@@ -4,13 +4,13 @@ Shares are of the loss: what an episode's tokens weighed in the updates, added u
 trained tokens where that is not on record.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Literal
 
 import polars as pl
 
 from lake import ids
+from lake.documents import json_object
 from viewer.queries import Reads, Row, only_row
 from viewer.queries.training import credit_of
 
@@ -86,7 +86,7 @@ def funnel(lake: Reads, job_id: int) -> list[Stage]:
     row = only_row(lake.sql("SELECT parameters, counts FROM job_runs WHERE job_id = ?", [job_id]))
     if row is None:
         return []
-    parameters, counts = (json.loads(row[name] or "{}") for name in ("parameters", "counts"))
+    parameters, counts = (json_object(row[name]) for name in ("parameters", "counts"))
     query = "SELECT count(DISTINCT episode_id), count(*) FROM step_seen WHERE job_id = ?"
     episodes, steps = lake.sql(query, [job_id]).row(0)
     mine = f"SELECT episode_id FROM trained_batches WHERE job_id = id('{ids.to_text(job_id)}')"

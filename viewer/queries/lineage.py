@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from lake.documents import json_object
 from lake.judgements import credit as judgement
 from lake.judgements.credit import Credit
 from viewer.queries import EXCERPT, Params, Reads, Row, Sort, Window, count, only_row, order_by, themselves
@@ -58,12 +59,8 @@ def job(lake: Reads, job_id: int) -> Row | None:
 
 def settings(document: str | None) -> dict[str, str]:
     """A job's parameters, one for each value: `config.gamma` of nested ones, lists as JSON; {} of what is no object."""
-    try:
-        found: Any = json.loads(document or "{}")
-    except (ValueError, RecursionError):
-        return {}
     flat: dict[str, str] = {}
-    todo = [("", found)] if isinstance(found, Mapping) else []
+    todo: list[tuple[str, Any]] = [("", json_object(document))]
     while todo:
         path, value = todo.pop()
         if isinstance(value, Mapping) and value:

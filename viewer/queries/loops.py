@@ -4,7 +4,6 @@ Round k is played by version k of the weights, the number of rounds that were tr
 comes before it. What the loop decided by is in the metrics of its job, a step a round.
 """
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from lake import ids
+from lake.documents import json_object
 from lake.judgements.scores import ENV_RETURN
 from lake.read.online_runs import LOOP, evaluation_run, of_round
 from lake.statistics.intervals import share_interval, spread_of_mean
@@ -118,7 +118,7 @@ def loop_of(lake: Reads, job_id: int) -> Loop | None:
     row = only_row(lake.sql(query, {"job": job_id}))
     if row is None or not ids.is_text(row["train_job"] or ""):
         return None
-    settings, counts = (_document(row.pop(name)) for name in ("settings", "counts"))
+    settings, counts = (json_object(row.pop(name)) for name in ("settings", "counts"))
     run, train_job = str(row.pop("run_id")), ids.from_text(row.pop("train_job"))
     return Loop(run=run, train_job=train_job, settings=settings, counts=counts, **row)
 
@@ -282,15 +282,6 @@ def _evaluation(version: object, tasks: pl.DataFrame) -> tuple[object, ...]:
     spread = spread_of_mean(rate_P)
     low, high = (None, None) if spread is None else share_interval(spread._replace(value=success), len(rate_P), scored)
     return version, success, low, high, float(tasks["total"].sum()) / scored, scored, attempts - scored
-
-
-def _document(text: str | None) -> dict[str, Any]:
-    """A JSON object; empty if it is none."""
-    try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _whole(value: object) -> int | None:

@@ -3,12 +3,12 @@
 Which rows a choice of credit means is decided in `lake.judgements.credit`, as for every other reader of the lake.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
 
+from lake.documents import json_object
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import Credit, find_credit
 from lake.read.online_runs import LOOP
@@ -119,8 +119,8 @@ def credit_of(lake: Reads, job_id: int) -> Credit | None:
     row = only_row(lake.sql(query, [job_id]))
     if row is None:
         return None
-    named = json.loads(row["parameters"] or "{}").get("advantages")
-    read = json.loads(row["input_snapshot"] or "{}").get("jobs", row["sequence"])
+    named = json_object(row["parameters"]).get("advantages")
+    read = json_object(row["input_snapshot"]).get("jobs", row["sequence"])
     credit = credit_named(lake, named if isinstance(named, str) else None, read)
     if credit is None:
         return None

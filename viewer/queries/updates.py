@@ -4,12 +4,12 @@ A policy is known by the digest of its weights: a rescored checkpoint is a job's
 the policy of an update if that many updates had been done. Nothing is taken to be the policy of an update that was not.
 """
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 import polars as pl
 
+from lake.documents import json_object
 from lake.read.ratio_limits import RatioLimits, limits_of
 from viewer.queries import Reads, Row
 from viewer.queries.training import credit_of
@@ -125,7 +125,7 @@ def _consumed(
     own: Policies,
     initial: dict[int, frozenset[int]],
 ) -> Consumed:
-    parameters = _parsed(row["parameters"])
+    parameters = json_object(row["parameters"])
     loss = parameters.get("loss")
     options = loss if isinstance(loss, dict) else {}
     limits = limits_of(loss)
@@ -186,11 +186,3 @@ def _references(parameters: Row, options: Row, scored: pl.DataFrame, initial: fr
     if named is None:
         return initial
     return frozenset(scored.filter((pl.col("spelled") == named) | (pl.col("path") == named))["series_id"])
-
-
-def _parsed(text: str | None) -> Row:
-    try:
-        values = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}

@@ -205,7 +205,7 @@ def _plan(number: int, cursor: Cursor, tasks: TaskSet, wanted: Wanted) -> Plan:
 def _plan_of(parameters: str, run: str) -> Plan:
     try:
         return msgspec.convert(msgspec.json.decode(parameters).get("plan"), Plan)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(
             f"run {run!r} was collected by something else than `trajlake collect`; choose another --run"
         ) from error

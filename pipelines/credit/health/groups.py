@@ -147,7 +147,7 @@ def without_call_ids(tool_calls_S: pl.Series) -> pl.Series:
 def _without_ids(text: str) -> str:
     try:
         calls = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
     if not isinstance(calls, list):
         return text
