@@ -1,12 +1,13 @@
 """What the recording proxy costs: calls through it beside calls to the engine itself, in the same run.
 
-    python benchmarks/bench_proxy.py [--runs 3] [--calls 600]
+    python benchmarks/bench_proxy.py [--runs 3] [--calls 600] [--durable]
 
 The engine, the proxy (`trajlake record`) and the clients are processes of their own. The engine answers at once, whole
 or as a stream of 30 chunks with token ids and log-probabilities, so that what is measured is overhead: a real one takes
 longer for its first token than all of this. Of several runs the best counts, as others may use the machine. `added` is
 the difference of percentiles through the proxy and bare. CPU is that of the proxy's process, from the first call until
-all is in the lake. Prints a Markdown table for docs/benchmarks.md.
+all is in the lake. With --durable a proxy that syncs each call before its answer stands beside one that does not, not
+beside the engine. Prints a Markdown table for docs/benchmarks.md.
 """
 
 import argparse
@@ -146,12 +147,14 @@ def cpu_and_memory(pid: int) -> tuple[float, float]:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) / 1024
 
 
-def through_proxy(url: str, calls: int, at_once: int, *, stream: bool) -> tuple[list[float], float, float, float]:
+def through_proxy(
+    url: str, calls: int, at_once: int, *options: str, stream: bool
+) -> tuple[list[float], float, float, float]:
     """The same through a proxy of its own, with its CPU seconds a call and its peak of memory."""
     with tempfile.TemporaryDirectory() as folder:
         command = (sys.executable, "-c", "from lake.cli import main; main()", "record", "--port", "0")
         places = ("--upstream", url, "--lake", f"{folder}/lake", "--spool", f"{folder}/spool")
-        with process(*command, *places) as (proxy, base):
+        with process(*command, *places, *options) as (proxy, base):
             before, _ = cpu_and_memory(proxy.pid)
             seconds, whole = asyncio.run(measured(base, calls, at_once, stream=stream))
             after, memory = cpu_and_memory(proxy.pid)
@@ -168,13 +171,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--calls", type=int, default=600, help="of each run; 1,000 at once make 3 each at least")
+    parser.add_argument("--durable", action="store_true", help="compare proxies with and without --durable")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engine:
         engine()
         return
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores\n")
-    head = ("at once", "answers", "bare, calls/s", "proxy, calls/s", "ratio", "bare p50 / p99, ms")
+    bare_name, name, options = ("without", "durable", ("--durable",)) if given.durable else ("bare", "proxy", ())
+    head = ("at once", "answers", f"{bare_name}, calls/s", f"{name}, calls/s", "ratio", f"{bare_name} p50 / p99, ms")
     head += ("added p50 / p99, ms", "CPU, ms a call", "peak RSS, MB")
     print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
     with process(sys.executable, __file__, "--engine") as (_, url):
@@ -183,9 +188,12 @@ def main() -> None:
             for stream in (False, True):
                 bare, best = None, None
                 for _ in range(given.runs):
-                    run = asyncio.run(measured(url, calls, at_once, stream=stream))
+                    if given.durable:
+                        run = through_proxy(url, calls, at_once, stream=stream)[:2]
+                    else:
+                        run = asyncio.run(measured(url, calls, at_once, stream=stream))
                     bare = run if bare is None or run[1] < bare[1] else bare
-                    more = through_proxy(url, calls, at_once, stream=stream)
+                    more = through_proxy(url, calls, at_once, *options, stream=stream)
                     best = more if best is None or more[1] < best[1] else best
                 assert bare is not None
                 assert best is not None

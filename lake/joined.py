@@ -28,7 +28,8 @@ class JoinedLake(Lake):
 
     def __init__(self, members: Sequence[Lake]) -> None:
         first = members[0]
-        super().__init__(first._store, compact_above=first._compact_above)
+        groups = first._commits_in_groups
+        super().__init__(first._store, compact_above=first._compact_above, commits_in_groups=groups)
         self._members = tuple(members)
         uris = [member.uri for member in members]
         if twice := {uri for uri in uris if uris.count(uri) > 1}:

@@ -267,7 +267,7 @@ class Lake:
         return add_frame(self, frame, name=name)
 
     def retract(self, episode_ids: Iterable[int | str], reason: str | None = None) -> int:
-        """Hide episodes from all readers of later snapshots; the rows stay.
+        """Hide episodes from all readers of later snapshots; the rows stay, and `restore` takes it back.
 
         Args:
             episode_ids: which (int64 ids; `lake.ids.from_text` reads the 13 characters).
@@ -275,17 +275,19 @@ class Lake:
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
         """
-        from lake.write.writer import known_episodes, write_retractions
+        from lake.care import retraction
 
-        episode_ids = ids.as_ids(episode_ids)
-        snapshot = self.snapshot()
-        known = known_episodes(snapshot, episode_ids)["episode_id"]
-        fresh = known.filter(~known.is_in(snapshot.retracted.implode()))
-        if len(fresh):
-            with self.job(kind="retract", parameters={"reason": reason}) as job:
-                write_retractions(job, fresh.to_list(), "retracted", reason)
-                job.counts["rows_out"] = len(fresh)
-        return len(fresh)
+        return len(retraction.retract(self, episode_ids, reason).changed)
+
+    def restore(self, episode_ids: Iterable[int | str], reason: str | None = None) -> int:
+        """Show retracted episodes to readers of later snapshots again; what a retry replaced stays hidden.
+
+        Raises:
+            UsageError: no ids, ids that the lake does not hold, or that were forgotten; nothing is changed.
+        """
+        from lake.care import retraction
+
+        return len(retraction.restore(self, episode_ids, reason).changed)
 
     def forget(self, episode_ids: Iterable[int | str], reason: str | None = None) -> erasure.Forgotten:
         """Erase episodes from every table and from the disk, old snapshots included. There is no way back.

@@ -7,6 +7,7 @@ else. Decoding checks types and unknown fields; `check` holds what types cannot 
 
 import math
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
 else:
     Name = str | Int64
     """A text; a source may spell it as a number, which becomes its digits."""
-_LOGPROB_ROUNDING = 1e-3
-"""Engines that round report log-probabilities this far above 0."""
+_ROUNDING = 1e-3  # engines that round report log-probabilities this far above 0
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 DEPTH_KEPT = 500
 """Levels of nesting kept free below the interpreter's limit, so that whatever reads a record later can."""
 RAW_LIMIT = 16 << 20
 """Characters that are kept of the text of a reject."""
+_STEP_SETTINGS = ("sampling", "request")
+"""Keys of `steps.extra` under which readers and recorders keep settings of a call that are not the episode's."""
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _LARGEST_BUFFER = 16 << 20
 _buffers = threading.local()
@@ -240,6 +242,42 @@ def retyped(record: EpisodeRecord) -> EpisodeRecord:
         raise ValueError(str(error)) from error
 
 
+def sampling_of(settings: Any) -> dict[str, Any]:
+    """Return the fields of `TokensRecord` that the settings of a request tell, None for those that they do not.
+
+    Engines spell `off` as -1 in `top_k`. `extra_body` is where clients put what their own signature lacks.
+    """
+    given = settings if isinstance(settings, dict) else {}
+    more = given.get("extra_body")
+    said = {**(more if isinstance(more, dict) else {}), **given}
+    top_k = said.get("top_k")
+    return {name: _real(said.get(name)) for name in ("temperature", "top_p", "min_p")} | {
+        "top_k": 0 if top_k == -1 else top_k if type(top_k) is int and 0 <= top_k < 1 << 31 else None
+    }
+
+
+def _real(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= _FLOAT32_MAX else None
+
+
+def tell_sampling(record: EpisodeRecord) -> None:
+    """Write to tokens how they were sampled, where only the record says it.
+
+    A step's own settings (`extra.sampling`, `extra.request`) hold for it alone; else those of the episode hold
+    (`sampling`). What tokens say themselves stays. This is the only place where a source's settings reach tokens that
+    do not have them, for every format and recorder: a ratio loss refuses tokens of unknown temperature.
+    """
+    for step in record.steps:
+        if (tokens := step.tokens) is None:
+            continue
+        extra = step.extra or {}
+        own = next((extra[key] for key in _STEP_SETTINGS if isinstance(extra.get(key), dict)), record.sampling)
+        for name, value in sampling_of(own).items():
+            if value is not None and getattr(tokens, name) is None:
+                setattr(tokens, name, value)
+
+
 def printable(text: str) -> str:
     """Text that a table can hold: lone surrogates, also those that stand for bytes that were not UTF-8, as escapes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -375,15 +413,19 @@ def _not_finite(**values: float | None) -> str | None:
     return None
 
 
+def logprob_fault(values: Sequence[float]) -> str | None:
+    """Return the first value that is no log-probability of a token, and what is valid; None if all are."""
+    wrong = (f"{v}; valid: at most 0, and finite in float32" for v in values if not -_FLOAT32_MAX <= v <= _ROUNDING)
+    return next(wrong, None)
+
+
 def _check_tokens(tokens: TokensRecord, index: int, record: EpisodeRecord) -> str | None:
     n_action = len(tokens.action_ids)
     for name in ("action_logprobs", "action_mask", "constrained"):
-        value = getattr(tokens, name)
-        if value is not None and len(value) != n_action:
+        if (value := getattr(tokens, name)) is not None and len(value) != n_action:
             return f"`tokens.{name}` has {len(value)} entries for {n_action} action ids"
-    for value in tokens.action_logprobs or ():
-        if not -_FLOAT32_MAX <= value <= _LOGPROB_ROUNDING:
-            return f"`tokens.action_logprobs` holds {value}; valid: at most 0, and finite in float32"
+    if (fault := logprob_fault(tokens.action_logprobs or ())) is not None:
+        return f"`tokens.action_logprobs` holds {fault}"
     if tokens.logprobs_mode not in (None, "processed", "raw"):
         return f"`tokens.logprobs_mode` is {tokens.logprobs_mode!r}; valid: processed, raw, null"
     prefix = tokens.prefix_step_index

@@ -97,30 +97,30 @@ def convert_model(source: Path, out: Path) -> None:
 )
 @click.option(
     "--score",
-    default="env_return",
-    show_default=True,
-    help="Score of an attempt: env_return, or a scorer, @VERSION or not.",
+    help="Score of an attempt: env_return, or a scorer, @VERSION or not.  [default: the credit's, else env_return]",
 )
 @click.option("--threshold", type=float, default=1.0, show_default=True, help="Lowest score that is a success.")
 @click.option("--k", "ks", default="1", show_default=True, metavar="K,...", help="Values of k in pass@k and pass^k.")
 @click.option("--against", nargs=2, metavar="A B", help="Compare A with B, task by task.  [default: no comparison]")
+@click.option("--run", "run_id", help="Only episodes of this run.  [default: all]")
 @click.option("--where", help="SQL predicate over episodes.  [default: all]")
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Seed of the permutation test of --against, which samples where more than 20 tasks differ.",
+    help="Seed of the permutation test of --against. It samples if more than 32 tasks differ by no common multiple.",
 )
 @as_of_option
 @format_option
 def evaluate_success(
     lake_uri: Lakes,
     by: str,
-    score: str,
+    score: str | None,
     threshold: float,
     ks: str,
     against: tuple[str, str] | None,
+    run_id: str | None,
     where: str | None,
     seed: int,
     as_of: str | None,
@@ -131,11 +131,14 @@ def evaluate_success(
     Intervals are over tasks: they say how much other tasks of the same kind may differ. Attempts without a score are
     left out, and counted on stderr. Names are those of --by: a run, a policy, or POLICY@VERSION.
     """
+    from lake.judgements.scores import find_score
     from trainer.evaluation.success import against_rows, read_attempts, success_rows
 
     if not math.isfinite(threshold):
         raise UsageError(f"--threshold {threshold}: valid is a finite number")
-    attempts = read_attempts(opened(lake_uri, as_of), by=by, score=score, where=where)
+    snapshot = opened(lake_uri, as_of)
+    counting_score = find_score(snapshot, score)
+    attempts = read_attempts(snapshot, by=by, score=counting_score.name, where=where, run_id=run_id)
     counting = partial(against_rows, one=against[0], other=against[1], seed=seed) if against else success_rows
     rows = counting(attempts, ks=_numbers(ks), threshold=threshold)
     nested, unscored = int(attempts["nested"].sum()), attempts.filter(~attempts["nested"])["score"].null_count()
@@ -148,6 +151,7 @@ def evaluate_success(
     if most and (unknown := [str(k) for k in _numbers(ks) if k > most]):
         has = f"no task has more than {counted(most, 'scored attempt')}, so pass@k and pass^k are unknown"
         click.echo(f"--k {','.join(unknown)}: {has}", err=True)
+    click.echo(f"score: {counting_score.title}", err=True)
     echo_rows(rows, output_format)
 
 
@@ -174,9 +178,7 @@ def _numbers(text: str) -> list[int]:
 )
 @click.option(
     "--score",
-    default="env_return",
-    show_default=True,
-    help="Reward: env_return, env_reward (of steps), or a scorer.",
+    help="Reward: env_return, env_reward (of steps), or a scorer.  [default: the credit's score, else env_return]",
 )
 @click.option("--where", help="SQL predicate over episodes.  [default: all]")
 @click.option("--gamma", type=float, default=1.0, show_default=True, help="Discount per turn.")
@@ -184,9 +186,9 @@ def _numbers(text: str) -> list[int]:
 @click.option(
     "--ridge",
     type=float,
-    default=1.0,
+    default=0.01,
     show_default=True,
-    help="Shrinkage of the state values of dr and fqe: visits that the mean of the turn counts as.",
+    help="Shrinkage of the state values of fqe, in visits that the mean of the turn counts as.",
 )
 @as_of_option
 @format_option

@@ -108,6 +108,13 @@ class MixtureSource(FrozenModel):
         return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None) or "everything"
 
 
+MACHINE = (
+    *("attention", "dtype", "gradient_checkpointing", "device", "peak_tflops"),
+    *("threads", "read_threads", "prefetch", "cache_bytes", "disk_cache_bytes"),
+)
+"""Fields that say where and how fast a run computes, and not what it learns: every stage has those of [trainer]."""
+
+
 class TrainConfig(FrozenModel):
     """One training run."""
 
@@ -183,7 +190,8 @@ class TrainConfig(FrozenModel):
     peak_tflops: float | None = Field(None, gt=0)
     """Peak arithmetic of the device in 1e12 operations per second, for the metric mfu; None knows common GPUs."""
     threads: int | None = Field(None, ge=1)
-    """Torch threads; None keeps torch's own number. Exact repetition needs the same number."""
+    """Torch threads; None: one for each 4 million parameters of a model on the CPU, at most torch's own number. Exact
+    repetition needs the same number."""
     read_threads: int = Field(2, ge=1)
     """Threads that decode Parquet."""
     prefetch: int = Field(2, ge=1)

@@ -26,6 +26,8 @@ def _episode(episode_id: int, row: Row | None) -> str:
     if row["superseded_by"] is not None:
         newer = ids.to_text(row["superseded_by"])
         said += f"; [{newer}]({href(Page.EPISODE, episode=newer)}) took its place"
+    if row["kind"] == "retracted":
+        said += f"; `trajlake restore {ids.to_text(episode_id)}` shows it again"
     return f"{said}. An older snapshot may still have it: `trajlake show {ids.to_text(episode_id)} --as-of NAME`."
 
 

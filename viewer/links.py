@@ -35,6 +35,7 @@ _NAMING = {
     "ingest": "source",
     "collect": "environment",
     "retract": "reason",
+    "restore": "reason",
     "forget": "reason",
 }
 

@@ -11,7 +11,8 @@ V = TypeVar("V")
 class Remembered(Generic[V]):
     """Values by key, the last used ones, whose weights together are at most `most`; for any number of threads.
 
-    A value that weighs more than an eighth of that is not remembered: it would push out too many others.
+    A value that weighs more than an eighth of that, and more than 1, is not remembered: it would push out too many
+    others.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,7 +31,7 @@ class Remembered(Generic[V]):
 
     def put(self, key: Hashable, value: V, weight: int = 1) -> None:
         """Remember a value; the ones that were not used for longest go."""
-        if weight > self._most // 8:
+        if weight > max(1, self._most // 8):
             return
         with self._lock:
             self._weight += weight - self._values.pop(key, (value, 0))[1]

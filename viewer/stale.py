@@ -31,7 +31,9 @@ _COLUMNS = {
     "why": tables.wide("Why"),
     "group_id": tables.ident("Group"),
 }
-_KINDS = {"superseded": "replaced by a later attempt", "retracted": "retracted", "forgotten": "forgotten"}
+_KINDS = {"superseded": "replaced by a later attempt", "retracted": "retracted", "forgotten": "forgotten"} | {
+    "restored": "shown again"
+}
 
 
 def line(*used: Credit | None) -> None:
@@ -78,12 +80,12 @@ def groups(credit: Credit) -> None:
         why = f": {chip(row['reason'], 300)}" if row["reason"] else ""
         said.append(f"{counted(row['episodes'], 'episode')} {_KINDS[row['kind']]}{why}")
     if said:
-        st.caption(f"Taken back in this lake since the credit was computed: {'; '.join(said)}.")
+        st.caption(f"In this lake since the credit was computed: {'; '.join(said)}.")
 
 
 def _why(taken_back: pl.DataFrame) -> Callable[[Row], str | None]:
     """Why a group changed, in words; None where more than one reason fits: a retraction does not say of which group."""
-    others = taken_back.filter(pl.col("kind") != "superseded").to_dicts()
+    others = taken_back.filter(~pl.col("kind").is_in(("superseded", "restored"))).to_dicts()
     reason = None
     if len(others) == 1:
         reason = f"{_KINDS[others[0]['kind']]}{': ' if others[0]['reason'] else ''}{others[0]['reason'] or ''}"

@@ -92,7 +92,7 @@ def _retracting(wanted: EpisodeFilter, where: Sequence[str], addresses: Sequence
             st.caption("To hide them, find fewer, or open their lake alone: no command can name so many episodes.")
             return
         where = ["--where", found]
-    st.caption("Or hide them from every later snapshot, for a reason:")
+    st.caption("Or hide them from every later snapshot, for a reason; `trajlake restore` takes it back:")
     for address in addresses:
         retract = ["trajlake", "retract", "--lake", address, *where, "--reason", "why"]
         st.code(shlex.join(retract), language="bash", wrap_lines=True)

@@ -9,6 +9,7 @@ slept for so long, it finds a higher number than its own at its next renewal and
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import Self
 
@@ -16,12 +17,16 @@ import msgspec
 
 from lake import ids
 from lake.documents import Moment, decode_document
-from lake.errors import TrajlakeError, UsageError
+from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.storage.store import Store
 
 CLAIM = timedelta(minutes=2)
 """How long a claim outlives a holder that was killed."""
 _CLAIMS = "_trajlake/claims"
+_LOOKING_SECONDS = 30.0
+"""How long a store may list entries that are gone, or leave out those that are there."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 1.0
+"""Seconds between two looks."""
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +52,7 @@ class Claim:
 
     Raises:
         UsageError: on entering it, a process elsewhere holds the claim.
+        LakeAccessError: likewise, the store does not list what was written to it.
     """
 
     def __init__(self, store: Store, what: str, place: str, duration: timedelta = CLAIM) -> None:
@@ -60,8 +66,15 @@ class Claim:
         """Who has it by now, in a sentence; None: it is ours."""
 
     def __enter__(self) -> Self:
-        while not self._taken():
-            pass  # look again who it was
+        deadline, pause = time.monotonic() + _LOOKING_SECONDS, _SHORTEST_PAUSE
+        while not self._taken():  # look again who it was
+            if time.monotonic() > deadline:
+                raise LakeAccessError(
+                    f"{self._store.objects.uri(self._folder)} lists other entries than there are, for "
+                    f"{_LOOKING_SECONDS:.0f} s by now; try again once its store lists what was written"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         self._thread.start()
         return self
 

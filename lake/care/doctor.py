@@ -221,6 +221,7 @@ def _recorded(snapshot: Snapshot) -> Finding:
     counts = (
         ("recorded", recorded.get("ingest", 0) + recorded.get("record", 0), pl.concat([gone, there]).n_unique()),
         ("retracted", recorded.get("retract", 0), retractions.filter(pl.col("kind") == "retracted").height),
+        ("restored", recorded.get("restore", 0), retractions.filter(pl.col("kind") == "restored").height),
     )
     lost = [f"jobs {what} {counted(n, 'episode')}, the lake knows {found}" for what, n, found in counts if found < n]
     lost += [

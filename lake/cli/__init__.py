@@ -133,6 +133,7 @@ COMMANDS = {
     "snapshot": ("lake.cli.maintain:snapshot", "Name the lake as it is now, list the names, drop one."),
     "annotate": ("lake.cli.annotate:annotate", "Put labels and ratings on episodes and steps."),
     "retract": ("lake.cli.maintain:retract", "Hide episodes from later readers."),
+    "restore": ("lake.cli.maintain:restore", "Show retracted episodes again."),
     "forget": ("lake.cli.maintain:forget", "Erase episodes for good."),
     "compact": ("lake.cli.maintain:compact", "Merge small files into sorted ones."),
     "vacuum": ("lake.cli.maintain:vacuum", "Delete files that nobody needs."),

@@ -31,7 +31,9 @@ _FORMATS = (
 @click.option("--selection", help="Only what this selection kept: its name, or a select job's id.  [default: all]")
 @click.option("--run", "run_id", help="Only this run.  [default: all]")
 @click.option("--credit", help="Whose advantages: an estimator, series or job, or `none`.  [default: the current ones]")
-@click.option("--score", default="env_return", show_default=True, help="The score that pairs and labels go by.")
+@click.option(
+    "--score", help="Which score counts, of rewards, pairs and labels.  [default: the credit's, else env_return]"
+)
 @click.option(
     "--pairs",
     type=click.Choice(_PAIRS),
@@ -39,7 +41,11 @@ _FORMATS = (
     show_default=True,
     help="Preference pairs of episodes of a group, or of decisions in one anchor state.",
 )
-@click.option("--threshold", type=float, help="Unpaired: label of a higher score.  [default: the mean of its group]")
+@click.option(
+    "--threshold",
+    type=float,
+    help="Unpaired: least score that is labelled true.  [default: above the mean of its group]",
+)
 @click.option(
     "--shard-episodes",
     type=click.IntRange(min=1),
@@ -56,7 +62,7 @@ def export(
     selection: str | None,
     run_id: str | None,
     credit: str | None,
-    score: str,
+    score: str | None,
     pairs: str,
     threshold: float | None,
     shard_episodes: int,
@@ -89,6 +95,8 @@ def export(
         f"{out}: {written} of {counted(manifest.episodes, 'episode')} "
         f"({counted(manifest.steps, 'step')}) as {format_name}{shards}"
     )
+    if manifest.score is not None:
+        click.echo(f"score: {manifest.score}", err=True)
     if manifest.left_out:
         listed = ", ".join(_told(manifest, what) for what in manifest.left_out)
         click.echo(f"not in it: {listed}", err=True)

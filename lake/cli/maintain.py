@@ -1,5 +1,6 @@
-"""Commands that look after a lake: `compact`, `vacuum`, `retract`, `forget`, `snapshot`, `diff`."""
+"""Commands that look after a lake: `compact`, `vacuum`, `retract`, `restore`, `forget`, `snapshot`, `diff`."""
 
+import shlex
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import lake
+from lake import ids
 from lake.cli.executor_options import executor_of, executor_options
 from lake.cli.options import Lakes, chosen_episodes, echo_rows, format_option, lake_option, lakes_option, opened
 from lake.errors import UsageError
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from lake.care.erasure import Cut
+    from lake.care.retraction import Consequences
+    from lake.read.snapshot import Snapshot
 
 
 @click.command()
@@ -94,15 +98,87 @@ def _echo_done(done: "pl.DataFrame", output_format: str, nothing: str) -> None:
     "--where", help="SQL on `episodes`, as \"task_id = '12' AND status = 'failed'\".  [default: none but EPISODES]"
 )
 @click.option("--reason", help="Why, for whoever asks later.  [default: none]")
-def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None) -> None:
-    """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them."""
+@click.option("--dry-run", is_flag=True, help="Say what would be hidden, and change nothing.")
+def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, dry_run: bool) -> None:
+    """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them.
+
+    `trajlake restore` shows them again.
+    """
+    from lake.care import retraction
+
     target = lake.open(lake_uri)
     chosen = chosen_episodes(target, episodes, where)
     if where is not None and not chosen:
         click.echo("0 episodes retracted: no visible one meets the condition")
         return
-    count = target.retract(chosen, reason)
-    click.echo(f"{counted(count, 'episode')} retracted (already retracted: {len(chosen) - count})")
+    done = retraction.retract(target, chosen, reason, dry_run=dry_run)
+    already = f"(already retracted: {len(done.unchanged)})"
+    if dry_run:
+        click.echo(f"{counted(len(done.changed), 'episode')} would be retracted {already}")
+        _echo_consequences(retraction.consequences(target.snapshot(), done.changed), "hidden")
+        return
+    click.echo(f"{counted(len(done.changed), 'episode')} retracted {already}")
+    if done.job_id is not None:
+        back = ["trajlake", "restore", "--lake", target.uri, "--job", ids.to_text(done.job_id)]
+        click.echo(f"to show them again: {shlex.join(back)}", err=True)
+
+
+@click.command()
+@click.argument("episodes", nargs=-1)
+@lake_option
+@click.option("--where", help="SQL on `episodes`, of retracted ones.  [default: none but EPISODES]")
+@click.option("--job", "job", help="What this job of `trajlake retract` hid: its id.  [default: none but EPISODES]")
+@click.option("--reason", help="Why, for whoever asks later.  [default: none]")
+@click.option("--dry-run", is_flag=True, help="Say what would be shown again, and change nothing.")
+def restore(
+    episodes: tuple[str, ...], lake_uri: str, where: str | None, job: str | None, reason: str | None, dry_run: bool
+) -> None:
+    """Show EPISODES, which were retracted, in every later snapshot again. Older snapshots stay as they are.
+
+    An episode that a later attempt replaced stays hidden: of the attempts at a rollout the last one counts. What was
+    erased with `trajlake forget` cannot be restored.
+    """
+    from lake.care import retraction
+
+    target = lake.open(lake_uri)
+    before = target.snapshot()
+    chosen = chosen_episodes(target, episodes, None) + _hidden_ones(target, before, where, job)
+    if not chosen and not episodes and (where is not None or job is not None):
+        click.echo("0 episodes restored: no retracted one meets the condition")
+        return
+    done = retraction.restore(target, chosen, reason, dry_run=dry_run)
+    counts = f"(already shown: {len(done.unchanged)}; replaced by a later attempt: {len(done.replaced)})"
+    click.echo(f"{counted(len(done.changed), 'episode')} {'would be restored' if dry_run else 'restored'} {counts}")
+    if dry_run:
+        _echo_consequences(retraction.consequences(before, done.changed), "shown")
+
+
+def _hidden_ones(target: lake.Lake, snapshot: "Snapshot", where: str | None, job: str | None) -> list[int]:
+    """The episodes that readers do not see, of those that meet a condition, and of those that a job hid."""
+    from lake.care.retraction import retracted_by
+
+    try:
+        of_job = [] if job is None else retracted_by(snapshot, ids.from_text(job))
+    except ValueError as error:
+        raise UsageError(f"--job: {error}") from error
+    met = [] if where is None else chosen_episodes(target, (), where, retracted_too=True)
+    hidden = set(snapshot.retracted)
+    return [one for one in (*of_job, *met) if one in hidden]
+
+
+def _echo_consequences(found: "Consequences", becoming: str) -> None:
+    """Print what readers lose or get back, on stderr."""
+    whole = "would be empty" if becoming == "hidden" else "would come back as a whole"
+    rows = ", ".join(f"{name} {count:,}" for name, count in found.rows.items())
+    click.echo(f"groups: {found.groups:,}, of which {found.whole_groups:,} {whole}", err=True)
+    click.echo(f"rows that would be {becoming}: {rows or 'none'}", err=True)
+    if found.credit_groups:
+        click.echo(
+            f"the current credit ({found.credit}) has {counted(found.credit_groups, 'group')} of these: run the same "
+            f"`trajlake credit {found.credit} ...` again afterwards",
+            err=True,
+        )
+    click.echo("nothing was changed: this was a dry run", err=True)
 
 
 @click.command()

@@ -111,7 +111,11 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 @click.command()
 @click.argument("episode", required=False)
 @click.option("--task", help="The episode of this task, instead of EPISODE.  [default: any]")
-@click.option("--rollout", type=click.IntRange(min=0), help="Its number among the siblings.  [default: the only one]")
+@click.option(
+    "--rollout",
+    type=click.IntRange(min=0),
+    help="Its number among the siblings; where they are named instead, its place from 0.  [default: the only one]",
+)
 @click.option("--run", help="Its run.  [default: the only one]")
 @lakes_option
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
@@ -195,7 +199,7 @@ def tables(names: tuple[str, ...], lake_uri: Lakes, output_format: str, columns:
 def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
     """The columns of tables and views, of all unless some are named."""
     from lake.read.query_pruning import planner
-    from lake.read.query_views import views
+    from lake.read.query_views import meanings, views
 
     rows: list[dict[str, object]] = []
     for name in _known(names, [*TABLES, *views()]) or [*TABLES, *views()]:
@@ -206,7 +210,7 @@ def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
             ]
             continue
         rows += [
-            {"table": name, "column": column, "type": kind.lower(), "null": True, "meaning": "(view)"}
+            {"table": name, "column": column, "type": kind.lower(), "null": True, "meaning": meanings()[name][column]}
             for column, kind in planner().columns(name)
         ]
     return rows

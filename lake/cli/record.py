@@ -68,9 +68,21 @@ _MB = 1 << 20
     show_default=True,
     help="Without room to record: refuse calls, or let them go on unrecorded.",
 )
+@click.option(
+    "--durable",
+    is_flag=True,
+    help="Each answer waits until its call is on the disk: a kill loses none whose whole answer a client had.",
+)
 @click.option("--max-body", type=click.IntRange(min=1), default=64, show_default=True, help="MB of a request.")
 @click.option(
     "--max-answer", type=click.IntRange(min=1), default=256, show_default=True, help="MB of an answer; more is cut off."
+)
+@click.option(
+    "--max-answers",
+    type=click.IntRange(min=1),
+    default=512,
+    show_default=True,
+    help="MB of all answers under way together; the longest of more is cut off.",
 )
 @click.option(
     "--max-connections",
@@ -94,6 +106,7 @@ def record(
     on_full: str,
     max_body: int,
     max_answer: int,
+    max_answers: int,
     spool_size: int,
     **same: Any,
 ) -> None:
@@ -109,7 +122,10 @@ def record(
     when it is idle, or with the proxy, and calls that come later continue it in another episode. Killed, the proxy goes
     on where it was at the next start.
     """
+    token = (token or "").strip() or None  # blanks are no token, and no header has them around its value
     _check(host, token, max_body, spool_size)
+    if same["durable"] and on_full == "drop":
+        raise UsageError("--durable records every call that is answered, and --on-full drop lets some go unrecorded")
     from lake.live.proxy.app import Limits
     from lake.live.proxy.forward import Settings
     from lake.live.proxy.serve import Options, serve
@@ -120,7 +136,7 @@ def record(
         refuses=on_full == "refuse",
         spool_bytes=spool_size * _MB,
         settings=Settings(asks=ask, logprobs_mode=logprobs_mode, max_answer=max_answer * _MB),
-        limits=Limits(max_body=max_body * _MB, max_bodies=max(512, 2 * max_body) * _MB),
+        limits=Limits(max_body=max_body * _MB, max_bodies=max(512, 2 * max_body) * _MB, max_answers=max_answers * _MB),
         **same,  # under the names that they have there
     )
     _tell(serve(options, ready=lambda url: _greet(url, options.lake_uri), say=lambda text: click.echo(cell(text))))

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from lake.errors import WorkerLostError
+from lake.execution.cores import usable_cores
 from lake.execution.executor import TRIES, Item, OfNode, Result, lost, require_workers, windowed
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class LocalExecutor:
 
     def __init__(self, workers: int | None = None, *, processes: bool = False) -> None:
         require_workers(workers)
-        self.workers = workers or min(4, len(os.sched_getaffinity(0)))
+        self.workers = workers or min(4, usable_cores())
         self.is_here = not processes
 
     def map(

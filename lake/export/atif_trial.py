@@ -92,10 +92,10 @@ def _object(value: Any) -> Row:
 
 
 def _rewards(exported: Exported) -> Row:
-    """The return, and what came with the episode of it as a whole; what was computed here stands in the document."""
+    """The score that counts, and what came with the whole episode; what was computed here stands in the document."""
     rewards: Row = {}
-    if exported.record.source_format != NAME and exported.record.env_return is not None:
-        rewards["reward"] = exported.record.env_return
+    if exported.record.source_format != NAME and exported.score is not None:
+        rewards["reward"] = exported.score
     for _, score in exported.came_with:
         if is_reward(exported, score):
             value = score.value if score.value is not None else (score.metrics or {}).get("value")
@@ -106,7 +106,8 @@ def _rewards(exported: Exported) -> Row:
 def is_reward(exported: Exported, score: ScoreRecord) -> bool:
     """Whether a score that came with an episode stands among its trial's rewards, which Harbor takes as numbers alone.
 
-    What was read from such rewards stands there again, whatever it was. Of another source, `reward` is the return.
+    What was read from such rewards stands there again, whatever it was. Of another source, `reward` is the score that
+    counts.
     """
     is_own = exported.record.source_format == NAME
     return score.step_index is None and (is_own or (score.value is not None and score.scorer != "reward"))

@@ -3,15 +3,16 @@
 .. code-block:: text
 
     messages           an episode a row: {messages, tools, model, split, reward, scores, advantages, prompt_messages};
+                       reward: the score that counts; of a scorer, reward_of names it, env_return is the return;
                        advantages: one for each decision, null where there is none; prompt_messages: how many messages
                        there are before the first decision
     prompt-completion  a decision a row: {prompt: messages before it, completion: [the assistant's message], tools,
-                       step_index, reward, advantage}
+                       step_index, reward, step_reward, advantage}; reward as in `messages`, of the whole episode
     preference         two siblings that begin alike and of which one scored higher: {prompt, chosen, rejected}, each a
                        list of messages: what both have in common at the beginning is the prompt. Or, by anchors, two
                        decisions in the same state of which one has the higher step advantage
-    unpaired           an episode a row: {prompt, completion, label}: whether it scored above the threshold, or else
-                       above the mean of its group
+    unpaired           an episode a row: {prompt, completion, label}: whether its score reaches the threshold, or else
+                       is above the mean of its group
 
 Columns beside those that a trainer reads (id, run_id, task_id, rollout_index) say where a row comes from. Arguments of
 tool calls are objects, as chat templates expect them (`lake.export.plain`). A Parquet file has one type
@@ -31,7 +32,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from lake.export.plain import chat, flat, flat_type, named, plain
+from lake.export.plain import chat, flat, flat_type, named, plain, return_beside
 from lake.export.target import (
     Choices,
     Convert,
@@ -46,6 +47,8 @@ from lake.export.target import (
 )
 from lake.formats import messages_chat
 from lake.formats.chat.data_rows import SIDES
+from lake.formats.chat.exported_rows import OUTCOME
+from lake.judgements.scores import is_success
 from lake.write.rows import json_text
 
 _ASKING = ("user", "tool", "assistant")
@@ -55,7 +58,7 @@ _OF_BOTH = ("run_id", "task_id")
 _CHATS = ("messages", "prompt", "completion", "chosen", "rejected")
 
 
-def _messages(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+def _messages(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
     for exported in group:
         record = exported.record
         further = dict(record.extra or {})
@@ -71,15 +74,16 @@ def _messages(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator
             "model": record.policy,
             "split": record.split,
             "prompt_messages": len(first_prompt(record)),
-            "reward": record.env_return,
+            "reward": exported.score,
             "scores": _scores(exported) or None,
             "advantages": exported.advantages(),
         }
-        apart = {key: further.pop(key) for key in (*row, "further") if key in further}
+        row |= return_beside(record, choices.score)
+        apart = {key: further.pop(key) for key in (*row, *OUTCOME, "further") if key in further}
         yield row | further | ({"further": apart} if apart else {})
 
 
-def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+def _prompt_completion(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
     for exported in group:
         steps = exported.record.steps
         said: dict[int | None, list[Row]] = {None: []}
@@ -90,14 +94,16 @@ def _prompt_completion(group: Sequence[Exported], _: Choices, losses: Losses) ->
             message = plain(answer(steps[index]), exported, losses)
             if exported.is_learned_from(index):
                 credit = exported.credit_S.get(index)
-                yield named(exported) | {
+                row = named(exported) | {
                     "step_index": index,
                     "prompt": prompt,
                     "completion": [message],
                     "tools": (steps[index].extra or {}).get("tools", exported.record.tools),
-                    "reward": steps[index].reward,
+                    "reward": exported.score,
+                    "step_reward": steps[index].reward,
                     "advantage": None if credit is None else credit.advantage,
                 }
+                yield row | return_beside(exported.record, choices.score)
             else:
                 losses.add("steps that are not learned from")
             said[index] = [*prompt, message]
@@ -107,7 +113,7 @@ def _preference(group: Sequence[Exported], choices: Choices, losses: Losses) -> 
     if choices.pairs == "anchors":
         yield from _anchor_pairs(group, losses)
         return
-    scored = [(score, exported) for exported in group if (score := exported.score(choices.score)) is not None]
+    scored = [(score, exported) for exported in group if (score := exported.score) is not None]
     losses.add("episodes without a score", len(group) - len(scored))
     if not scored:
         return
@@ -190,10 +196,10 @@ def _side(side: str, exported: Exported) -> Row:
 
 
 def _unpaired(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
-    scores = [exported.score(choices.score) for exported in group]
+    scores = [exported.score for exported in group]
     known = [score for score in scores if score is not None]
     losses.add("episodes without a score", len(scores) - len(known))
-    border = choices.threshold if choices.threshold is not None else sum(known) / max(len(known), 1)
+    mean = sum(known) / max(len(known), 1)
     if choices.threshold is None and known and min(known) == max(known):
         losses.add("groups whose scores do not differ")
         return
@@ -206,7 +212,7 @@ def _unpaired(group: Sequence[Exported], choices: Choices, losses: Losses) -> It
             "prompt": messages[:first],
             "completion": messages[first:],
             "tools": exported.record.tools,
-            "label": score > border,
+            "label": score > mean if choices.threshold is None else is_success(score, choices.threshold),
             "score": score,
         }
 
@@ -282,14 +288,16 @@ _SHAPES: tuple[tuple[str, str, Convert, tuple[str, ...], dict[str, str]], ...] =
         ("messages",),
         _NAMED
         | {"model": "string", "split": "string", "prompt_messages": "int32", "reward": "double", "scores": "json"}
-        | {"advantages": "doubles", "further": "json"},
+        | {"reward_of": "string", "env_return": "double", "advantages": "doubles", "further": "json"},
     ),
     (
         "prompt-completion",
         "a decision a row, with the chat before it",
         _asked(_prompt_completion),
         ("prompt", "completion"),
-        _NAMED | {"step_index": "int32", "reward": "double", "advantage": "double"},
+        _NAMED
+        | {"step_index": "int32", "reward": "double", "step_reward": "double", "advantage": "double"}
+        | {"reward_of": "string", "env_return": "double"},
     ),
     (
         "preference",

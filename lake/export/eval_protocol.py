@@ -147,7 +147,7 @@ def _status(exported: Exported) -> Row:
 
 def _result(exported: Exported, choices: Choices) -> Row | None:
     """What is said of the rollout. A score is a number there, so an unknown one is marked as invalid."""
-    value = exported.score(choices.score)
+    value = exported.score
     metrics = {
         score.scorer: {
             "is_score_valid": score.value is not None,

@@ -25,5 +25,6 @@ TARGET = Target(
     "one episode a line, every fact; reads back as the same rows",
     "jsonl",
     each(_row),
+    has_score=False,
     holds=frozenset(("tokens", "spans")),
 )

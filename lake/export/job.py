@@ -13,7 +13,7 @@ shard holds, and what the format had no place for.
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
@@ -22,7 +22,7 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.errors import ConflictError, DataRefusedError, UsageError
+from lake.errors import ConflictError, DataRefusedError
 from lake.execution.executor import Executor
 from lake.execution.held import held
 from lake.execution.local import LocalExecutor
@@ -34,7 +34,7 @@ from lake.joined import JoinedLake
 from lake.judgements.credit import Credit as Series
 from lake.judgements.credit import find_credit, jobs_of
 from lake.judgements.predicates import select_where
-from lake.judgements.scores import ENV_RETURN, episode_scores
+from lake.judgements.scores import ENV_RETURN, episode_scores, find_score, scorers_with_values
 from lake.judgements.selections import Kept, read_kept
 from lake.lake import Lake
 from lake.read.episodes import KEYS, Episode, parts, read_episodes, read_scores
@@ -56,10 +56,6 @@ _NOT_HELD = {
 }
 _COUNTED = "SELECT count(advantage) FROM {rows} WHERE episode_id IN (SELECT unnest($ids))"
 _RESCORED = f"SELECT count(*) FROM scorer_versions WHERE scorer_version IN {FROM_ELSEWHERE!r} AND NOT is_current"
-_SCORERS = """
-    SELECT DISTINCT scorer FROM current_scores
-    WHERE step_index IS NULL AND value IS NOT NULL AND episode_id IN (SELECT unnest($ids)) ORDER BY 1
-"""
 _CREDIT = "episode_id, step_index, advantage, a_episode, a_step, return_to_go, anchor_key"
 
 
@@ -177,7 +173,10 @@ class _Run:
         self.kept: Kept | None = None if request.selection is None else read_kept(self.snapshot, request.selection)
         self.series = self._series()
         self.episodes = self._chosen()
-        self._check_score()
+        named = ENV_RETURN if request.credit == NO_CREDIT else None
+        self.score = find_score(self.snapshot, request.choices.score or named, credit=self.series)
+        self.choices = replace(request.choices, score=self.score.name)
+        self._values = self._scored()
 
     def _series(self) -> Series | None:
         wanted = self.request.credit
@@ -203,22 +202,28 @@ class _Run:
             raise DataRefusedError(f"no episode is chosen; runs of the lake: {', '.join(runs) or 'none'}")
         return found.sort(*KEYS)
 
-    def _check_score(self) -> None:
-        """Refuse a score that nobody gave. A version is none: rows have the scores that count now."""
-        target, score = self.request.target, self.request.choices.score
+    def _scored(self) -> dict[int, float]:
+        """What a scorer whose score counts says of the chosen episodes; empty of `env_return`, which records have.
+
+        Raises:
+            UsageError: a score was named, or rows are made by it, and no such scorer scored an episode.
+            DataRefusedError: rows are made by it, and no chosen episode has one.
+        """
+        target, score = self.request.target, self.score.name
         is_used = target.goes_by_score and self.request.choices.pairs == "siblings"
-        if score == ENV_RETURN and not is_used:
-            return
-        found = episode_scores(self.snapshot, score)
-        if "@" in score:
-            name = score.partition("@")[0]
-            raise UsageError(f"{score} is a version of a scorer; an export takes its current one: --score {name}")
-        known = found.join(self.episodes, on="episode_id", how="semi")["score"].drop_nulls()
-        if is_used and known.is_empty():
-            scorers = self.snapshot.sql(_SCORERS, {"ids": self.episodes["episode_id"].to_list()})["scorer"].to_list()
+        is_named = self.request.choices.score is not None
+        is_known = score == ENV_RETURN or self.score.version is not None
+        if not (is_used or is_named or target.has_score) or (score == ENV_RETURN and not is_used):
+            return {}
+        if not (is_known or is_used or is_named):
+            return {}
+        found = episode_scores(self.snapshot, score).join(self.episodes, on="episode_id", how="semi").drop_nulls()
+        if is_used and found.is_empty():
+            scorers = (ENV_RETURN, *scorers_with_values(self.snapshot, self.episodes["episode_id"]))
             others = [f"--score {name}" for name in scorers if name != score]
             advice = f"; valid: {', '.join(others)}" if others else "; nobody has scored them"
             raise DataRefusedError(f"{target.name} goes by a score, and no chosen episode has one of {score!r}{advice}")
+        return {} if score == ENV_RETURN else dict(found.select("episode_id", "score").iter_rows())
 
     @cached_property
     def fingerprint(self) -> str:
@@ -226,6 +231,7 @@ class _Run:
         used = [
             self.request.asked,
             self.kept and self.kept.job_id,
+            [self.score.name, self.score.version],
             self.series and [self.series.series_id, *jobs_of(self.snapshot, self.series)],
             self.snapshot.versions,
         ]
@@ -260,10 +266,11 @@ class _Run:
                         credit.get(one.episode_id, {}),
                         dropped.get(one.episode_id, frozenset()),
                         came_with.get(one.episode_id, []) if self._is_rescored else _from_elsewhere(one),
+                        one.record.env_return if self.score.name == ENV_RETURN else self._values.get(one.episode_id),
                     )
                     for one in siblings
                 ]
-                yield from target.convert(group, self.request.choices, losses)
+                yield from target.convert(group, self.choices, losses)
 
     @cached_property
     def _steps_a_part(self) -> int:
@@ -330,7 +337,8 @@ class _Run:
             where=request.where,
             selection=request.selection,
             run_id=request.run_id,
-            choices=msgspec.to_builtins(request.choices),
+            choices=msgspec.to_builtins(self.choices),
+            score=self.score.title if request.target.has_score else None,
             jobs=jobs,
             episodes=self.episodes.height,
             steps=int(self.episodes["num_steps"].sum()),

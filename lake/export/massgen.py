@@ -4,7 +4,7 @@ A trace that was ingested from MassGen is written as it was, byte for byte: its 
 (`lake.formats.massgen.traces` has the spec). The day is that of its start in UTC.
 
 An episode of another source becomes a trace: a prompt span for each decision, a tool span for each call with its
-result, a reward span for each step reward and score, and the return as the total reward.
+result, a reward span for each step reward and score, and the score that counts as the total reward.
 """
 
 import json
@@ -106,7 +106,7 @@ def _made(exported: Exported, losses: Losses) -> Row:
         "start_time": start,
         "end_time": end,
         "duration": None if end is None else end - start,
-        "total_reward": record.env_return,
+        "total_reward": exported.score,
         "status": _STATUSES[record.status],
     }
 

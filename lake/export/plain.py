@@ -11,7 +11,8 @@ from lake import ids
 from lake.export.target import Call, Exported, Losses, Row, call_of, conversation, learned
 from lake.formats import messages_chat
 from lake.formats.chat.chat_messages import RAW, WEIGHTS
-from lake.formats.chat.exported_rows import CALLED, SCORES, names_of
+from lake.formats.chat.exported_rows import CALLED, ENV_RETURN, OUTCOME, REWARD_OF, SCORES, names_of
+from lake.records import EpisodeRecord
 from lake.write.rows import json_text
 from lake.write.scores import RECORDED
 
@@ -82,9 +83,14 @@ def score_columns(exported: Exported, losses: Losses, own: str, fits: Callable[[
     for version, score in found:
         if score.step_index is None:
             is_column = version == RECORDED if is_own else score.value is not None
-            is_free = fits(score.scorer) and score.scorer not in (*CALLED, SCORES)
+            is_free = fits(score.scorer) and score.scorer not in (*CALLED, *OUTCOME, SCORES)
             (columns if is_column and is_free else others)[score.scorer] = score.value
     return columns | ({SCORES: others} if others else {})
+
+
+def return_beside(record: EpisodeRecord, score: str | None) -> Row:
+    """What a row says beside the score that counts, where that is a scorer's: whose it is, and the return."""
+    return {} if score in (None, ENV_RETURN) else {REWARD_OF: score, ENV_RETURN: record.env_return}
 
 
 def named(exported: Exported) -> Row:

@@ -73,6 +73,8 @@ class Manifest(msgspec.Struct):
     selection: str | None
     run_id: str | None
     choices: dict[str, Any]
+    score: str | None
+    """Which score counts, its version, and the credit that it is of; None if no row depends on one."""
     jobs: dict[str, Any]
     """The credit series and its jobs, and the select job; by name, as people see ids."""
     episodes: int

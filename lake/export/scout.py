@@ -82,7 +82,7 @@ def _row(exported: Exported, losses: Losses) -> Row:
         "agent": record.agent_id,
         "model": record.policy,
         "model_options": json_text(record.sampling),
-        "score": json_text(record.env_return),
+        "score": json_text(exported.score),
         "message_count": len(messages),
         "total_time": (times[1] - times[0]).total_seconds() if times[0] and times[1] else None,
         "total_tokens": sum(tokens) if tokens else None,

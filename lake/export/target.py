@@ -54,6 +54,8 @@ class Exported(msgspec.Struct, frozen=True):
     """Steps that the selection dropped out of it."""
     came_with: list[tuple[str, ScoreRecord]] = []
     """What came with it or was imported, with the version; also where a scorer of that name has run since."""
+    score: float | None = None
+    """What the score that counts (`Choices.score`) says of the whole episode; None if it is not known."""
 
     @property
     def record(self) -> EpisodeRecord:
@@ -70,13 +72,6 @@ class Exported(msgspec.Struct, frozen=True):
         step = self.record.steps[index]
         return step.trainable and step.is_active and not step.is_copied_context and index not in self.dropped_S
 
-    def score(self, name: str) -> float | None:
-        """The score of the whole episode by `env_return` or a scorer; None if there is none."""
-        if name == "env_return":
-            return self.record.env_return
-        whole = (score for _, score in self.episode.scores if score.step_index is None and score.scorer == name)
-        return next((score.value for score in whole), None)
-
     def advantages(self) -> list[float | None] | None:
         """Of every step; None if no series covers the episode."""
         if not self.credit_S:
@@ -91,12 +86,13 @@ class Exported(msgspec.Struct, frozen=True):
 class Choices:
     """What a person may decide about the rows; a target reads those that concern it."""
 
-    score: str = "env_return"
-    """The score that pairs and labels go by."""
+    score: str | None = None
+    """The score that counts: of pairs, of labels, and in a format's own column of the score. None takes the credit's,
+    or `env_return` without credit (`lake.judgements.scores.find_score`)."""
     pairs: Literal["siblings", "anchors"] = "siblings"
     """Preference pairs of whole episodes of a group, or of the decisions taken in one anchor state."""
     threshold: float | None = None
-    """Label of an unpaired row: the score is above it; None: above the mean of its group."""
+    """Label of an unpaired row: the score reaches it; None: the score is above the mean of its group."""
 
 
 @dataclass
@@ -147,6 +143,8 @@ class Target:
     """Of a Parquet file whose columns are what its rows have; and how a row is made to fit them."""
     holds: frozenset[str] = frozenset()
     """Which of tokens, spans and advantages have a place in it; the others are not read, and told as left out."""
+    has_score: bool = True
+    """Whether its rows depend on the score that counts; facts do not."""
     goes_by_score: bool = False
     """No row can be made of episodes without the score that was chosen."""
     finish: Callable[[Path], None] | None = None

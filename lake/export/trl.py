@@ -4,8 +4,8 @@
 
     step                    the collection round
     prompt, completion      messages; texts, if all episodes of a file were read as texts
-    <reward>                a column for each scorer of a whole episode; `reward` is the return; `scores`: further
-                            scores, as `lake.formats.chat.exported_rows` says
+    <reward>                a column for each scorer of a whole episode; `reward` is the score that counts; `scores`:
+                            further scores, as `lake.formats.chat.exported_rows` says
     advantage               one number for the completion: that of its decisions, where they do not differ
     <extra>                 what the episode was logged with; of one of another source its id, run_id, task_id and
                             rollout_index
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from lake.export.plain import chat, flat, flat_type, named, score_columns
+from lake.export.plain import chat, flat, flat_type, named, return_beside, score_columns
 from lake.export.target import Choices, Exported, Losses, Row, Target, by_rollout, first_prompt
 from lake.formats.base.fields import prompt_task
 from lake.formats.trl_completions import NAME
@@ -29,7 +29,7 @@ _ROLES = {"prompt": "user", "completion": "assistant"}
 _TYPES = {bool: "bool", int: "int64", float: "double", str: "string"}
 
 
-def _rows(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+def _rows(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
     for exported in by_rollout(group):
         record = exported.record
         is_own = record.source_format == NAME
@@ -44,7 +44,7 @@ def _rows(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row
         extra = dict(record.extra or {}) if is_own else named(exported)
         row["advantage"] = _advantage(exported, losses, extra.pop("advantage", None))
         if not is_own:
-            row["reward"] = record.env_return
+            row |= {"reward": exported.score} | return_beside(record, choices.score)
         further = extra | score_columns(exported, losses, NAME, _fits(own=is_own))
         yield row | {key: value for key, value in further.items() if key not in row}
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.export.plain import named, score_columns
+from lake.export.plain import named, return_beside, score_columns
 from lake.export.target import Choices, Exported, Losses, Row, Target, by_rollout, conversation, first_prompt
 from lake.formats.base.fields import is_score_name
 from lake.formats.chat.messages import text_of
@@ -31,7 +31,7 @@ from lake.write.rows import json_text
 from lake.write.scores import RECORDED
 
 
-def _training(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
+def _training(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
     seen: set[str] = set()
     for exported in group:
         record = exported.record
@@ -56,13 +56,13 @@ def _training(group: Sequence[Exported], choices: Choices, losses: Losses) -> It
                 "run_id": record.run_id,
                 "task_id": record.task_id,
                 "rollout_index": record.rollout_index,
-                "score": exported.score(choices.score),
+                "score": exported.score,
                 "tools": json_text(record.tools),
             },
         }
 
 
-def _rollouts(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+def _rollouts(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
     for exported in by_rollout(group):
         record = exported.record
         is_own = record.source_format == NAME
@@ -75,9 +75,9 @@ def _rollouts(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator
             "input": _as_text(prompt),
             "output": _as_text(answer),
             "gts": record.ground_truth,
-            "score": _logged_score(exported) if is_own else record.env_return,
+            "score": _logged_score(exported) if is_own else exported.score,
             "step": record.collection_round or 0,
-        }
+        } | ({} if is_own else return_beside(record, choices.score))
         further = (record.extra or {} if is_own else named(exported)) | scores
         yield row | {key: value for key, value in further.items() if key not in row}
 

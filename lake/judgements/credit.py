@@ -335,7 +335,7 @@ def _unusual(parameters: dict[str, Any]) -> list[str]:
     # `options` says which differ from the usual, `config` holds them whole: as --set takes them.
     options = {n: (parameters.get("config") or {}).get(n, v) for n, v in (parameters.get("options") or {}).items()}
     parts = [f"{n} {v if isinstance(v, str) else msgspec.json.encode(v).decode()}" for n, v in options.items()]
-    for name, usual in (("score", ENV_RETURN), ("rewards", "env_reward"), ("grouping", None), ("where", None)):
+    for name, usual in (("score", ENV_RETURN), ("rewards", "env_reward"), ("grouping", None), ("siblings", "kept"), ("where", None)):
         value = parameters.get(name)
         if value in (None, usual):
             continue

@@ -107,7 +107,7 @@ def select_where(
     if found.is_empty() and not empty:
         chosen = f"no episode satisfies {place} {where!r}"
         if where is None:
-            hidden = lake.sql("SELECT count(DISTINCT episode_id) AS n FROM retractions")["n"][0]
+            hidden = lake.sql("SELECT count(DISTINCT episode_id) AS n FROM current_retractions")["n"][0]
             chosen = f"all episodes of the lake are retracted ({hidden})" if hidden else "the lake holds no episodes"
         msg = f"{chosen}; `trajlake sql 'SELECT run_id, count(*) FROM episodes GROUP BY 1'` tells what is there"
         raise DataRefusedError(msg)

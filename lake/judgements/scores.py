@@ -3,9 +3,14 @@
 Every version of a scorer keeps its scores. NAME means its current version, the one that ran last, also if it found
 nothing left to score (view `scorer_versions`); NAME@VERSION means that one. For each episode the newest job of the
 version counts (view `latest_scores`). `env_return` is what the environment recorded: a score without a scorer.
+
+Whoever names no score takes the one that the current credit was computed from, and without credit `env_return` (view
+`current_score`). Whoever names a credit takes that credit's score.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
 
 import polars as pl
 
@@ -13,13 +18,66 @@ from lake.errors import UsageError
 from lake.read.query_views import quoted
 from lake.read.snapshot import Reads
 
+if TYPE_CHECKING:
+    from lake.judgements.credit import Credit
+
 ENV_RETURN = "env_return"
 """The return that the environment reported."""
 _VERSION = """
 SELECT any_value(scorer_version) AS version FROM scorer_versions
 WHERE scorer = $scorer AND CASE WHEN $version IS NULL THEN is_current ELSE scorer_version = $version END
 """
+_SCORERS = """
+SELECT DISTINCT scorer FROM current_scores
+WHERE step_index IS NULL AND value IS NOT NULL AND episode_id IN (SELECT unnest($ids::BIGINT[])) ORDER BY scorer
+"""
 _MINE = "FROM latest_scores WHERE scorer = $scorer AND scorer_version = $version"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenScore:
+    """Which score a reader takes, and why."""
+
+    name: str
+    """env_return, a scorer or reward as NAME, or NAME@VERSION."""
+    version: str | None = None
+    """The version that is read; None of env_return, and of a scorer that scored nothing."""
+    estimator: str | None = None
+    """Of the credit that was computed from the score; None if the score was named, or if there is no credit."""
+
+    @property
+    def title(self) -> str:
+        """The score in words: `booked@3f2a, as in the credit rloo`."""
+        name = self.name.partition("@")[0]
+        version = "" if self.version is None else f"@{self.version}"
+        return f"{name}{version}{f', as in the credit {self.estimator}' if self.estimator else ''}"
+
+
+@overload
+def is_success(score: float, threshold: float) -> bool: ...
+@overload
+def is_success(score: pl.Expr, threshold: float) -> pl.Expr: ...
+def is_success(score: float | pl.Expr, threshold: float) -> bool | pl.Expr:
+    """Return whether a score (a number or a Polars column) is a success: it reaches the threshold.
+
+    Evaluations, labels of trainers, exports and the viewer's SQL (`>=` there) all count a score on the threshold.
+    """
+    return score >= threshold
+
+
+def find_score(lake: Reads, wanted: str | None = None, *, credit: "Credit | None" = None) -> ChosenScore:
+    """The score that a reader takes: the one it names, or else that of a credit.
+
+    Args:
+        wanted: env_return, or a scorer or reward as NAME or NAME@VERSION; None takes the credit's.
+        credit: whose score; None takes the current credit's, and without any credit `env_return`.
+    """
+    estimator = None
+    if wanted is None and credit is not None:
+        wanted, estimator = credit.score, credit.estimator
+    elif wanted is None:
+        wanted, estimator = lake.sql("SELECT score, estimator FROM current_score").row(0)
+    return ChosenScore(wanted, None if wanted == ENV_RETURN else version_of(lake, wanted), estimator)
 
 
 def current_versions(lake: Reads) -> dict[str, str]:
@@ -49,6 +107,19 @@ def episode_scores(lake: Reads, score: str) -> pl.DataFrame:
     if values.is_empty():
         raise _unknown(lake, score, "episodes")
     return values
+
+
+def episode_score_rows(lake: Reads, score: str) -> str:
+    """The rows that a scorer's NAME or NAME@VERSION means for whole episodes, as something to select FROM."""
+    name, at, version = score.partition("@")
+    rows = f"latest_scores WHERE scorer_version = {quoted(version)} AND" if at else f"{current_rows(lake)} WHERE"
+    return f"(SELECT * FROM {rows} scorer = {quoted(name)} AND step_index IS NULL)"
+
+
+def scorers_with_values(lake: Reads, episode_ids: pl.Series) -> list[str]:
+    """The scorers whose current version has a value for at least one of some episodes (int64 [E]), by name."""
+    found = lake.sql(_SCORERS, {"ids": episode_ids.to_list()})
+    return found["scorer"].to_list()
 
 
 def step_score_jobs(lake: Reads, scorer: str) -> pl.DataFrame:

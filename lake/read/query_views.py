@@ -39,6 +39,35 @@ def views() -> dict[str, str]:
     return {name: text for name, text in _scripts() if "CREATE VIEW" in text}
 
 
+_COLUMN = re.compile(r"--   (\w+): (.+)")
+_CONTINUED = re.compile(r"--       (.+)")
+
+
+@lru_cache(maxsize=1)
+def meanings() -> dict[str, dict[str, str]]:
+    """What the columns of the shipped views hold, by view and column, as the comments above their SQL say.
+
+    `-- Columns: those of `TABLE`` stands for the columns of tables; a line `--   NAME: meaning` is for one column.
+    """
+    return {name: _meanings(text.partition("CREATE VIEW")[0]) for name, text in views().items()}
+
+
+def _meanings(comment: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = ""
+    for line in comment.splitlines():
+        if line.startswith("-- Columns: "):
+            tables = [word for word in re.findall(r"`(\w+)`", line) if word in TABLES]
+            # Of a column that several have, the one that is named first says what it is.
+            found = {c.name: c.meaning for table in reversed(tables) for c in TABLES[table].columns}
+        elif (own := _COLUMN.fullmatch(line)) is not None:
+            name = own[1]
+            found[name] = own[2]
+        elif (more := _CONTINUED.fullmatch(line)) is not None:
+            found[name] += f" {more[1]}"
+    return found
+
+
 @lru_cache(maxsize=1)
 def references() -> dict[str, frozenset[str]]:
     """View -> the tables and views that it builds on, directly or through other views."""

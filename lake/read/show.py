@@ -30,6 +30,8 @@ _EPISODE = """
 _NAMES = "run_id, task_id, rollout_index, collection_round, attempt, agent_id, episode_id"
 _OPTIONS = {"run_id": "--run", "task_id": "--task", "rollout_index": "--rollout"}
 _LISTED = 5
+_COUNTED = 1 << 20
+"""No source counts its rollouts this far: larger numbers are hashes or random, of 31 bits."""
 _STEPS = """
     SELECT step_index, state_role, state, reasoning, action, tool_calls, reward, is_action_valid, is_active, trainable,
            is_copied_context, state_is_error, policy_version, finish_reason, context
@@ -75,13 +77,14 @@ def find(lake: Snapshot, wanted: str) -> int:
 
 def _refuse_hidden(lake: Snapshot, where: str, parameters: dict[str, int]) -> None:
     """Raise UsageError if what is looked for is an episode that readers no longer see, with the reason."""
-    hidden = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM retractions {where}", parameters)
+    hidden = lake.sql(f"SELECT episode_id, kind, superseded_by, reason FROM current_retractions {where}", parameters)
     if hidden.height:
         row = hidden.row(0, named=True)
         instead = f"; {ids.to_text(row['superseded_by'])} took its place" if row["superseded_by"] is not None else ""
         why = f" ({printable(row['reason'])})" if row["reason"] else ""
         shown = ids.to_text(row["episode_id"])
-        msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of)"
+        again = f", and `trajlake restore {shown}` shows it again" if row["kind"] == "retracted" else ""
+        msg = f"episode {shown} is {row['kind']}{why}{instead}; an older snapshot may still show it (--as-of){again}"
         raise UsageError(msg)
 
 
@@ -92,6 +95,8 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
     where = " AND ".join(f"{name} = ${name}" for name in given)
     spelled = ", ".join(f"{name.partition('_')[0]} {value}" for name, value in given.items())
     found = lake.sql(f"SELECT {_NAMES} FROM episodes WHERE {where} ORDER BY ALL", given).to_dicts()
+    if not found and rollout is not None:
+        found = _at_place(lake, rollout, {name: value for name, value in given.items() if name != "rollout_index"})
     if len(found) == 1:
         return int(found[0]["episode_id"])
     if found:
@@ -109,6 +114,23 @@ def find_named(lake: Snapshot, *, task: str | None, rollout: int | None, run: st
         _refuse_hidden(lake, "WHERE episode_id = $episode", {"episode": episode_id})
     some = printable(_valid(lake, task))
     raise UsageError(f"there is no episode of {spelled}{some}; `trajlake sql 'FROM episodes'` lists them")
+
+
+def _at_place(lake: Snapshot, place: int, given: Row) -> list[Row]:
+    """The episodes at a place among their siblings, from 0 in the order of their beginnings.
+
+    Only of groups whose sources have no numbers: theirs are hashes of names, or random, which nobody can type. Where a
+    source counts, a number that is not there was left out or retracted, and its place is another episode's.
+    """
+    where = " AND ".join(["true", *(f"{name} = ${name}" for name in given)])
+    ranked = f"""
+        SELECT *, max(rollout_index) OVER (PARTITION BY group_id) AS largest,
+               dense_rank() OVER (PARTITION BY group_id ORDER BY began NULLS LAST, rollout_index) - 1 AS place
+        FROM (SELECT *, min(started_at) OVER (PARTITION BY group_id, rollout_index) AS began
+              FROM episodes WHERE {where})
+    """
+    query = f"SELECT {_NAMES} FROM ({ranked}) WHERE place = $place AND largest >= $most ORDER BY ALL"
+    return lake.sql(query, given | {"place": place, "most": _COUNTED}).to_dicts()
 
 
 def _valid(lake: Snapshot, task: str | None) -> str:

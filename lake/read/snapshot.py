@@ -25,7 +25,7 @@ from lake.documents import decode_document
 from lake.errors import ContractError, UsageError
 from lake.execution.held import held
 from lake.read.versions import other_roots
-from lake.read.visibility import DataFile, all_files, is_clean, visible_files
+from lake.read.visibility import DataFile, all_files, in_force, is_clean, visible_files
 from lake.storage.commits import NOTE
 from lake.storage.data_files import FileEntry, applied
 from lake.storage.objects import Objects
@@ -201,7 +201,7 @@ class Snapshot:
         """Episodes that readers do not see: int64 [E], sorted."""
         from lake.read.parquet import collected
 
-        hidden = collected(self.scan_all("retractions").select("episode_id"))["episode_id"]
+        hidden = collected(in_force(self.scan_all("retractions")).select("episode_id"))["episode_id"]
         if self._may_lack:
             hidden.append(self._forgotten)
         return hidden.unique().sort()

@@ -70,18 +70,34 @@ def cell(value: Any) -> str:
 
 def _fitted(text: str, width: int, right: bool) -> str:
     """A text cut or padded to a width."""
-    if _width(text) > width:
-        while _width(text) >= width:
-            text = text[:-1]
-        text += _CUT
-    padding = " " * (width - _width(text))
+    takes = _width(text)
+    if takes > width:
+        text, takes = _cut(text, width - 1)
+        text, takes = text + _CUT, takes + 1
+    padding = " " * (width - takes)
     return padding + text if right else text + padding
+
+
+def _cut(text: str, room: int) -> tuple[str, int]:
+    """The longest beginning of a text that takes no more than so many cells, and the cells that it takes."""
+    if text.isascii():
+        return text[:room], min(len(text), room)
+    taken = 0
+    for place, char in enumerate(text):
+        if taken + (cells := _cells(char)) > room:
+            return text[:place], taken
+        taken += cells
+    return text, taken
 
 
 def _width(text: str) -> int:
     """Cells of a terminal that a text takes."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
-    )
+    return sum(map(_cells, text))
+
+
+def _cells(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1

@@ -4,13 +4,18 @@ A write attempt's rows are alone in their files, so the `write_id` minimum and m
 tell, without opening a file, whether it is accepted. A file that compaction made holds accepted rows only, and its
 name says from which versions of `episodes` and `jobs` on that is so (docs/decisions/0010). Only a mixed file of other
 origin, or one younger than the snapshot, needs a look inside, and a row filter if some of its rows are dead.
+
+An episode is hidden while a row of `retractions` about it is in force. The view `current_retractions` is the same rule.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lake.storage.data_files import FileEntry
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +68,16 @@ def all_files(entries: Iterable[FileEntry]) -> list[DataFile]:
 def _data_file(entry: FileEntry, dead: frozenset[int] = frozenset()) -> DataFile:
     ranges = {name: (low, entry.high[name]) for name, low in entry.low.items()}
     return DataFile(entry.path, entry.rows, entry.bytes, dead, entry.only_write_id, ranges)
+
+
+def in_force(retractions: "pl.LazyFrame") -> "pl.LazyFrame":
+    """The rows of `retractions` that hide their episode: not restorations, nor the retractions that they take back.
+
+    A restoration takes back rows of kind `retracted` alone, by episode and write attempt.
+    """
+    import polars as pl
+
+    is_restored = pl.col("kind") == "restored"
+    named = retractions.filter(is_restored).select("episode_id", write_id="restores", kind=pl.lit("retracted"))
+    taken_back = named.explode("write_id", empty_as_null=False, keep_nulls=False)
+    return retractions.filter(~is_restored).join(taken_back, on=["episode_id", "write_id", "kind"], how="anti")

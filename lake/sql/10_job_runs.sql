@@ -1,7 +1,10 @@
 -- job_runs: what ran, when, on what, and how it ended.
 -- Grain: one row per job, its started row and its terminal row put together. A job that failed and was resumed has two
 -- terminal rows: the newest counts. `sequence` orders terminal rows whatever the clocks said.
--- status: started (running, or killed: there is no terminal row), succeeded, failed.
+-- Columns: those of `jobs`, and these:
+--   status: started (running, or killed: there is no terminal row), succeeded, failed.
+--   started_at: Time of the started row.
+--   ended_at: Time of the terminal row; NULL without one.
 CREATE VIEW job_runs AS
 SELECT
     s.job_id,

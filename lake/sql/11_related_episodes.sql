@@ -1,7 +1,9 @@
 -- related_episodes: which episodes came out of which: sub-agents, forks, continuations.
 -- Grain: one row per episode that names a parent. `episodes` has the parent as it was when the child was read; if a retry
 -- or a longer reading of its session has superseded it since, parent_episode_id is the attempt that counts now.
--- relation and parent_step_index are those of `episodes`.
+-- Columns: those of `episodes`, and these:
+--   parent_episode_id: The parent: the attempt that counts now, if a retry has superseded the one that the child
+--       names.
 CREATE VIEW related_episodes AS
 WITH RECURSIVE superseded AS (
     SELECT DISTINCT episode_id, superseded_by FROM retractions WHERE kind = 'superseded'

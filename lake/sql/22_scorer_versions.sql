@@ -1,8 +1,11 @@
 -- scorer_versions: which versions of every scorer and reward there are, and which of them counts.
 -- Grain: one row per scorer and version that scored anything.
--- Columns: job_id (the newest succeeded job that wrote scores of the version, or that found nothing left to score and
--- said so: its parameter `confirms` is SCORER@VERSION), ended_at and sequence of that job, is_current (no other version
--- of the scorer has a newer one: it is what its user ran last).
+-- Columns: those of `scores` and `jobs`, and these:
+--   job_id: The newest succeeded job that wrote scores of the version, or that found nothing left to score and said
+--       so (its parameter `confirms` is SCORER@VERSION).
+--   ended_at: When that job ended.
+--   sequence: Order of that job among all jobs that ended.
+--   is_current: No other version of the scorer has a newer job: it is what its user ran last.
 CREATE VIEW scorer_versions AS
 WITH wrote AS (SELECT DISTINCT scorer, scorer_version, job_id FROM scores),
 

@@ -1,8 +1,14 @@
 -- credit_series: the estimators that computed advantages, each with its options and sources, and which one is current.
 -- Grain: one row per series_id. A series is one estimator with one set of options, sources, filters and code.
--- Columns: estimator, job_id (its newest succeeded job; one that found every group unchanged counts), ended_at and
--- sequence and parameters of that job, jobs (how many succeeded), is_current (no other series has a newer job: it is
--- what `trajlake credit` ran last, and what train, show and the viewer take unless told otherwise).
+-- Columns: those of `jobs`, and these:
+--   estimator: Name of the estimator.
+--   job_id: The newest succeeded job; one that found every group unchanged counts.
+--   ended_at: When that job ended.
+--   sequence: Order of that job among all jobs that ended.
+--   parameters: Of that job, as JSON.
+--   jobs: How many jobs of the series succeeded.
+--   is_current: No other series has a newer job: it is what `trajlake credit` ran last, and what train, show and
+--       the viewer take unless told otherwise.
 CREATE VIEW credit_series AS
 SELECT
     series_id,

@@ -1,6 +1,8 @@
 -- run_metrics: the metrics of jobs.
 -- Grain: one row per job, metric and step, the newest attempt winning from its first step on.
--- Columns: those of `metrics`, and run_id and kind of the job.
+-- Columns: those of `metrics`, and these:
+--   run_id: Run of the job.
+--   kind: Kind of the job: train, loop, collect, ....
 CREATE VIEW run_metrics AS
 SELECT m.*, r.run_id, r.kind
 FROM metrics AS m

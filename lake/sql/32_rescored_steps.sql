@@ -1,9 +1,15 @@
 -- rescored_steps: stored actions as a checkpoint sees them (trajlake rescore), beside what the engine recorded.
 -- Grain: one row per row of `ratios`: checkpoint (series_id), episode, step and encoding.
--- Columns: tokens (sampled by the policy), logprob (their sum under the checkpoint), log_ratio (logprob minus the
--- behaviour policy's; NULL if that is unknown or of another distribution), policy_version (that sampled the action),
--- checkpoint_version. Over the sampled tokens, with d = checkpoint - behaviour, NULL where log_ratio is: abs_difference
--- (sum of |d|), k3 (sum of e^d - 1 - d), outside (tokens whose ratio e^d is not in [0.9, 1.1]), max_difference.
+-- Columns: those of `ratios`, and these:
+--   checkpoint_version: Policy version of the checkpoint: updates that made it.
+--   tokens: Number of sampled tokens of the action.
+--   logprob: Sum of their log-probabilities under the checkpoint.
+--   log_ratio: logprob minus the behaviour policy's; NULL if that is unknown or of another distribution.
+--   policy_version: Version that sampled the action.
+--   abs_difference: Sum over the tokens of |d|, with d = checkpoint - behaviour; NULL where log_ratio is.
+--   k3: Sum over the tokens of e^d - 1 - d; NULL where log_ratio is.
+--   outside: Tokens whose ratio e^d is not in [0.9, 1.1]; NULL where log_ratio is.
+--   max_difference: Largest |d| of a token; NULL where log_ratio is.
 CREATE VIEW rescored_steps AS
 WITH read AS (
     SELECT episode_id, step_index, encoding_id, n_trained, policy_version, action_mask, action_logprobs

@@ -1,12 +1,25 @@
 -- mismatch: how far a checkpoint's log-probabilities are from those that the engine recorded.
 -- Grain: one row per checkpoint (series_id), run, and policy version that sampled: the same weights give the gap between
 -- engine and trainer, older ones the staleness on top of it.
--- Columns: staleness (checkpoint_version - policy_version; says something within one training run), episodes, steps and
--- tokens scored, unknown_steps (nothing comparable was recorded; the figures that follow are over the other steps),
--- mean_abs and mean_k3 (per token: |d| and e^d - 1 - d of d = checkpoint - behaviour), outside_share (of tokens whose
--- ratio e^d is not in [0.9, 1.1]), max_difference, turn_q05, turn_q50, turn_q95 (quantiles of the ratio of a turn),
--- episode_q05, episode_q50, episode_q95 (of the product over an episode's scored steps; NULL if one is unknown),
--- episode_ess (effective sample size of those products as a share of the episodes).
+-- Columns: those of `ratios`, and these:
+--   policy_version: Version that sampled the actions.
+--   checkpoint_version: Policy version of the checkpoint: updates that made it.
+--   staleness: checkpoint_version - policy_version; it says something within one training run.
+--   episodes: Episodes that were scored.
+--   steps: Steps that were scored.
+--   tokens: Sampled tokens that were scored.
+--   unknown_steps: Steps of which nothing comparable was recorded; the figures that follow are over the others.
+--   mean_abs: Mean over tokens of |d|, with d = checkpoint - behaviour.
+--   mean_k3: Mean over tokens of e^d - 1 - d.
+--   outside_share: Share of tokens whose ratio e^d is not in [0.9, 1.1].
+--   max_difference: Largest |d| of a token.
+--   turn_q05: 5 % quantile of the ratio of a turn.
+--   turn_q50: Median of the ratio of a turn.
+--   turn_q95: 95 % quantile of the ratio of a turn.
+--   episode_q05: 5 % quantile of the product of an episode's ratios; NULL if the ratio of a scored step is unknown.
+--   episode_q50: Median of these products.
+--   episode_q95: 95 % quantile of these products.
+--   episode_ess: Effective sample size of these products, as a share of the episodes.
 CREATE VIEW mismatch AS
 WITH of_episodes AS (
     SELECT

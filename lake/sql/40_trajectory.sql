@@ -1,8 +1,10 @@
 -- trajectory: an episode as it is read.
 -- Grain: one row per decision. ORDER BY episode_id, step_index gives reading order.
--- Columns: the episode (run_id, task_id, group_id, rollout_index, status, env_return, num_steps), the decision (state,
--- reasoning, action, tool_calls and what is known of them), reward_so_far (sum of the known rewards up to this step,
--- NULL while none is known), is_last (the episode's last decision; what came after it is episodes.final_observation).
+-- Columns: those of `steps` and `episodes`, and these:
+--   policy_version: Version that sampled the decision.
+--   started_at: When the step began.
+--   reward_so_far: Sum of the known rewards up to this step; NULL while none is known.
+--   is_last: The episode's last decision; what came after it is episodes.final_observation.
 CREATE VIEW trajectory AS
 SELECT
     s.episode_id,

@@ -1,9 +1,12 @@
 -- step_ledger: everything known about a step.
 -- Grain: one row per step and credit series; a step that no credit job covered has one row, with series_id NULL.
--- Columns: the step's keys, action and reward; its latest advantage (A_E = a_episode, A_S = a_step, their combination,
--- return-to-go, sizes of group and anchor, flags) with the job that computed it; step_scores and episode_scores: the
--- scores of the step and of its episode, each a list of {scorer, value, reason, error}, by scorer (current_scores: one
--- version of each).
+-- Columns: those of `steps` and `advantages`, and these:
+--   credit_group_id: Group that the advantage was computed in: that of a grouping, if the series has one.
+--   step_scores: Scores of the step: a list of {scorer, value, reason, error}, by scorer (`current_scores`: one
+--       version of each).
+--   episode_scores: Scores of its episode, likewise.
+--   job_id: Job that computed the advantage; NULL without one.
+--   series_id: Series of the advantage; NULL where no credit job covered the step.
 CREATE VIEW step_ledger AS
 WITH judged AS (
     SELECT

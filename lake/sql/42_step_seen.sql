@@ -1,8 +1,15 @@
 -- step_seen: which steps a training run consumed, how often, and when.
 -- Grain: one row per training job, episode and step. Repeats of a resumed run are counted once, as in trained_batches.
 -- Steps of a span that carried no loss are left out where the row says which did (token_weights).
--- Columns: run_id (of the training), times (how often the step was consumed), optimizer_steps (the updates that did, in
--- order), first_optimizer_step, last_optimizer_step, epochs (distinct passes over the data).
+-- Columns: those of `batches`, and these:
+--   job_id: The training job.
+--   run_id: Run of the training.
+--   step_index: The step that was consumed.
+--   times: How often it was consumed.
+--   optimizer_steps: The updates that consumed it, in order.
+--   first_optimizer_step: The first of them.
+--   last_optimizer_step: The last of them.
+--   epochs: Number of distinct passes over the data that consumed it.
 CREATE VIEW step_seen AS
 SELECT
     b.job_id,

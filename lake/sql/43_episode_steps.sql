@@ -1,10 +1,17 @@
 -- episode_steps: what the steps of an episode come to.
 -- Grain: one row per episode that has steps.
--- Columns: run_id; steps; tools_called (names of the tools that its steps call, each once, in alphabetical order);
--- tools_failed (likewise of the calls after which the state is an error text: of a step with several calls that tells of
--- the last); invalid_actions and error_states (steps whose action was malformed, whose state is an error text). Of its
--- active steps alone: active_steps, judged_actions (whether they are valid is known) and active_invalid, judged_states
--- (whether they are error texts is known) and active_errors.
+-- Columns: those of `episodes`, and these:
+--   steps: Number of steps.
+--   tools_called: Names of the tools that its steps call, each once, in alphabetical order.
+--   tools_failed: Likewise, of the calls after which the state is an error text; of a step with several calls that
+--       tells of the last.
+--   invalid_actions: Steps whose action was malformed.
+--   error_states: Steps whose state is an error text.
+--   active_steps: Steps that are active.
+--   judged_actions: Active steps of which it is known whether the action is valid.
+--   active_invalid: Active steps whose action was malformed.
+--   judged_states: Active steps of which it is known whether the state is an error text.
+--   active_errors: Active steps whose state is an error text.
 CREATE VIEW episode_steps AS
 WITH failed AS (
     SELECT

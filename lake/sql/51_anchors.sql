@@ -1,9 +1,15 @@
 -- anchors: the states that siblings share, where GiGPO compares steps.
 -- Grain: one row per group and anchor of the current credit (`current_advantages`).
--- Columns: size (steps in the anchor), episodes (that passed it), mean_return_to_go, sd_return_to_go (sample deviation,
--- NULL below two), states (distinct texts: more than one where the anchor key leaves something out), actions (distinct
--- actions taken there, tool calls without their ids included), top_action_share (of the most frequent one: 1 means that the anchor has
--- nothing to compare), error_share (states known to be error texts: likely a false anchor), mean_step_index.
+-- Columns: those of `advantages`, and these:
+--   size: Steps in the anchor.
+--   episodes: Episodes that passed it.
+--   mean_return_to_go: Mean return-to-go of its steps.
+--   sd_return_to_go: Their sample deviation; NULL below two.
+--   states: Distinct texts of the state: more than one where the anchor key leaves something out.
+--   actions: Distinct actions taken there, tool calls without their ids included.
+--   top_action_share: Share of the most frequent action: 1 means that the anchor has nothing to compare.
+--   error_share: Share of states known to be error texts: likely a false anchor.
+--   mean_step_index: Mean position in the episode.
 CREATE VIEW anchors AS
 WITH visits AS (
     SELECT

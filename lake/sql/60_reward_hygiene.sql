@@ -2,9 +2,22 @@
 -- Grain: one row per run, task and source of reward: env_return (episodes), env_reward (active steps), and each scorer
 -- at each level, as `NAME of episodes` or `NAME of steps` (current_scores: one version of each; its rows are what it was
 -- asked).
--- Columns: n (values there should be), unscored (NULL among them), unscored_share, uncovered_episodes (the scorer has no
--- row for), errors (scorer errors), not_finite (NaN or infinite: 0 in a sound lake), outside_unit (below 0 or above 1),
--- lowest, highest, mean, sd (sample deviation), distinct_values, constant (two or more, all the same: no signal).
+-- Columns: those of `episodes`, and these:
+--   source: env_return (episodes), env_reward (active steps), or a scorer at a level, as `NAME of episodes` or
+--       `NAME of steps`.
+--   n: Values that there should be.
+--   unscored: Those that are NULL.
+--   unscored_share: Their share.
+--   uncovered_episodes: Episodes that the scorer has no row for.
+--   errors: Errors of the scorer.
+--   not_finite: Values that are NaN or infinite: 0 in a sound lake.
+--   outside_unit: Values below 0 or above 1.
+--   lowest: Lowest value.
+--   highest: Highest value.
+--   mean: Mean value.
+--   sd: Sample deviation.
+--   distinct_values: Number of distinct values.
+--   constant: Two or more values, all the same: no signal.
 CREATE VIEW reward_hygiene AS
 WITH found AS (
     SELECT run_id, task_id, 'env_return' AS source, episode_id, env_return AS value, NULL AS error FROM episodes

@@ -1,12 +1,18 @@
 -- funnel: what became of a run's rollouts, from generated to trained.
 -- Grain: one row per run and stage, in the order of stage_number: generated, scored, credited, selected, trained.
--- Columns: episodes and steps that reached the stage; missing (episodes of the run that did not); reasons: why, as a
--- list of {reason, episodes}, most frequent first (for generated: how the rollouts ended); step_reasons: why single
--- steps of episodes that did reach it did not, as a list of {reason, steps} (selected only; empty elsewhere).
 -- scored: an env_return, a reward or a current score is known. credited: a current advantage is defined. selected: not dropped
 -- by the newest selection job that saw the episode, whatever the selection's name; everything, where none did; its
 -- reasons are the filters. An episode whose active steps were all dropped is not selected. trained: a training job
 -- consumed it. Only generated counts steps that are not active.
+-- Columns: those of `episodes`, and these:
+--   stage_number: Order of the stages, from 1.
+--   stage: generated, scored, credited, selected, trained.
+--   episodes: Episodes of the run that reached the stage.
+--   steps: Steps that reached the stage; only generated counts steps that are not active.
+--   missing: Episodes of the run that did not reach it.
+--   reasons: Why, as a list of {reason, episodes}, most frequent first; for generated: how the rollouts ended.
+--   step_reasons: Why single steps of episodes that did reach it did not, as a list of {reason, steps}; of selected
+--       only, empty elsewhere.
 CREATE VIEW funnel AS
 WITH known_rewards AS (
     SELECT episode_id, step_index FROM steps WHERE is_active AND reward IS NOT NULL

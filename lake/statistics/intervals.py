@@ -10,6 +10,7 @@ Axes: `_E` episodes, `_P` tasks, `_R` parts of the tasks.
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ class Spread(NamedTuple):
         return t_quantile(self.df, tail) * self.error
 
 
+@lru_cache(maxsize=4096)
 def t_quantile(df: float, tail: float = TAIL) -> float:
     """Quantile 1 - tail of Student's distribution, for any real df from 1 on.
 
@@ -127,3 +129,30 @@ def share_interval(spread: Spread, tasks: int, attempts: int) -> tuple[float, fl
     share = min(1.0, max(0.0, spread.value))
     trials = tasks if spread.error == 0 else min(attempts, share * (1 - share) / spread.error**2)
     return wilson(share, trials * (LEVEL_Z / t_quantile(spread.df)) ** 2)
+
+
+def spread_of_share(wins_P: Floats, trials_P: Floats) -> Spread | None:
+    """Return the spread of sum(wins) / sum(trials) over tasks, each of one trial or more; None for fewer than two.
+
+    The jackknife over all tasks, in closed form. Where all tasks have as many trials it is `spread_of_mean` of their
+    shares.
+    """
+    tasks, wins, trials = len(wins_P), float(wins_P.sum()), float(trials_P.sum())
+    if tasks < 2:
+        return None
+    without_P = (wins - wins_P) / (trials - trials_P)
+    spread = spread_of_mean(tasks * wins / trials - (tasks - 1) * without_P)
+    return None if spread is None else spread._replace(value=wins / trials)
+
+
+def success_interval(wins_P: Floats, trials_P: Floats) -> tuple[float, float]:
+    """Return the 95 % interval of a success rate, from the successes and attempts of each task.
+
+    Evaluations, the viewer and the loop all show this interval. The attempts of one task are a sample of that task
+    alone, so that its interval is Wilson's.
+    """
+    attempts = int(trials_P.sum())
+    spread = spread_of_share(wins_P, trials_P)
+    if spread is None:
+        return wilson(float(wins_P.sum()) / attempts, attempts)
+    return share_interval(spread, len(wins_P), attempts)

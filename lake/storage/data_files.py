@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import BytesIO
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Self, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from lake import ids
+from lake.documents import Moment, decode_document
 from lake.errors import LakeAccessError
 from lake.storage.objects import Objects
 from lake.tables.columns import Table
@@ -86,16 +87,36 @@ def stem(clean_since: tuple[int, int] | None) -> str:
     return "" if clean_since is None else f"{CLEAN}-{clean_since[0]}-{clean_since[1]}-"
 
 
+_LATEST = 1 << 47
+"""Milliseconds: the year 6429."""
+
+
+class _Statistics(msgspec.Struct):
+    """What the log says of the columns of a file."""
+
+    numRecords: int
+    minValues: dict[str, Any]
+    maxValues: dict[str, Any]
+    nullCount: dict[str, int]
+
+
 class Told(msgspec.Struct, frozen=True, array_like=True):
     """A data file that another process wrote: what the log is going to say of it."""
 
-    name: str
-    bytes: int
-    modified: int
+    name: Annotated[str, msgspec.Meta(max_length=255, pattern=rf"\A{_NAME.pattern}\.parquet\Z")]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    modified: Annotated[int, msgspec.Meta(ge=0, le=_LATEST)]
     """Milliseconds."""
     statistics: str
-    rows: int
-    at: datetime
+    """JSON, as Delta spells it."""
+    rows: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    at: Moment
+
+    def check(self) -> None:
+        """Raise ValueError, MsgspecError for statistics that no reader of the log could take, or of another file."""
+        rows = msgspec.json.decode(self.statistics, type=_Statistics).numRecords
+        if rows != self.rows:
+            raise ValueError(f"`statistics` are of {rows} rows, and the file has {self.rows}")
 
 
 @dataclass(slots=True)
@@ -263,11 +284,13 @@ def listed(objects: Objects, table: Table, handle: DeltaTable) -> list[FileEntry
 
 def added_in(objects: Objects, table: Table, log: bytes, version: int) -> list[FileEntry]:
     """The files that one commit added. Raises LakeAccessError: a file that lies outside the table's folder."""
-    adds = [add for line in log.splitlines() if (add := msgspec.json.decode(line).get("add")) is not None]
+    where, remedy = objects.uri(f"{table.name}/_delta_log/{version:020d}.json"), "restore it from a backup"
+    actions = [decode_document(line, dict[str, Any], where, remedy) for line in log.splitlines()]
+    adds = [add for action in actions if (add := action.get("add")) is not None]
     names = _names(objects, table, version, [add["path"] for add in adds])
     entries = []
     for name, add in zip(names, adds, strict=True):
-        statistics = msgspec.json.decode(add["stats"])
+        statistics = decode_document(add["stats"], dict[str, Any], where, remedy)
         low, high = ({key: statistics[end].get(key) for key in table.statistics} for end in ("minValues", "maxValues"))
         written = datetime.fromtimestamp(add["modificationTime"] / 1000, UTC)
         path = objects.uri(f"{table.name}/{name}")
@@ -372,7 +395,8 @@ class Replacements:
         """Replacements by the old file's path; each record is read once."""
         for found in self._objects.list(_REPLACED):
             if found.path not in self._read and (data := self._objects.get(found.path)) is not None:
-                self._read[found.path] = msgspec.json.decode(data, type=list[Replacement])
+                where, remedy = self._objects.uri(found.path), "restore it from a backup"
+                self._read[found.path] = decode_document(data, list[Replacement], where, remedy)
         return {one.old: one for path in sorted(self._read) for one in self._read[path]}
 
 

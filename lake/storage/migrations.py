@@ -14,6 +14,7 @@ Format 1: ten tables. Format 2: `spans`, `blobs`, `retractions`, `groupings`, `s
 `steps.state_hash` may be NULL; `cost` of episodes and steps, token counts of steps. Format 4: a table is made by the
 first write to it, where all of them were made with the lake. Format 5: `episodes.tokenizer`, `episodes.chat_template`.
 Format 6: `batches.token_weights`, `batches.loss_weight`, `ratios.entropies`. Format 7: `credit_groups.empty_steps`.
+Format 8: `retractions.restores`; rows of kind `restored` there, which a trajlake of before would not obey: it refuses.
 """
 
 import uuid

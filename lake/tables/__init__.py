@@ -27,7 +27,7 @@ __all__ = [
     "WRITTEN_BY_JOBS",
 ]
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Version of the tables; written into every Delta table, checked on opening, raised by `lake.storage.migrations`."""
 
 TABLES: dict[str, Table] = {table.name: table for table in (*FACTS, *JUDGEMENTS, *LINEAGE)}

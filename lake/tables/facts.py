@@ -26,7 +26,11 @@ EPISODES = Table(
         Column("split", Type.WORD, "train, test, ... as the source names it."),
         Column("agent_id", Type.WORD, "The agent, where a run has several."),
         Column("policy", Type.WORD, "Name of the policy (model) that acted."),
-        Column("policy_version", Type.INT, "Version of its weights: the number of updates so far."),
+        Column(
+            "policy_version",
+            Type.INT,
+            "Version of its weights: rounds trained on in a loop, updates in `train`, or what `push` gave an engine.",
+        ),
         Column("status", Type.WORD, "How the rollout ended.", required=True, values=STATUSES),
         Column("terminated", Type.BOOL, "The environment ended it (as opposed to a limit)."),
         Column("stop_reason", Type.WORD, "Why it stopped, as the source says."),
@@ -234,8 +238,9 @@ BLOBS = Table(
 
 RETRACTIONS = Table(
     name="retractions",
-    grain="One reason why readers no longer see an episode: superseded by a retry, taken back by a person, forgotten.",
-    key=("episode_id", "kind"),
+    grain="One reason why readers no longer see an episode: superseded by a retry, taken back by a person, forgotten; "
+    "or a restoration, which takes such a retraction back. The view `current_retractions` has the reasons that hold.",
+    key=("episode_id", "kind", "write_id"),
     distinct=True,
     sort=("episode_id",),
     row_bytes=64,
@@ -243,10 +248,11 @@ RETRACTIONS = Table(
         EPISODE,
         WRITE_ID,
         Column("job_id", Type.ID, "The job that took it back; NULL where a retry did."),
-        Column("kind", Type.WORD, "Why.", required=True, values=("superseded", "retracted", "forgotten")),
+        Column("kind", Type.WORD, "Why.", required=True, values=("superseded", "retracted", "forgotten", "restored")),
         Column("superseded_by", Type.ID, "The episode that replaces it."),
         Column("at", Type.TIME, "When.", required=True),
         Column("reason", Type.TEXT, "The reason a person gave."),
+        Column("restores", Type.IDS, "Of a restoration: `write_id` of each retraction that it takes back."),
     ),
 )
 

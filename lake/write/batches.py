@@ -1,11 +1,15 @@
 """The records of planned files, in batches, and a batch into a job: what an ingest is, wherever its parts run."""
 
 import gc
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain, islice
 
 from lake.formats.base.rows import Item
+from lake.formats.base.secrets import redacted, without_keys
 from lake.formats.base.source import Input
 from lake.records import EpisodeRecord, Reject
 from lake.write.copies import Decisions, decisions_of
@@ -19,16 +23,63 @@ BATCH_BYTES = 32 << 20
 """Of text. A batch closes at whichever comes first; all three bound memory and the size of a column."""
 
 
+_FULL_SECONDS = 30.0
+"""Between two collections of everything while the collector is off."""
+
+
+class _Collector:
+    """Python's collector, which the whole process shares: off while any thread wants it so, then as it was."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wishes = 0
+        self._was_on = True
+        self._full = 0.0
+        """Time of the last collection of everything."""
+
+    def switch_off(self) -> None:
+        """Note one more wish that it be off."""
+        with self._lock:
+            if not self._wishes:
+                self._was_on, self._full = gc.isenabled(), time.monotonic()
+            self._wishes += 1
+            gc.disable()
+
+    def give_back(self) -> None:
+        """Take a wish back; after the last one the collector is as it was."""
+        with self._lock:
+            self._wishes -= 1
+            if not self._wishes and self._was_on:
+                gc.enable()
+
+    def collect(self) -> None:
+        """Take back what a batch left, and now and then the cycles that the rest of the process made meanwhile."""
+        with self._lock:
+            is_full = self._was_on and time.monotonic() - self._full >= _FULL_SECONDS
+            if is_full:
+                self._full = time.monotonic()
+        gc.collect(2 if is_full else 1)
+
+
+_collector = _Collector()
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Decoding makes millions of containers and no cycles; the collector would walk them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
+    """Decoding makes millions of containers and no cycles; the collector would walk them again and again.
+
+    With it, an ingest takes a third more processor time. Threads may be in this block at the same time.
+    """
+    _collector.switch_off()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        _collector.give_back()
+
+
+def collect_garbage() -> None:
+    """Collect between two batches, where the collector is off."""
+    _collector.collect()
 
 
 def items(readings: Iterable[Reading], known: KnownRuns | None = None) -> Iterator[tuple[Reading, Item]]:
@@ -104,6 +155,12 @@ def batches(readings: Iterable[Reading], batch_size: int, known: KnownRuns) -> I
         yield batch
 
 
+@lru_cache(1000)
+def run_shown(run_id: str) -> str:
+    """A run's name as a report has it: a file may name it by a key."""
+    return str(without_keys(run_id, "run_id"))
+
+
 def record_batch(recorder: JobRecorder, batch: Batch, report: Report, see: Callable[[Decisions], None]) -> None:
     """Record a batch, and count what became of it. `see` hears of what each episode decided."""
     rejects: list[Reject] = []
@@ -121,8 +178,9 @@ def record_batch(recorder: JobRecorder, batch: Batch, report: Report, see: Calla
             file.rejected += 1
             continue
         position, record = item
-        report.runs.add(record.run_id or "")
-        file.take(record.run_id or "")
+        run = run_shown(record.run_id or "")
+        report.runs.add(run)
+        file.take(run)
         files.append(file)
         see(decisions_of(record))
         if reading.format.is_whole:
@@ -137,7 +195,7 @@ def record_batch(recorder: JobRecorder, batch: Batch, report: Report, see: Calla
         faults.append((places[min(counts.refused)], counts.first_reject))
     if report.first_fault is None and faults:
         first = min(faults, key=lambda fault: fault[0])[1]
-        report.first_fault = first.source_uri or report.source, first.position, first.message
+        report.first_fault = first.source_uri or report.source, first.position, redacted(first.message)
     for place in counts.refused:
         files[place].episodes -= 1
         files[place].rejected += 1

@@ -15,6 +15,7 @@ import polars as pl
 
 from lake.errors import LakeAccessError
 from lake.read.parquet import collected, scan
+from lake.records import Index, Int64
 from lake.storage.store import Store
 from lake.tables import EPISODES, JOBS, RETRACTIONS
 
@@ -56,26 +57,26 @@ class Tombstones:
 
 _COLUMNS = ("episode_id", "content_hash", "group_id", "rollout_index", "agent_id", "attempt", "write_id")
 
-Slot = tuple[int, int, str | None]
+Slot = tuple[Int64, Index, str | None]
 """group_id, rollout_index and agent_id: what a retry shares with its predecessor."""
 
 
 class Newest(msgspec.Struct, frozen=True, array_like=True):
     """The last attempt at a rollout."""
 
-    attempt: int
-    episode_id: int
-    content_hash: int
+    attempt: Index
+    episode_id: Int64
+    content_hash: Int64
 
 
 class Known(msgspec.Struct, frozen=True):
     """What a lake holds, at a version of `episodes`, of what was asked about."""
 
-    version: int
-    contents: dict[int, tuple[int, int]]
+    version: Int64
+    contents: dict[Int64, tuple[Int64, Int64]]
     """Episode -> its content_hash and its write_id."""
     newest: dict[Slot, Newest]
-    forgotten: set[int]
+    forgotten: set[Int64]
     """Episodes that were erased and must not come back, those among them that were asked about."""
 
 

@@ -5,7 +5,6 @@ job skips what is present. The batch size changes nothing but speed. What scorer
 them: `lake.write.scores`.
 """
 
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import msgspec
 
 from lake.errors import UsageError
 from lake.execution.executor import Executor
-from lake.write.batches import BATCH_EPISODES, Batch, batches, record_batch, without_collector
+from lake.write.batches import BATCH_EPISODES, Batch, batches, collect_garbage, record_batch, without_collector
 from lake.write.copies import Copies
 from lake.write.ingest_parts import record_parts
 from lake.write.jobs import Job
@@ -133,5 +132,5 @@ def _recorded(job: Job, found: Iterator[Batch], plan: Plan, copies: Copies) -> I
     for batch in found:
         record_batch(job, batch, plan.report, copies.add)
         batch.clear()
-        gc.collect(1)
+        collect_garbage()
         yield plan.done

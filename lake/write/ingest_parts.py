@@ -10,7 +10,6 @@ part to part, or another ingest has the same files.
 What a lost worker wrote is in files that no commit names, and a part runs again; a lost job is run again as ever.
 """
 
-import gc
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from lake.formats.base.lines import cuts
 from lake.formats.base.source import Input, is_packed
 from lake.read.snapshot import Snapshot
 from lake.storage.data_files import Staged, Told, Written
-from lake.write.batches import BATCH_BYTES, batches, record_batch, settle, without_collector
+from lake.write.batches import BATCH_BYTES, batches, collect_garbage, record_batch, settle, without_collector
 from lake.write.copies import Copies, Decisions
 from lake.write.fleet.messages import Bring
 from lake.write.index import EpisodeIndex
@@ -156,7 +155,7 @@ def record_parts(
                         copies.add(decisions)
                 elif (batch := next((batch for number, batch in again if number == place), None)) is not None:
                     record_batch(job, batch, report, copies.add)
-                    gc.collect(1)
+                    collect_garbage()
                 done += handed.done
                 yield done
 
@@ -206,7 +205,7 @@ def _handed_on(part: Part, known: KnownRuns) -> list[Handed]:
         found.append(Handed(report, attempt, recorder.beside, scores, decisions, done - before))
         before = done
         batch.clear()
-        gc.collect(1)
+        collect_garbage()
     return found
 
 

@@ -20,7 +20,7 @@ import polars as pl
 from lake import ids
 from lake.errors import ConflictError, TrajlakeError
 from lake.read.parquet import collected, scan
-from lake.records import EpisodeRecord, Reject, check, printable, retyped, shown
+from lake.records import EpisodeRecord, Reject, check, printable, retyped, shown, tell_sampling
 from lake.storage.commits import CommitLostError, revoked, until_committed
 from lake.storage.data_files import Staged
 from lake.storage.store import Store
@@ -32,6 +32,7 @@ from lake.write.ledger import Attempt, are_there
 from lake.write.parts import JobPart, Written
 from lake.write.recording import OF_EPISODES, Counts, JobRecorder
 from lake.write.rows import json_text
+from lake.write.secret_columns import without_keys_in
 from lake.write.writer import EpisodeWriter
 
 Code = ModuleType | FunctionType | type
@@ -131,6 +132,7 @@ class Job(JobRecorder):
             try:
                 copy = retyped(record) if isinstance(record, EpisodeRecord) else msgspec.convert(record, EpisodeRecord)
                 copy.run_id = copy.run_id or self.run_id
+                tell_sampling(copy)
                 problem = check(copy) if copy.run_id else "`run_id` is missing; name the run here, or when recording"
             except (ValueError, msgspec.ValidationError) as error:
                 problem = str(error)
@@ -241,7 +243,8 @@ class Job(JobRecorder):
 
 
 def _jobs_frame(row: dict[str, Any]) -> pl.DataFrame:
-    return conform(pl.DataFrame([row], schema=TABLES["jobs"].polars()), TABLES["jobs"])
+    rows = pl.DataFrame([row], schema=TABLES["jobs"].polars())
+    return without_keys_in("jobs", conform(rows, TABLES["jobs"]))
 
 
 def code_hash(code: Sequence[Code]) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from lake.records import Index, Int64
 from lake.storage.commits import CommitLostError, revoked, until_committed
 from lake.storage.data_files import Staged
 from lake.storage.store import SOON, Store
@@ -24,12 +25,12 @@ CHILDREN = ("blobs", "spans", "tokens", "steps", "retractions")
 class Claim(msgspec.Struct, frozen=True, array_like=True):
     """An episode that an attempt brings: its columns in the index of a writer, without the write_id."""
 
-    episode_id: int
-    content_hash: int
-    group_id: int
-    rollout_index: int
+    episode_id: Int64
+    content_hash: Int64
+    group_id: Int64
+    rollout_index: Index
     agent_id: str | None
-    attempt: int
+    attempt: Index
 
     @property
     def slot(self) -> Slot:

@@ -15,6 +15,7 @@ from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES, WRITTEN_BY_JOBS
 from lake.tables.contracts import conform
+from lake.write.secret_columns import without_keys_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,9 @@ class JobPart:
         table = TABLES[name]
         stamps = {"write_id": ids.fresh_id(), **self._stamps}
         stamped = frame.with_columns(pl.lit(v).alias(k) for k, v in stamps.items() if k in table.names)
-        return stamps["write_id"], self._store.stage(name, conform(stamped, table), job_id=self.job_id)
+        return stamps["write_id"], self._store.stage(
+            name, without_keys_in(name, conform(stamped, table)), job_id=self.job_id
+        )
 
     def commit(self, name: str, write_id: int, staged: Staged) -> Written:
         """The second half of `write`, here or in another process."""

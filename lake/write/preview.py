@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from lake.formats.base.secrets import redacted
 from lake.opening import open as open_lake
 from lake.read.show import gather, lines
 from lake.records import EpisodeRecord, Reject, identify
-from lake.write.batches import items
+from lake.write.batches import items, run_shown
 from lake.write.plan import Plan, Taken
 from lake.write.recording import refusal
 
@@ -67,7 +68,7 @@ class Preview(msgspec.Struct):
         self.scores += len(record.scores)
         self.with_tokens += sum(step.tokens is not None for step in record.steps)
         self.related += record.relation is not None
-        self.runs.add(record.run_id or "")
+        self.runs.add(run_shown(record.run_id or ""))
 
 
 def preview(plan: Plan, seen: Seen | None = None) -> Preview:
@@ -89,16 +90,16 @@ def preview(plan: Plan, seen: Seen | None = None) -> Preview:
                 found.take(record)
                 if before is None:
                     found.keep(record, file)
-                file.take(record.run_id or "")
+                file.take(run_shown(record.run_id or ""))
                 continue
             if goes_on or before[0] == identity.content_hash:
                 found.present += 1
-                file.take(record.run_id or "")
+                file.take(run_shown(record.run_id or ""))
                 continue
             reason, message = "conflict", refusal(record, "conflict")
         file.rejected += 1
         found.reasons[reason] += 1
-        found.faults.setdefault(reason, (reading.file.name, position, message))
+        found.faults.setdefault(reason, (reading.file.name, position, redacted(message)))
     return found
 
 

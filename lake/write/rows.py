@@ -26,6 +26,7 @@ from lake.read.snapshot import Snapshot
 from lake.records import EpisodeRecord, Identity, SpanRecord, StepRecord, TokensRecord, identify
 from lake.tables import BLOBS, EPISODES, SPANS, STEPS, TABLES, TOKENS
 from lake.tables.columns import Column, Table, Type
+from lake.write.secret_columns import without_keys_in
 
 LIMIT = 64 << 10
 """Bytes of UTF-8 that stay in a row."""
@@ -272,7 +273,7 @@ class ScoreRows:
 
     def taken(self) -> pl.DataFrame:
         """All of them as rows, of which this one is rid."""
-        frame = pl.DataFrame(self._columns, schema=SCORE_COLUMNS)
+        frame = without_keys_in("scores", pl.DataFrame(self._columns, schema=SCORE_COLUMNS))
         for values in self._columns.values():
             values.clear()
         return frame

@@ -14,6 +14,7 @@ import polars as pl
 from lake.read.snapshot import Snapshot
 from lake.write.claims import Commit, commit_unclaimed
 from lake.write.rows import SCORE_COLUMNS
+from lake.write.secret_columns import without_keys_in
 
 if TYPE_CHECKING:
     from lake.lake import Lake
@@ -44,6 +45,7 @@ def add_scores(lake: "Lake", rows: pl.DataFrame, *, version: str, source: str) -
     """
     if rows.is_empty():
         return Added()
+    rows = without_keys_in("scores", rows)  # they are compared with what is stored
     episode_ids = rows["episode_id"].unique()
     snapshot = lake.snapshot()
     before = _told(snapshot, episode_ids, version)

@@ -35,6 +35,7 @@ from lake.tables.contracts import conform
 from lake.write.index import EpisodeIndex, Known, Slot
 from lake.write.ledger import Attempt, Claim, Deferred, Ledger, superseded
 from lake.write.rows import blobs_frame, episodes_frame, moved_out, spans_frame, steps_frame, tokens_frame
+from lake.write.secret_columns import episodes_without_keys
 
 if TYPE_CHECKING:
     from lake.write.fleet.client import Committer, Fleet
@@ -138,15 +139,17 @@ class EpisodeWriter:
         ]
         replaced = superseded(known.newest, claims)
         tables = (TABLES["episodes"], TABLES["steps"])
-        episodes, steps, blobs = moved_out(episodes_frame(*rows), steps_frame(*rows), tables)
+        made = {"episodes": episodes_frame, "steps": steps_frame, "spans": spans_frame, "tokens": tokens_frame}
+        found = episodes_without_keys({name: frame(*rows) for name, frame in made.items()})
+        episodes, steps, blobs = moved_out(found["episodes"], found["steps"], tables)
         pairs = {"episode_id": list(replaced), "superseded_by": list(replaced.values())}
         retractions = pl.DataFrame(pairs, schema=dict.fromkeys(pairs, pl.Int64)).with_columns(
             write_id=pl.lit(batch.write_id), kind=pl.lit("superseded"), at=pl.lit(self._store.clock())
         )
         frames = {
             "blobs": blobs_frame(blobs, batch.write_id),
-            "spans": spans_frame(*rows),
-            "tokens": tokens_frame(*rows),
+            "spans": found["spans"],
+            "tokens": found["tokens"],
             "steps": steps,
             "retractions": retractions,
             "episodes": episodes,

@@ -161,7 +161,6 @@ def _collection(given: dict[str, Any], settings: dict[str, Any]) -> Any:
         ),
         rounds=given["rounds"],
         settings=settings,
-        progress_seconds=1.0 if sys.stderr.isatty() else 10.0,
     )
 
 

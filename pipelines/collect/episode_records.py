@@ -71,6 +71,11 @@ def decided(before: Outcome, decision: Decision, after: Outcome, card: PolicyCar
     return step
 
 
+def sampled_tokens(step: StepRecord) -> int | None:
+    """Tokens that were sampled for a step; None if nobody counted them."""
+    return step.completion_tokens if step.tokens is None else len(step.tokens.action_ids)
+
+
 @dataclass(slots=True)
 class Sums:
     """What the steps of a rollout add up to."""
@@ -86,9 +91,8 @@ class Sums:
         self.num_steps += 1
         if step.reward is not None:
             self.env_return = (self.env_return or 0.0) + step.reward
-        counted = step.completion_tokens if step.tokens is None else len(step.tokens.action_ids)
-        if counted is not None:
-            self.completion_tokens = (self.completion_tokens or 0) + counted
+        if (tokens := sampled_tokens(step)) is not None:
+            self.completion_tokens = (self.completion_tokens or 0) + tokens
 
     def ending(self, status: str, **fields: Any) -> Ending:
         """A rollout that ended with these steps; `fields` are those of `Ending`."""

@@ -52,7 +52,9 @@ PLAYING = (
         show_default=True,
         help="How the model writes tool calls; auto: as its chat template does.",
     ),
-    click.option("--policy", help="Name that is stored with the episodes.  [default: the model's]"),
+    click.option(
+        "--policy", help="Name that is stored with the episodes.  [default: the model's, with a digest of its weights]"
+    ),
     click.option("--parallel-calls", type=COUNT, default=256, show_default=True, help="Calls an engine gets at once."),
     click.option("--requests-per-second", type=POSITIVE, help="Limit of all calls to engines.  [default: none]"),
     click.option(

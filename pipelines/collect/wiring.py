@@ -15,6 +15,7 @@ from lake.errors import UsageError
 from lake.formats.base.secrets import REDACTED, is_secret, redacted
 from lake.live.places import root_of
 from lake.records import EpisodeRecord
+from lake.storage.atomic import read_whole
 from pipelines.collect import user_code
 from pipelines.collect.engines import Sampling
 from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy
@@ -23,7 +24,7 @@ from pipelines.collect.engines.http import reached
 from pipelines.collect.engines.pool import Pool
 from pipelines.collect.engines.sharing import Shared, SharingConfig
 from pipelines.collect.environments import Environment
-from pipelines.collect.model_folder import model_folder
+from pipelines.collect.model_folder import model_folder, policy_name
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import Player
 from pipelines.collect.policies import Speaker
@@ -69,7 +70,7 @@ class PlayerOptions(BaseModel, frozen=True, extra="forbid"):
     tokenizer: str | None = None
     """Folder of the tokenizer, where that is not the model's."""
     policy: str | None = None
-    """`episodes.policy`; the model's name unless given."""
+    """`episodes.policy`; `pipelines.collect.model_folder.policy_name` of the model unless given."""
     sampling: Sampling = Sampling()
     """How actions are sampled."""
     answer_schema: dict[str, Any] | None = None
@@ -129,7 +130,9 @@ def load_model(place: str, tokenizer: str | None = None) -> LoadedModel:
 
     words = _tokenizer(tokenizer or place)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(model_folder(place), **_LOCAL)
+        model: Any = read_whole(
+            Path(place), lambda folder: AutoModelForCausalLM.from_pretrained(model_folder(folder), **_LOCAL)
+        )
     except (OSError, ValueError) as error:
         raise UsageError(f"--model {place} cannot be loaded: {error}") from error
     return LoadedModel(model.eval(), words)
@@ -255,7 +258,7 @@ def _speaker(
     folder, version = (None, None) if weights is None else weights
     members = [engine_at(url, api) for url, api in apis.items()]
     pool = Pool(members, config, wanted_version=version, folder=folder)
-    name = options.policy or Path(options.model or source).name
+    name = options.policy or _policy_of(options, source)
     speaking = SpeakerOptions(
         sampling=options.sampling,
         schema=options.answer_schema,
@@ -263,6 +266,13 @@ def _speaker(
         tool_format=options.tool_format,
     )
     return EnginePolicy(pool, _tokenizer(source), name=name, options=speaking), pool
+
+
+def _policy_of(options: PlayerOptions, tokenizer: str) -> str:
+    """What the policy behind engines is called: after the model's folder, else the one that they say they serve."""
+    served = [] if options.model else [folder for url in options.engines for folder in folders_of(url)]
+    name = policy_name(options.model or next((folder for folder in served if Path(folder).is_dir()), tokenizer))
+    return name if options.adapter is None else f"{name}+{options.adapter}"
 
 
 def _refuse_other_tokens(url: str, source: Path) -> None:
@@ -305,7 +315,7 @@ def _in_process(options: PlayerOptions, weights: PlayedWeights | None, load: Loa
     if given.top_p != 1 or given.top_k or given.min_p or given.stop or not given.temperature:
         raise UsageError("a model in this process samples with --temperature alone; serve it: `trajlake serve -h`")
     model, tokenizer = load(place, options.tokenizer)
-    name, version = options.policy or Path(place).name, 0 if weights is None else weights.version
+    name, version = options.policy or policy_name(place), 0 if weights is None else weights.version
     sampling = SamplingConfig(temperature=given.temperature, max_action_tokens=given.max_tokens)
     return LockStepSpeaker(TransformersPolicy(model, tokenizer, name=name, version=version, sampling=sampling))
 
@@ -316,7 +326,9 @@ def _tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     # One text is encoded at a time: threads for that only spin, and take the processor from an engine on this machine.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model_folder(folder), **_LOCAL)
+        tokenizer: PreTrainedTokenizerBase = read_whole(
+            Path(folder), lambda place: AutoTokenizer.from_pretrained(model_folder(place), **_LOCAL)
+        )
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder} holds no tokenizer: {error}") from error
     if tokenizer.chat_template is None:

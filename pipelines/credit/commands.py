@@ -135,6 +135,13 @@ _OPTIONS: tuple[Decorator, ...] = (
         "--grouping", help="Compare in the groups of this definition (`trajlake group`).  [default: as collected]"
     ),
     click.option(
+        "--siblings",
+        type=click.Choice(["kept", "all"]),
+        default="kept",
+        show_default=True,
+        help="Of groups collected with --oversample: episodes that are compared, those that --keep kept or all.",
+    ),
+    click.option(
         "--set",
         "settings",
         multiple=True,

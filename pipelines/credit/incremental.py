@@ -34,6 +34,7 @@ from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
 from pipelines.credit.health.diagnosis import DIAGNOSED, CreditDiagnosis, diagnose
 from pipelines.credit.inputs.batch import Segments
+from pipelines.credit.inputs.episodes import SPARE
 
 _PACKAGE = "pipelines.credit"
 _IMPORT = re.compile(
@@ -81,7 +82,7 @@ def _is_module(name: str) -> bool:
 
 
 _FACTS = ("episode_id", "write_id")
-_NOT_INPUTS = ("group_id", "collected_group_id", "run_id", "status", "num_steps")
+_NOT_INPUTS = ("group_id", "collected_group_id", "run_id", "status", "num_steps", SPARE)
 """Columns of selected episodes that follow from the facts, and the group itself."""
 Words = npt.NDArray[np.uint64]
 

@@ -21,6 +21,7 @@ from lake.lake import Lake
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
 from lake.write.jobs import Job
+from pipelines.credit.estimators import for_lone_episodes, needs_siblings
 from pipelines.credit.estimators.options import ALL
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.flags import Flag, in_words
@@ -41,6 +42,7 @@ from pipelines.credit.inputs.episodes import (
     namesakes,
     other_scores,
     records_step_rewards,
+    Siblings,
     scorer_versions,
     select_episodes,
     unvalued,
@@ -113,6 +115,7 @@ def run_credit(
     score: str = ENV_RETURN,
     rewards: str = ENV_REWARD,
     grouping: str | None = None,
+    siblings: Siblings = "kept",
     integrity: IntegrityConfig | None = None,
     purity: bool = True,
     force: bool = False,
@@ -135,6 +138,7 @@ def run_credit(
         score: source of the episode score: `env_return`, or a scorer's or reward's name.
         rewards: source of the step rewards: `env_reward`, or a scorer's or reward's name.
         grouping: name of a definition in `groupings`; None compares episodes in the groups they were collected with.
+        siblings: of a group that was collected with `--oversample`: the episodes that `--keep` kept, or all.
         integrity: which checks warn, and which refuse.
         purity: look at the actions and error texts of shared anchors, for `credit_groups`; they are read and hashed.
         force: compute all groups.
@@ -151,7 +155,7 @@ def run_credit(
     """
     integrity = integrity or IntegrityConfig()
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
-    sources = Sources(where=where, only=only, score=score, rewards=rewards, grouping=grouping)
+    sources = Sources(where=where, only=only, score=score, rewards=rewards, grouping=grouping, siblings=siblings)
     plan = _planned(lake.snapshot(), estimator, sources, checks, notice)
     job = _job(lake, plan)
     changes = find_changes(plan.snapshot, job.series_id, plan.groups, partial=only is not None, force=force)
@@ -177,12 +181,24 @@ def _planned(
         estimator = estimator.model_copy(update={"anchors": anchors.pinned()})
     components = columns_read(estimator).needs.components
     episodes = select_episodes(snapshot, sources, components)
+    _refuse_lone(estimator, episodes)
     groups = group_fingerprints(episodes, of_batch=not estimator.incremental, checks=checks)
     versions = scorer_versions(snapshot, sources, components)
     if notice is not None:
         for line in (*namesakes(snapshot, sources), *unvalued(snapshot, sources, episodes, versions, components)):
             notice(line)
     return _Plan(snapshot, sources, estimator, episodes, groups, versions)
+
+
+def _refuse_lone(estimator: Estimator, episodes: pl.DataFrame) -> None:
+    """Raise DataRefusedError: no episode has a sibling, and the estimator compares siblings."""
+    groups = episodes["group_id"].n_unique()
+    if groups == episodes.height and needs_siblings(estimator):
+        raise DataRefusedError(
+            f"none of {counted(groups, 'group')} holds two episodes, and {estimator.name} compares siblings: every "
+            f"advantage would be 0. Collect several episodes of a task (`trajlake collect --group-size 8`), compare by "
+            f"other groups (`trajlake group -h`, --grouping), or use {for_lone_episodes(estimator)}"
+        )
 
 
 def with_step_source(
@@ -211,6 +227,9 @@ def _job(lake: Lake, plan: _Plan) -> Job:
         "scorer_versions": plan.scorer_versions,
         "where": sources.where,
     }
+    if sources.siblings != "kept":
+        # The usual is not said, so that the series of lakes where nothing was left out stay the same.
+        series["siblings"] = sources.siblings
     return lake.job(
         kind=KIND,
         parameters=series | {"only": sources.only, "options": estimator.model_dump(mode="json", exclude_defaults=True)},

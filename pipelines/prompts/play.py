@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import polars as pl
 from pydantic import BaseModel, Field
@@ -26,6 +25,7 @@ from pipelines.collect.environments.prompts import Prompt
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.run import Collection, collect
 from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.model_folder import policy_name
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import Player
 from pipelines.collect.tasks import TaskSet, listed
@@ -112,7 +112,7 @@ class Arena:
             UsageError, StartError, StoppedError: as `collect`.
             UsageError, DataRefusedError, SandboxUnavailableError, ConflictError: as `score_rollouts`.
         """
-        name = self.options.policy or Path(self.options.model or self.options.tokenizer or "policy").name
+        name = self.options.policy or policy_name(self.options.model or self.options.tokenizer or "policy")
         options = self.options.model_copy(
             update={
                 "system_prompt": candidate.text or None,

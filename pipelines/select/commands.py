@@ -32,7 +32,7 @@ def _filters() -> "dict[str, type[Filter]]":
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML: name and filters in [select].  [default: none]")
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
 @click.option(
-    "--score", help="What rewards are: env_return, a scorer or a reward.  [default: the credit job's, or env_return]"
+    "--score", help="Which score counts: env_return, a scorer or a reward.  [default: the credit's, else env_return]"
 )
 @click.option(
     "--credit",
@@ -66,6 +66,7 @@ def select(
     done = "nothing to do: this is the result of" if report.skipped else "written by"
     click.echo(f"{chosen.name}: {report.kept} of {counted(report.episodes, 'episode')} kept", err=True)
     click.echo(f"{done} job {ids.to_text(report.job_id)}", err=True)
+    click.echo(f"score: {report.score.title}", err=True)
     echo_rows(report.report, output_format)
 
 

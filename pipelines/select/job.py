@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from lake.errors import ContractError, DataRefusedError
 from lake.judgements import seeded_draws
 from lake.judgements.credit import Credit, find_credit, jobs_of
-from lake.judgements.scores import ENV_RETURN
+from lake.judgements.scores import ENV_RETURN, ChosenScore, find_score, scorers_with_values
 from lake.judgements.selections import selection_job
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
@@ -132,6 +132,8 @@ class SelectReport:
     """Episodes that were asked about."""
     kept: int
     """Those that stay."""
+    score: ChosenScore
+    """What filters by reward looked at."""
     report: pl.DataFrame
     """One row per filter, in order: filter, dropped_episodes, dropped_steps, episodes_left, steps_left."""
 
@@ -152,7 +154,7 @@ def run_select(
         chosen: the filters.
         where: SQL predicate over `episodes`; None takes all. Episodes outside it get no row.
         score: what reward-based filters look at: `env_return`, or a scorer's or reward's name. None takes the score of
-            the credit job, or `env_return` without one.
+            `credit`, or of the current credit, or `env_return` without one (`lake.judgements.scores.find_score`).
         credit: whose advantages: an estimator's name, or the id of a credit series or job, or its beginning. Filters
             compare within its groups, and dead groups are those that it flagged. Episodes that it did not cover are
             dropped for that reason.
@@ -164,15 +166,15 @@ def run_select(
     """
     snapshot = lake.snapshot()
     rows = None if credit is None else find_credit(snapshot, credit)
-    score = score or (ENV_RETURN if rows is None else rows.parameters.get("score", ENV_RETURN))
-    episodes = with_scores(snapshot, read_episodes(snapshot, where), score)
+    counted = find_score(snapshot, score, credit=rows)
+    episodes = with_scores(snapshot, read_episodes(snapshot, where), counted.name)
     inputs: dict[str, str | int | None] = {
-        "score": score,
+        "score": counted.name,
         "scores": scores_hash(episodes),
         "credit": None if rows is None else str(jobs_of(snapshot, rows)),
     }
     fingerprint = snapshot.fingerprint(episodes, **inputs)
-    series = chosen.model_dump(mode="json") | {"score": score, "credit": None if rows is None else rows.text}
+    series = chosen.model_dump(mode="json") | {"score": counted.name, "credit": None if rows is None else rows.text}
     parts: list[Filter] = list(chosen.filters)
     parts += [inner for part in chosen.filters if isinstance(part, Combined) for inner in part.filters]
     used = sorted({type(part).__module__ for part in parts})
@@ -187,7 +189,7 @@ def run_select(
     outcome = _outcome(snapshot, chosen, episodes, rows, everything=where is None)
     kept = int(outcome.report["episodes_left"][-1])
     if not kept:
-        raise DataRefusedError(_nothing_left(chosen, episodes, outcome))
+        raise DataRefusedError(_nothing_left(snapshot, chosen, counted, episodes, outcome))
     found = None if force else lake.find_job(KIND, job.series_id, fingerprint)
     # A job need not run again if it is of these filters and inputs, and the newest of its name, which readers take.
     if found is None or found != selection_job(lake.snapshot(), chosen.name):
@@ -199,6 +201,7 @@ def run_select(
         skipped=found is not None,
         episodes=episodes.height,
         kept=kept,
+        score=counted,
         report=outcome.report,
     )
 
@@ -241,13 +244,19 @@ def _outcome(
     return Outcome(pl.concat([rows, outcome.rows]), pl.concat([first, outcome.report]))
 
 
-def _nothing_left(chosen: Selection, episodes: pl.DataFrame, outcome: Outcome) -> str:
+def _nothing_left(
+    snapshot: Snapshot, chosen: Selection, counted: ChosenScore, episodes: pl.DataFrame, outcome: Outcome
+) -> str:
     why = ", ".join(f"{label} {n}" for label, n in outcome.report.select("filter", "dropped_episodes").rows() if n)
     left = f"selection {chosen.name!r} leaves none of {episodes.height} episodes (dropped: {why})"
     is_unknown = pl.col("reason").str.contains_any(list(UNKNOWN.values()))
     unknown = outcome.rows.filter(pl.col("step_index").is_null() & is_unknown.fill_null(value=False))
     if unknown.is_empty():
         return f"{left}; loosen a filter"
+    if not episodes["score"].count():
+        scorers = scorers_with_values(snapshot, episodes["episode_id"])
+        others = ", ".join(f"--score {name}" for name in (ENV_RETURN, *scorers) if name != counted.name)
+        return f"{left}. No episode has a value of the score {counted.title}; take another one: {others}"
     causes = unknown.group_by("filter", "reason", maintain_order=True).len().head(_REASONS).rows()
     return (
         f"{left}. Of these {', '.join(f'{label} dropped {n} for {reason!r}' for label, reason, n in causes)}; to keep "

@@ -103,7 +103,9 @@ def check(engine_calls: list[Any], rows: list[dict[str, Any]]) -> None:
         sequences[row["episode_id"], row["step_index"]] = prompt + row["action_ids"]
 
 
-@pytest.mark.parametrize(("agent", "many"), [(asynchronous, MANY), (blocking, SOME), (streaming, SOME)])
+@pytest.mark.parametrize(
+    ("agent", "many"), [(asynchronous, MANY), (blocking, SOME), pytest.param(streaming, SOME, marks=pytest.mark.slow)]
+)
 def test_64_at_once(agent: Any, many: int, tmp_path: Path) -> None:
     """Tasks of eight siblings: every call is a step of its rollout, each reward is there, groups are whole.
 

@@ -23,6 +23,7 @@ from pipelines.collect.players import EPISODE_TIMEOUT
 from testkit.agent_rollouts import NoLog, fork_proxies, played, player, rollout
 from testkit.commands import Command
 from testkit.engine_server import Engine, engine_server
+from testkit.examples import mostly_slow
 
 KEY = "sk-do-not-store-1234567890"
 
@@ -108,24 +109,32 @@ RAISED = {
 }
 
 
-def test_what_an_agent_returns_or_raises_is_the_end_of_its_rollout(tmp_path: Path) -> None:
-    def sync(task: Task, client: Client) -> Any:
-        call(client)
-        return RAISED[str(task.name)][0](task, client) if task.name in RAISED else RETURNED[str(task.name)][0]
+def ends_as_told(task: Task, client: Client) -> Any:
+    call(client)
+    return RAISED[str(task.name)][0](task, client) if task.name in RAISED else RETURNED[str(task.name)][0]
 
-    async def coroutine(task: Task, client: Client) -> Any:
-        return sync(task, client)
 
-    every, raised, some = sorted([*RETURNED, *RAISED]), sorted([*RAISED, "number", "text"]), ["number", "stop"]
-    wrapped, unmarked = functools.partial(coroutine), lambda *given: coroutine(*given)  # noqa: PLW0108
+async def coroutine(task: Task, client: Client) -> Any:
+    return ends_as_told(task, client)
+
+
+AGENTS: dict[str, tuple[Any, list[str]]] = {
+    "function": (ends_as_told, sorted([*RETURNED, *RAISED])),
+    "coroutine": (coroutine, sorted([*RAISED, "number", "text"])),
+    "wrapped": (functools.partial(coroutine), ["number", "stop"]),
+    "unmarked": (lambda *given: coroutine(*given), ["number", "stop"]),  # noqa: PLW0108
+}
+"""Agents, and the tasks that each plays."""
+
+
+@pytest.mark.parametrize("agent", mostly_slow(AGENTS, "function", "coroutine"))
+def test_what_an_agent_returns_or_raises_is_the_end_of_its_rollout(agent: str, tmp_path: Path) -> None:
+    plays, names = AGENTS[agent]
     with engine_server() as engine:
-        for agent, names in ((sync, every), (coroutine, raised), (wrapped, some), (unmarked, some)):
-            folder = tmp_path / str(id(agent))
-            endings = played(agent, [engine.url], folder, [rollout(name) for name in names])
-            told = [(ending.status, ending.env_return, ending.error) for ending in endings]
-            assert told == rows_in(folder, "status, env_return, error")
-            ends = [RETURNED[name][1] if name in RETURNED else ("failed", None, RAISED[name][1]) for name in names]
-            assert told == ends
+        endings = played(plays, [engine.url], tmp_path, [rollout(name) for name in names])
+    told = [(ending.status, ending.env_return, ending.error) for ending in endings]
+    assert told == rows_in(tmp_path, "status, env_return, error")
+    assert told == [RETURNED[name][1] if name in RETURNED else ("failed", None, RAISED[name][1]) for name in names]
 
 
 def test_scores_and_ground_truth_are_rows_and_a_key_is_nowhere(tmp_path: Path) -> None:

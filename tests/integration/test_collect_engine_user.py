@@ -85,6 +85,7 @@ def test_an_engine_gets_them_and_what_it_quotes_is_left_out(tmp_path: Path, mode
     assert all("ann may not come in with [redacted]: [redacted]" in error for (error,) in errors), errors
 
 
+@pytest.mark.slow("a user and password of an engine are shown nowhere before an agent either")
 def test_before_an_agent_they_are_left_out_of_what_it_fails_with(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT, "utf-8")
     with engine_server() as engine:

@@ -86,7 +86,7 @@ def content(folder: Path) -> dict[str, pl.DataFrame]:
 
 
 @pytest.mark.parametrize(
-    ("kills", "groups", "parallel"), [(2, 6, 8), pytest.param(20, 250, 2000, marks=pytest.mark.slow)]
+    ("kills", "groups", "parallel"), [(1, 6, 8), pytest.param(20, 250, 2000, marks=pytest.mark.slow)]
 )
 def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
     kills: int, groups: int, parallel: int, tmp_path: Path, tokenizer: Path, engine: TokenEngine

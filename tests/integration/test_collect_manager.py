@@ -76,29 +76,32 @@ class Countdown:
 class Speaks:
     """A speaker whose decisions follow from its seed; `before` is awaited before each."""
 
-    def __init__(self, before: Callable[[int, int], Any] | None = None) -> None:
+    def __init__(self, before: Callable[[int, int], Any] | None = None, tokens: int | None = None) -> None:
         self.card = PolicyCard(name="speaks", version=0)
         self.counts: dict[str, int] = {}
-        self._before = before
+        self._before, self._tokens = before, tokens
         self.opened = 0
 
     def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> "_Speaking":
         self.opened += 1
-        return _Speaking(self._before, seed, self.opened)
+        return _Speaking(self._before, seed, self.opened, self._tokens)
 
     async def close(self) -> None:
         pass
 
 
 class _Speaking:
-    def __init__(self, before: Callable[[int, int], Any] | None, seed: int, number: int) -> None:
+    def __init__(
+        self, before: Callable[[int, int], Any] | None, seed: int, number: int, tokens: int | None = None
+    ) -> None:
         self._before, self._random, self._number, self._turn = before, random.Random(seed), number, 0
+        self._tokens = tokens
 
     async def decide(self, messages: Sequence[Message], *, admissible: Sequence[str] = ()) -> Decision:
         if self._before is not None:
             await self._before(self._number, self._turn)
         self._turn += 1
-        return Decision(action=str(self._random.random()), finish_reason="stop")
+        return Decision(action=str(self._random.random()), finish_reason="stop", completion_tokens=self._tokens)
 
     def resume(self, turns: Sequence[tuple[Sequence[Message], Decision]]) -> None:
         for _ in turns:
@@ -123,6 +126,7 @@ def run(
     settings: dict[str, Any] | None = None,
     record_only: Callable[[EpisodeRecord], bool] | None = None,
     say: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
     **limits: Any,
 ) -> tuple[Any, list[str]]:
     """Collect rounds of `groups` tasks each, of `count`; what came of it, and what was said."""
@@ -137,9 +141,10 @@ def run(
             limits=Limits(**limits),
             rounds=rounds,
             settings=settings or {},
+            progress_seconds=0.01,
         ),
         say=say or said.append,
-        progress=lambda line: None,
+        progress=progress,
         record_only=record_only,
     )
     return done, said
@@ -324,6 +329,61 @@ def test_returns_whose_sum_no_float_holds_have_no_mean(tmp_path: Path) -> None:
     assert done.figures.finished == 6
     metric = lake.open(tmp_path / "lake").sql("SELECT value FROM metrics WHERE name = 'return'")
     assert metric.rows() == [(None,)]
+
+
+class Pairs(Countdown):
+    """Two steps; the task of seed 1 is rewarded at the end, and that of seed 0 is not."""
+
+    async def reset(self, task: Task) -> Outcome:
+        first = await super().reset(task)
+        self._left = 2
+        return first
+
+    async def step(self, action: Message) -> Outcome:
+        after = await super().step(action)
+        return replace(after, reward=float(after.terminated and self._seed == 1))
+
+
+async def until(event: threading.Event) -> None:
+    for _ in range(300):
+        if event.is_set():
+            return
+        await asyncio.sleep(0.01)
+
+
+def test_tokens_are_counted_as_they_are_sampled_and_not_when_episodes_end(tmp_path: Path) -> None:
+    is_counted = threading.Event()
+
+    async def before(_: int, turn: int) -> None:
+        if turn == 1:
+            await until(is_counted)
+
+    def progress(line: str) -> None:
+        if line.startswith("0/4") and " 0 tokens/s" not in line:
+            is_counted.set()
+
+    run(tmp_path, Pairs, Speaks(before, tokens=50), count=2, group_size=2, progress=progress)
+    assert is_counted.is_set()
+
+
+def test_a_return_is_of_whole_groups(tmp_path: Path) -> None:
+    """One rollout of the second group is in the middle: its sibling, which has ended, is not in the mean."""
+    lines: list[str] = []
+    is_seen = threading.Event()
+
+    async def before(number: int, turn: int) -> None:
+        if (number, turn) == (4, 1):
+            await until(is_seen)
+
+    def progress(line: str) -> None:
+        lines.append(line)
+        if line.startswith("3/4"):
+            is_seen.set()
+
+    run(tmp_path, Pairs, Speaks(before), count=2, group_size=2, progress=progress)
+    (whole,) = {line.partition("return ")[2][:4] for line in lines if line.startswith("3/4")}
+    assert whole in ("0.00", "1.00")
+    assert not any("return" in line for line in lines if line.startswith(("0/4", "1/4")))
 
 
 def test_a_failure_that_stays_is_recorded_and_its_siblings_go_on(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from pipelines.collect.engines import EngineError
 from pipelines.collect.engines.serve import ServeOptions, served, serving
+from pipelines.collect.model_folder import policy_name
 from testkit.commands import Command, trajlake
 from testkit.examples import mostly_slow
 from testkit.processes import environment
@@ -95,7 +96,7 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
     options = dict(zip(started["argv"], started["argv"][1:], strict=False))
     wanted = {
         "--model": str(model),
-        "--served-model-name": "policy",
+        "--served-model-name": policy_name(model),
         "--host": "127.0.0.1",
         "--port": url.rpartition(":")[2],
         "--logprobs-mode": "processed_logprobs",
@@ -110,7 +111,8 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
         started["argv"]
     )
     names = started["argv"].index("--served-model-name")
-    assert started["argv"][names + 2] == model.name  # so that agents can ask for it by its own name, too
+    # Agents can ask for it by its folder's name, too, and `trajlake collect` by the one that every model has.
+    assert started["argv"][names + 2 : names + 4] == ["policy", model.name]
     switches = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "HF_HUB_OFFLINE": "1"}
     assert started["environment"].items() >= switches.items()
     assert "VLLM_CPU_KVCACHE_SPACE" in started["environment"]

@@ -126,7 +126,7 @@ PLACES = [
     ("advantages 2 before", False),
     pytest.param(f"advantages {GROUPS} after", False, marks=pytest.mark.slow),
     pytest.param("credit_groups 1 before", False, marks=pytest.mark.slow),
-    ("credit_groups 1 after", False),
+    pytest.param("credit_groups 1 after", False, marks=pytest.mark.slow),
     ("jobs 2 after", True),
 ]
 

@@ -113,7 +113,7 @@ def groups_of(lk: Lake, report: CreditReport) -> pl.DataFrame:
 # ---------------------------------------------------------------- 1. ranges and executors
 
 
-@pytest.mark.parametrize("name", mostly_slow(ESTIMATORS, "gigpo", "gdpo"))
+@pytest.mark.parametrize("name", mostly_slow(ESTIMATORS, "gdpo"))
 def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
     estimator = estimator_class(name)(**OPTIONS.get(name, {}))
     whole = run_credit(lk, estimator, executor=LocalExecutor(1))
@@ -147,7 +147,7 @@ def test_a_budget_of_nothing_is_refused(lk: Lake) -> None:
     ("name", "options", "part"),
     [
         ("grpo", {}, "group"),
-        ("batch_std", {"batch_key": "run_id"}, "batch"),
+        pytest.param("batch_std", {"batch_key": "run_id"}, "batch", marks=pytest.mark.slow),
         pytest.param("batch_std", {"batch_key": "all"}, "batch", marks=pytest.mark.slow),
     ],
 )
@@ -353,6 +353,7 @@ def test_integrity_findings_are_told_stored_and_refused(lk: Lake) -> None:
     assert lk.sql("SELECT DISTINCT job_id FROM latest_advantages")["job_id"].to_list() == [report.job_id]
 
 
+@pytest.mark.slow("the newest credit of a job that wrote some groups is that of its whole series")
 def test_the_trainers_default_is_the_whole_series(lk: Lake) -> None:
     run_credit(lk, GiGPO())
     lk.append([rollout(random.Random(1), "b", "t1", 7)])

@@ -63,6 +63,17 @@ def test_one_version_against_the_other(lk: Lake, cli: Cli) -> None:
     assert (rows["pass@1"]["p"], rows["pass@1"]["test"], rows["pass@1"]["tasks"]) == (0.25, "exact", 3)
 
 
+def test_one_run_s_episodes(tmp_path: Path, cli: Cli) -> None:
+    copy = build_lake(tmp_path / "lake", [*siblings("t", [1.0, 0.0]), *siblings("t", [1.0], run_id="other")])
+    assert {name for name, _ in table(cli, "--lake", copy.uri)} == {"demo", "other"}
+    one = table(cli, "--lake", copy.uri, "--run", "other", "--by", "policy")
+    assert [(row["value"], row["attempts"]) for (_, measure), row in one.items() if measure == "success"] == [(1.0, 1)]
+    fault = cli("eval", "--lake", copy.uri, "--run", "none").fault
+    assert "--run 'none'" in fault
+    assert "demo, other" in fault
+    assert "satisfies" in cli("eval", "--lake", copy.uri, "--run", "other", "--where", "env_return < 1").fault
+
+
 def test_a_scorer_s_values(lk: Lake, cli: Cli, tmp_path: Path) -> None:
     copy = build_lake(tmp_path / "lake", siblings("t", [1.0, 0.0, None]))
     ids = copy.scan("episodes").sort("rollout_index").select("episode_id", "group_id", "run_id").collect()

@@ -49,12 +49,63 @@ def lk(models: Path, games: list[EpisodeRecord], tmp_path_factory: pytest.TempPa
     return lk
 
 
-def small(models: Path, folder: Path, episodes: list[EpisodeRecord], *names: str) -> Lake:
-    """A lake of a few episodes that some models have scored."""
-    lk = recorded(folder, episodes)
-    for name in names or ("b", "e"):
+SAMPLED: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "no temperature": {"temperature": None},
+    "top_p": {"top_p": 0.9},
+    "top_k": {"top_k": 3},
+    "min_p": {"min_p": 0.1},
+    "grammar": {"constrained": [True, False]},
+    "no logprobs": {"action_logprobs": None},
+    "raw": {"logprobs_mode": "raw", "temperature": 0.5},
+}
+"""What a run of a few games says of its sampling, by the run's name."""
+
+
+def fixed_first_choices(models: Path) -> list[EpisodeRecord]:
+    """The first choice of every game was not the policy's."""
+    episodes = play(models / "b", tasks=4, siblings=20, turns=3)
+    for number, episode in enumerate(episodes):
+        first = episode.steps[0]
+        if number % 2:
+            first.trainable = False
+        else:
+            first.is_copied_context = True
+    return episodes
+
+
+def silent(models: Path) -> list[EpisodeRecord]:
+    """Four of these games say nothing, each for another reason."""
+    episodes = play(models / "b", tasks=4, siblings=20)
+    episodes[0].env_return = None
+    episodes[1].relation = "subagent"
+    episodes[2].steps[0].tokens = None
+    episodes[2].steps = episodes[2].steps[:1]
+    for step in episodes[3].steps:
+        step.reward = None
+    return episodes
+
+
+@pytest.fixture(scope="module")
+def runs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Runs of games that b played, each of another kind, all scored by b and e."""
+    folder = tmp_path_factory.mktemp("runs") / "lake"
+    games = {name: play(models / "b", tasks=2, siblings=3, **fields) for name, fields in SAMPLED.items()}
+    games["few"] = play(models / "b", tasks=5, siblings=9)
+    games["fixed"] = fixed_first_choices(models)
+    games["silent"] = silent(models)
+    games["unrecorded"] = play(models / "b", tasks=4, siblings=20, action_logprobs=None)
+    for name, episodes in games.items():
+        for episode in episodes:
+            episode.run_id = name
+    lk = recorded(folder, [episode for episodes in games.values() for episode in episodes])
+    for name in ("b", "e"):
         rescore(lk, str(models / name))
     return lk
+
+
+def of_run(name: str) -> str:
+    return f"run_id = '{name}'"
 
 
 def table(rows: pl.DataFrame) -> dict[str, dict[str, Any]]:
@@ -80,7 +131,7 @@ def test_the_policy_that_played_has_its_own_value(
 
 def test_the_value_of_another_policy_is_that_of_playing_it(lk: Lake, models: Path) -> None:
     """A second policy with held-out truth: what it plays itself lies in the intervals from the first one's games."""
-    played = play(models / "e", tasks=TASKS, siblings=200, seed=7)
+    played = play(models / "e", tasks=TASKS, siblings=100, seed=7)
     truth = sum(episode.env_return or 0.0 for episode in played) / len(played)
     for score in ("env_return", "env_reward"):
         found = table(evaluate(lk.snapshot(), "e", "b", score=score).rows)
@@ -102,9 +153,8 @@ def test_what_cannot_be_told_is_not_told(lk: Lake) -> None:
     assert found["behaviour"]["value"] is not None
 
 
-def test_few_episodes_are_never_enough(models: Path, tmp_path: Path) -> None:
-    lk = small(models, tmp_path / "lake", play(models / "b", tasks=5, siblings=9), "b")
-    found = table(evaluate(lk.snapshot(), "b", "b").rows)
+def test_few_episodes_are_never_enough(runs: Lake) -> None:
+    found = table(evaluate(runs.snapshot(), "b", "b", where=of_run("few")).rows)
     assert found["pdis"]["refused"] == "effective sample size 45.0 of 45, needed are 50"
 
 
@@ -148,80 +198,60 @@ def test_turns_are_what_the_tables_say(lk: Lake, games: list[EpisodeRecord]) -> 
     assert (ended.reward_EH != 0).sum(axis=1).max() == 1
 
 
-def test_choices_that_were_not_the_policy_s_have_ratio_one(models: Path, tmp_path: Path) -> None:
-    episodes = play(models / "b", tasks=4, siblings=20, turns=3)
-    for number, episode in enumerate(episodes):
-        first = episode.steps[0]
-        if number % 2:
-            first.trainable = False
-        else:
-            first.is_copied_context = True
-    lk = small(models, tmp_path / "lake", episodes)
-    snapshot = lk.snapshot()
-    turns = read_turns(snapshot, find_scored(snapshot, "e"), find_scored(snapshot, "b")).turns
+def test_choices_that_were_not_the_policy_s_have_ratio_one(runs: Lake) -> None:
+    snapshot = runs.snapshot()
+    target, acted = find_scored(snapshot, "e"), find_scored(snapshot, "b")
+    turns = read_turns(snapshot, target, acted, where=of_run("fixed")).turns
     assert not turns.log_ratio_EH[:, 0].any()
     assert turns.log_ratio_EH[:, 1:].any()
     assert turns.horizon == 3
 
 
-def test_episodes_that_say_nothing_are_left_out_and_counted(models: Path, tmp_path: Path) -> None:
-    episodes = play(models / "b", tasks=4, siblings=20)
-    episodes[0].env_return = None
-    episodes[1].relation = "subagent"
-    episodes[2].steps[0].tokens = None
-    episodes[2].steps = episodes[2].steps[:1]
-    for step in episodes[3].steps:
-        step.reward = None
-    lk = small(models, tmp_path / "lake", episodes)
-    found = evaluate(lk.snapshot(), "e", "b")
+def test_episodes_that_say_nothing_are_left_out_and_counted(runs: Lake) -> None:
+    found = evaluate(runs.snapshot(), "e", "b", where=of_run("silent"))
     assert found.left_out == {NESTED: 1, "no score": 1, "a step not scored": 1}
     assert set(found.rows["episodes"]) == {77}
-    rewards = evaluate(lk.snapshot(), "e", "b", score="env_reward")
+    rewards = evaluate(runs.snapshot(), "e", "b", score="env_reward", where=of_run("silent"))
     assert rewards.left_out == {NESTED: 1, "a step not scored": 1, "a reward unknown": 1}
 
 
-def test_a_scorer_s_values_are_evaluated(lk: Lake, models: Path, tmp_path: Path) -> None:
-    copy = small(models, tmp_path / "lake", play(models / "b", tasks=4, siblings=20), "b")
-    rows = copy.scan("episodes").select("episode_id", "group_id", "run_id", "num_steps").collect()
-    with copy.job(kind="score", parameters={}) as job:
-        scores = rows.with_columns(
+def test_a_scorer_s_values_are_evaluated(runs: Lake) -> None:
+    rows = runs.scan("episodes").filter(pl.col("run_id") == "fixed")
+    lengths = rows.select("episode_id", "group_id", "run_id", "num_steps").collect()
+    with runs.job(kind="score", parameters={}) as job:
+        scores = lengths.with_columns(
             scorer=pl.lit("length"), scorer_version=pl.lit("v1"), value=pl.col("num_steps").cast(pl.Float64)
         )
         job.write("scores", scores.drop("num_steps"))
-    found = table(evaluate(copy.snapshot(), "b", "b", score="length").rows)
-    assert found["pdis"]["value"] == pytest.approx(rows["num_steps"].mean())
+    found = table(evaluate(runs.snapshot(), "b", "b", score="length", where=of_run("fixed")).rows)
+    assert found["pdis"]["value"] == pytest.approx(lengths["num_steps"].mean())
 
 
 # ---------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
-    ("fields", "behaviour", "said"),
+    ("run_id", "behaviour", "said"),
     [
-        ({"temperature": 0.0}, "b", "were decoded greedily"),
-        ({"temperature": None}, "b", "do not say at which temperature"),
-        ({"top_p": 0.9}, "b", "truncated distribution"),
-        ({"top_k": 3}, "stored", "truncated distribution"),
-        pytest.param({"min_p": 0.1}, "b", "truncated distribution", marks=pytest.mark.slow),
-        ({"constrained": [True, False]}, "b", "under a grammar"),
-        ({"action_logprobs": None}, "stored", "no recorded log-probabilities"),
-        ({"logprobs_mode": "raw", "temperature": 0.5}, "stored", "of another distribution"),
+        ("greedy", "b", "were decoded greedily"),
+        ("no temperature", "b", "do not say at which temperature"),
+        ("top_p", "b", "truncated distribution"),
+        ("top_k", "stored", "truncated distribution"),
+        ("min_p", "b", "truncated distribution"),
+        ("grammar", "b", "under a grammar"),
+        ("no logprobs", "stored", "no recorded log-probabilities"),
+        ("raw", "stored", "of another distribution"),
     ],
-    ids=str,
 )
-def test_data_without_support_is_refused(
-    models: Path, tmp_path: Path, fields: dict[str, Any], behaviour: str, said: str
-) -> None:
-    lk = small(models, tmp_path / "lake", play(models / "b", tasks=2, siblings=3, **fields))
+def test_data_without_support_is_refused(runs: Lake, run_id: str, behaviour: str, said: str) -> None:
     with pytest.raises(DataRefusedError, match=said) as refused:
-        evaluate(lk.snapshot(), "e", behaviour)
+        evaluate(runs.snapshot(), "e", behaviour, where=of_run(run_id))
     assert "for example episode_id=" in str(refused.value)
     assert "trajlake eval" in str(refused.value)
 
 
-def test_two_checkpoints_need_no_recorded_log_probabilities(models: Path, tmp_path: Path) -> None:
-    lk = small(models, tmp_path / "lake", play(models / "b", tasks=4, siblings=20, action_logprobs=None))
-    found = evaluate(lk.snapshot(), "e", "b")
+def test_two_checkpoints_need_no_recorded_log_probabilities(runs: Lake) -> None:
+    found = evaluate(runs.snapshot(), "e", "b", where=of_run("unrecorded"))
     assert table(found.rows)["pdis"]["value"] is not None
     assert any("tell whether 'b'" in note for note in found.notes)
 

@@ -70,10 +70,11 @@ def test_adapters(lk: Lake, models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lora", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_shards_of_two_ranks(lk: Lake, models: Path, tmp_path: Path, lora: bool) -> None:
+def test_shards_of_two_ranks(models: Path, tmp_path: Path, lora: bool) -> None:
+    lk = recorded(tmp_path / "lake", play(models / "b", tasks=2, siblings=6))
     if lora:
         pytest.importorskip("peft", reason="needs trajlake[lora]")
-    fields = fields_of(models, **({"lora": {"rank": 2}} if lora else {}))
+    fields = fields_of(models, episodes_per_step=4, **({"lora": {"rank": 2}} if lora else {}))
     on_ranks(2, rank_tasks.whole_run, lk.uri, str(tmp_path / "sharded"), fields)
     (folder,) = (tmp_path / "sharded" / "checkpoints").glob("step-00000003-*")
     assert (folder / "weights").is_dir()

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-import lake
 from lake import Lake
 from lake.execution.local import LocalExecutor
 from lake.records import EpisodeRecord
+from testkit.copies import copied
 from testkit.processes import environment
 from testkit.sampled_lake import (
     ACTION,
@@ -47,7 +47,15 @@ def games(models: Path) -> list[EpisodeRecord]:
 
 @pytest.fixture
 def lk(tmp_path: Path, games: list[EpisodeRecord]) -> Lake:
-    return recorded(tmp_path / "lake", games)
+    return copied("games, warm and plain", lambda template: recorded(template, games), tmp_path / "lake")
+
+
+@pytest.fixture(scope="module")
+def scored(models: Path, games: list[EpisodeRecord], tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """The same, scored by e; only read."""
+    lk = recorded(tmp_path_factory.mktemp("scored") / "lake", games)
+    rescore(lk, str(models / "e"))
+    return lk
 
 
 def ratios(lk: Lake, series_id: int | None = None) -> pl.DataFrame:
@@ -73,9 +81,8 @@ def test_the_policy_that_played_has_ratios_of_one(lk: Lake, models: Path) -> Non
     assert ratios(lk)["log_ratio"].abs().max() < 1e-4  # type: ignore[operator]
 
 
-def test_the_log_ratio_is_that_of_the_recorded_tokens(lk: Lake, models: Path) -> None:
-    rescore(lk, str(models / "e"))
-    both = ratios(lk).join(lk.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
+def test_the_log_ratio_is_that_of_the_recorded_tokens(scored: Lake) -> None:
+    both = ratios(scored).join(scored.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
     for row in both.iter_rows(named=True):
         expected = sum(np.array(row["logprobs"]) - np.array(row["action_logprobs"]))
         assert row["log_ratio"] == pytest.approx(expected, abs=1e-6)
@@ -97,52 +104,62 @@ def test_only_what_is_missing_is_scored(lk: Lake, models: Path) -> None:
     assert other.present == 0
 
 
-def changed(models: Path, folder: Path, **tokens: Any) -> pl.DataFrame:
-    """Rows of `ratios` of games whose tokens were recorded with other fields."""
-    lk = recorded(folder, play(models / "b", tasks=2, siblings=3, **tokens))
+CHANGED: dict[str, dict[str, Any]] = {
+    "top_p": {"top_p": 0.9},
+    "top_k": {"top_k": 5},
+    "min_p": {"min_p": 0.1},
+    "no logprobs": {"action_logprobs": None},
+    "grammar": {"constrained": [False, True]},
+    "greedy": {"temperature": 0.0},
+    "no temperature": {"temperature": None},
+    "raw": {"logprobs_mode": "raw"},
+    "raw, warm": {"heat": 0.7, "logprobs_mode": "raw"},
+    "masked": {"action_mask": [True, False]},
+}
+"""What games are recorded with, by the run's name."""
+
+
+@pytest.fixture(scope="module")
+def changed(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Runs of games whose tokens were recorded with other fields, scored by the policy that played; only read."""
+    games = []
+    for name, fields in CHANGED.items():
+        for episode in play(models / "b", tasks=2, siblings=3, **fields):
+            episode.run_id = name
+            games.append(episode)
+    lk = recorded(tmp_path_factory.mktemp("changed") / "lake", games)
     rescore(lk, str(models / "b"))
-    rows = ratios(lk)
-    assert rows.height == lk.scan("tokens").collect().height
+    return lk
+
+
+def rows_of(changed: Lake, run_id: str) -> pl.DataFrame:
+    """The rows of a run, one for each of its actions."""
+    rows = ratios(changed).filter(pl.col("run_id") == run_id)
+    assert rows.height == changed.scan("tokens").filter(pl.col("run_id") == run_id).collect().height
     return rows
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"top_p": 0.9},
-        pytest.param({"top_k": 5}, marks=pytest.mark.slow),
-        pytest.param({"min_p": 0.1}, marks=pytest.mark.slow),
-        {"action_logprobs": None},
-        {"constrained": [False, True]},
-        {"temperature": 0.0},
-        {"temperature": None},
-    ],
-    ids=str,
-)
-def test_no_ratio_is_told_where_distributions_differ(models: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
-    rows = changed(models, tmp_path / "lake", **fields)
-    if "temperature" in fields:
+@pytest.mark.parametrize("run_id", ["top_p", "top_k", "min_p", "no logprobs", "grammar", "greedy", "no temperature"])
+def test_no_ratio_is_told_where_distributions_differ(changed: Lake, run_id: str) -> None:
+    rows = rows_of(changed, run_id)
+    if "temperature" in CHANGED[run_id]:
         assert rows["temperature"].to_list() == [1.0] * rows.height
     assert rows["log_ratio"].null_count() == rows.height
-    (gap,) = lake.open(tmp_path / "lake").sql("SELECT * FROM mismatch").to_dicts()
+    (gap,) = changed.sql("SELECT * FROM mismatch WHERE run_id = ?", [run_id]).to_dicts()
     assert gap["unknown_steps"] == gap["steps"] == rows.height
     unknown = ("mean_abs", "mean_k3", "outside_share", "max_difference", "turn_q50", "episode_q50", "episode_ess")
     assert [gap[name] for name in unknown] == [None] * len(unknown)
     assert (rows["logprobs"].list.len() == ACTION).all()
 
 
-def test_raw_log_probabilities_count_at_temperature_one_only(models: Path, tmp_path: Path) -> None:
-    one = changed(models, tmp_path / "one", logprobs_mode="raw")
-    assert one["log_ratio"].null_count() == 0
-    warm = recorded(tmp_path / "warm", play(models / "b", tasks=2, siblings=2, heat=0.7, logprobs_mode="raw"))
-    rescore(warm, str(models / "b"))
-    assert ratios(warm)["log_ratio"].null_count() == ratios(warm).height
+def test_raw_log_probabilities_count_at_temperature_one_only(changed: Lake) -> None:
+    assert rows_of(changed, "raw")["log_ratio"].null_count() == 0
+    warm = rows_of(changed, "raw, warm")
+    assert warm["log_ratio"].null_count() == warm.height
 
 
-def test_tokens_that_were_not_sampled_are_scored_and_not_counted(models: Path, tmp_path: Path) -> None:
-    rows = changed(models, tmp_path / "lake", action_mask=[True, False])
-    lk = lake.open(tmp_path / "lake")
-    both = rows.join(lk.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
+def test_tokens_that_were_not_sampled_are_scored_and_not_counted(changed: Lake) -> None:
+    both = rows_of(changed, "masked").join(changed.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
     assert (both["logprobs"].list.len() == ACTION).all()
     for row in both.iter_rows(named=True):
         assert row["log_ratio"] == pytest.approx(row["logprobs"][0] - row["action_logprobs"][0], abs=1e-6)
@@ -161,10 +178,11 @@ def test_what_cannot_be_scored_is_told(lk: Lake, models: Path) -> None:
         assert row["logprobs"] == pytest.approx(expected[row["episode_id"], row["step_index"]], abs=2e-5)
 
 
-def test_chunks_and_budgets_change_nothing(lk: Lake, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = ratios(lk, rescore(lk, str(models / "e")).series_id)
-    other = lake.open(Path(lk.uri).parent / "copy", create=True)
-    other.append([*play(models / "b", tasks=4, siblings=4, turns=3, heat=0.7, seed=1)], run_id="games")
+def test_chunks_and_budgets_change_nothing(
+    scored: Lake, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ratios(scored)
+    other = recorded(tmp_path / "other", play(models / "b", tasks=4, siblings=4, turns=3, heat=0.7, seed=1))
     monkeypatch.setattr("trainer.evaluation.scoring.CHUNK_TOKENS", (60, 60))
     small = ratios(other, rescore(other, str(models / "e"), options={"token_budget": 20}, commit_seconds=0).series_id)
     both = small.join(whole, on=[*KEYS, "encoding_id"], suffix="_whole")
@@ -272,10 +290,9 @@ def test_a_killed_run_goes_on_where_it_was(lk: Lake, models: Path, commits: int)
 # ---------------------------------------------------------------- the report
 
 
-def test_the_mismatch_is_what_counting_gives(lk: Lake, models: Path) -> None:
-    report = rescore(lk, str(models / "e"))
-    (row,) = lk.sql("SELECT * FROM mismatch WHERE series_id = ?", [report.series_id]).to_dicts()
-    both = ratios(lk).join(lk.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
+def test_the_mismatch_is_what_counting_gives(scored: Lake) -> None:
+    (row,) = scored.sql("SELECT * FROM mismatch").to_dicts()
+    both = ratios(scored).join(scored.scan("tokens").collect(), on=[*KEYS, "encoding_id"])
     steps = [np.array(r["logprobs"], float) - np.array(r["action_logprobs"], float) for r in both.iter_rows(named=True)]
     d = np.concatenate(steps)
     assert (row["steps"], row["tokens"], row["unknown_steps"]) == (len(steps), len(d), 0)

@@ -111,7 +111,7 @@ def test_datasets_and_trl_load_render_and_train_on_chats(lk: Lake, tmp_path: Pat
     assert sum('<call>look {"at": "door"}</call>' in text for text in texts) == 4, "arguments have no keys of others"
     assert sum('<call>count {"many": 3}</call>' in text for text in texts) == 6
     by_step = found["prompt-completion"]
-    rewards = [row["reward"] for row in by_step["rows"]]
+    rewards = [row["step_reward"] for row in by_step["rows"]]
     assert rewards == [None, 0.5] * 10
     assert {text["completion"] for text in by_step["texts"] if "Done 1" in text["completion"]} == {
         "Done 1.</assistant>"

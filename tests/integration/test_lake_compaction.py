@@ -194,15 +194,15 @@ def test_an_empty_lake_is_compacted_to_nothing(tmp_path: Path) -> None:
 
 def test_a_job_that_leaves_many_small_files_merges_them(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake", compact_above=5)
-    for n in range(12):
+    for n in range(8):
         lk.append([episode("t", n)], run_id="run")
     assert len(lk.snapshot().entries("episodes")) < 6
     assert len(lk.snapshot().entries("jobs")) < 8
-    assert assert_whole(lk.snapshot()) == 12
+    assert assert_whole(lk.snapshot()) == 8
     never = empty_lake(tmp_path / "never", compact_above=0)
-    for n in range(12):
+    for n in range(7):
         never.append([episode("t", n)], run_id="run")
-    assert len(never.snapshot().entries("episodes")) == 12
+    assert len(never.snapshot().entries("episodes")) == 7
 
 
 def test_a_replay_after_compaction_by_a_new_process_adds_nothing(lk: Lake) -> None:

@@ -102,6 +102,7 @@ def test_killed_between_two_commits(
         finished(lk, file, 33, undisturbed)
 
 
+@pytest.mark.slow("An ingest that dies again and again, one batch later each time, is finished by the next one.")
 def test_killed_again_and_again(tmp_path: Path, file: Path, undisturbed: dict[str, pl.DataFrame]) -> None:
     """Each attempt dies one batch later, with another batch size, between children and episodes."""
     lk = lake.open(tmp_path / "lake", create=True)

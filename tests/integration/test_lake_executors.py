@@ -245,13 +245,20 @@ def test_ray_gives_the_same_and_a_node_that_is_too_weak_gets_no_part(
 # ---------------------------------------------------------------- 2. somebody dies
 
 
+@pytest.fixture(scope="module")
+def large_cluster(ray_cluster: RayCluster) -> RayCluster:
+    """With two nodes that can isolate user code."""
+    ray_cluster.ask("node")
+    return ray_cluster
+
+
 @pytest.mark.slow("What a worker or a node of a Ray cluster loses runs again, for every kind of job.")
 @pytest.mark.parametrize("fate", ["before", "after", "node"])
 @pytest.mark.parametrize("name", JOB_NAMES)
 def test_what_is_lost_on_ray_runs_again(
     given: Given,
     s3_server: str,
-    ray_cluster: RayCluster,
+    large_cluster: RayCluster,
     tmp_path: Path,
     name: str,
     fate: str,
@@ -260,10 +267,10 @@ def test_what_is_lost_on_ray_runs_again(
     store = new_bucket(s3_server)
     lk = given.filled(store.root, store.options, [name])
     job = _first(given, tmp_path / "out", name)
-    report, _ = reports_of(driver(store, ray_cluster, fate, tmp_path / "marks", job))
+    report, _ = reports_of(driver(store, large_cluster, fate, tmp_path / "marks", job))
     assert (tmp_path / "marks" / "lost").exists(), "nobody was killed"
     if fate == "node":
-        ray_cluster.ask("node")
+        large_cluster.ask("node")
     alone = given.filled(tmp_path / "alone", kinds=[name])
     assert plain(report) == plain(JOBS[name](alone, None, **_first(given, tmp_path / "alone-out", name)[1]))
     assert_same_rows(lk, alone)
@@ -279,12 +286,12 @@ def _first(given: Given, out: Path, name: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.slow("A job on Ray whose driver is killed is run again, and its rows are those of one that was not.")
 @pytest.mark.parametrize("name", ["score", "rescore", "export", "compact"])
 def test_a_driver_that_is_killed_is_run_again(
-    given: Given, s3_server: str, ray_cluster: RayCluster, tmp_path: Path, name: str
+    given: Given, s3_server: str, large_cluster: RayCluster, tmp_path: Path, name: str
 ) -> None:
     store = new_bucket(s3_server)
     lk = given.filled(store.root, store.options)
     job, marks = _first(given, tmp_path / "out", name), tmp_path / "marks"
-    process = driver(store, ray_cluster, "wait", marks, job)
+    process = driver(store, large_cluster, "wait", marks, job)
     kill_when(process, (marks / "part-2").exists, "no second part was begun", 300)
     process.communicate()
     (marks / "go").touch()
@@ -300,14 +307,14 @@ def test_a_driver_that_is_killed_is_run_again(
 
 @pytest.mark.slow
 def test_an_ingest_whose_driver_is_killed_keeps_what_was_committed(
-    given: Given, s3_server: str, ray_cluster: RayCluster, tmp_path: Path
+    given: Given, s3_server: str, large_cluster: RayCluster, tmp_path: Path
 ) -> None:
     """Unlike the others it commits as it goes: what is there is whole, and the next one brings the rest."""
     store = new_bucket(s3_server)
     lk, alone = given.filled(store.root, store.options), given.filled(tmp_path / "alone")
     job, marks = _first(given, tmp_path / "out", "ingest"), tmp_path / "marks"
     before = assert_whole(lk.snapshot())
-    process = driver(store, ray_cluster, "late", marks, job)
+    process = driver(store, large_cluster, "late", marks, job)
     kill_when(process, lambda: lk.sql("SELECT 1 FROM episodes").height > before, "nothing was committed", 300)
     process.communicate()
     (marks / "go").touch()

@@ -19,7 +19,8 @@ from testkit.round_trips import exported
 from testkit.wording import Wording
 
 GROUPS = 16
-KINDS = mostly_slow(("jsonl", "messages-parquet", "trl-completions", "eval-protocol-db", "atif"), "jsonl", "atif")
+FORMATS = ("jsonl", "messages-parquet", "trl-completions", "eval-protocol-db", "atif", "massgen")
+KINDS = mostly_slow(FORMATS[:-1], "jsonl")
 
 
 @pytest.fixture
@@ -120,7 +121,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, then: Any = None) -
     monkeypatch.setattr("lake.export.place.write_tree", counted(tree))
 
 
-@pytest.mark.parametrize("name", [*KINDS, pytest.param("massgen", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", mostly_slow(FORMATS, "atif"))
 def test_nothing_of_a_retracted_episode_is_left_of_an_export_that_was_stopped(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -166,7 +167,7 @@ def test_an_export_that_was_stopped_does_not_go_on_on_files_that_a_vacuum_took(
     assert manifest.rows == 2 * GROUPS
 
 
-@pytest.mark.parametrize("name", ["jsonl", "atif"])
+@pytest.mark.parametrize("name", mostly_slow(["jsonl", "atif"], "jsonl"))
 def test_an_episode_that_is_forgotten_while_an_export_runs_stops_it_or_is_not_in_it(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

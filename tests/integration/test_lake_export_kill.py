@@ -52,7 +52,7 @@ def shards(out: Path) -> int:
         return 0
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, "jsonl", "atif"))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, "jsonl"))
 def test_a_killed_export_goes_on_and_ends_with_the_same_bytes(lk: Lake, tmp_path: Path, name: str) -> None:
     assert name in TARGETS
     whole = start(lk, name, tmp_path / "whole")

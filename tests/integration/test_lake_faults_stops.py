@@ -63,8 +63,8 @@ def looked_at(lk: Lake, truth: Truth, faults: Faults) -> None:
 @pytest.mark.parametrize(
     ("place", "seed"),
     [
-        ("commit:steps", 0),
         ("commit:episodes", 0),
+        pytest.param("commit:steps", 0, marks=pytest.mark.slow),
         *(pytest.param(place, n, marks=pytest.mark.slow) for n in range(1, 6) for place in PLACES),
     ],
 )
@@ -111,7 +111,7 @@ def test_stopped_at_random_moments_while_compaction_and_vacuum_run(tmp_path: Pat
         accounted(lk)
 
 
-@pytest.mark.parametrize("place", mostly_slow(PLACES, "commit:steps", "commit:episodes"))
+@pytest.mark.parametrize("place", mostly_slow(PLACES, "commit:episodes"))
 @seeded(5)
 def test_stopped_past_the_retention(tmp_path: Path, seed: int, place: str) -> None:
     """Days pass for everybody; what it left uncommitted or unaccepted is vacuumed while it stands."""
@@ -136,7 +136,8 @@ def test_stopped_past_the_retention(tmp_path: Path, seed: int, place: str) -> No
         looked_at(lk, truth, faults)
 
 
-@pytest.mark.parametrize("place", mostly_slow(["commit:tokens", "commit:steps", "commit:episodes"], "commit:steps"))
+@pytest.mark.slow("A writer that wakes past the retention and dies leaves a lake that can be read.")
+@pytest.mark.parametrize("place", ["commit:tokens", "commit:steps", "commit:episodes"])
 def test_stopped_past_the_retention_and_killed_when_it_wakes(tmp_path: Path, place: str) -> None:
     """The file it was about to commit is gone; whatever it does before it dies, the lake can be read."""
     rng = random.Random(0)
@@ -192,9 +193,9 @@ def test_accepted_while_vacuum_is_about_to_drop_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "number"),
     [
-        ("commit:steps", 1),
         ("commit:episodes", 2),
         ("commit:jobs", 2),
+        pytest.param("commit:steps", 1, marks=pytest.mark.slow),
         pytest.param("commit:steps", 2, marks=pytest.mark.slow),
         pytest.param("commit:episodes", 1, marks=pytest.mark.slow),
         pytest.param("commit:jobs", 1, marks=pytest.mark.slow),

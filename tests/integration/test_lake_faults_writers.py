@@ -116,7 +116,9 @@ def race(folder: Path, seed: int, *, killed: bool) -> None:
         settled(lk, offered, truth, faults)
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["all finish", "one killed"])
+@pytest.mark.parametrize(
+    "killed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["all finish", "one killed"]
+)
 @seeded()
 def test_overlapping_files_raced_by_three_processes(tmp_path: Path, seed: int, killed: bool) -> None:
     race(tmp_path, seed, killed=killed)

@@ -4,23 +4,28 @@
    nothing is there twice, and every batch is told once that it is new.
 2. Without a committer: alone, no room for one, one that does not answer.
 3. A committer that takes long and is waited for.
+4. Writers that say what nobody can read, or do not read.
 
 The rule by which attempts are accepted together is in test_lake_ledger.
 """
 
+import itertools
 import json
 import os
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import lake
@@ -32,7 +37,7 @@ from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.write.fleet import client, messages, rounds, server
 from lake.write.fleet.client import Committer, Fleet
-from lake.write.fleet.messages import Bring, Done, Found, Look, Working
+from lake.write.fleet.messages import Bring, Done, Failed, Found, Look, Working
 from lake.write.fleet.place import SEATS, Place
 from lake.write.index import Known
 from lake.write.ledger import Ledger
@@ -328,6 +333,121 @@ def test_a_writer_waits_as_long_as_it_is_told_that_its_committer_is_at_work() ->
         far.sendall(b"".join(map(messages.packed, (Working(), Working(), Found(NOTHING), Working(), Found(NOTHING)))))
         committer = Committer(near)
         assert [committer.look([], []) for _ in range(2)] == [NOTHING] * 2
+
+
+# ---------------------------------------------------------------- 4. writers that misbehave
+
+
+@contextmanager
+def serving(ledger: Ledger) -> Iterator[Place]:
+    """Where a committer serves that is in a thread of this process."""
+    place = Place(ledger._store.objects)
+    present = place.present()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(server.Server(place, ledger).run)
+        try:
+            yield place
+        finally:
+            os.close(present)
+            ended.result(60)
+
+
+def asked(place: Place, data: bytes) -> Any:
+    """What a committer says to bytes that are whole messages, or should be."""
+    with connected(place) as connection:
+        connection.sendall(struct.pack(">I", len(data)) + data)
+        return answer_to(connection)
+
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ODD = (None, True, -1, 2**63, 2**64 - 1, -(2**63), 0.5, "", "../x", "\0", b"\xff", [], [[]], {}, {"a": {}}, [None])
+
+
+def parts_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all values in a value, and its own."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield from parts_of(item, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
+    """A value with another one at a path."""
+    if not path:
+        return odd
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = changed(copy[path[0]], path[1:], odd)
+    return copy
+
+
+def test_no_value_of_any_field_of_a_message_ends_a_committer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is answered, and whoever asks next has an answer."""
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    lk = empty_lake(tmp_path / "lake", group_commit=False)
+    lk.append(records("there"), run_id="run")
+    good = messages.packed(Look([1], []))[4:]
+    attempt = another(Store(lk._store.objects), records("new", 1))
+    # Files that are too old to be relied on: where it is understood nothing is committed.
+    files = {name: msgspec.structs.replace(file, at=START) for name, file in attempt.files.items() if name != "tokens"}
+    bring, look = (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+        for message in (msgspec.structs.replace(attempt, files=files), Look([1], [2]))
+    )
+    with serving(Ledger(lk._store)) as place:
+        for message in (bring, look):
+            for path, odd in itertools.product(list(parts_of(message)), ODD):
+                asked(place, msgspec.msgpack.encode(changed(message, path, odd)))
+        for data in (b"", b"\xc1", b"\x81" * 100_000, good[:-1], msgspec.msgpack.encode(look | {"more": 1})):
+            assert isinstance(asked(place, data), Failed | Found)
+        for wrong in (look | {"episode_ids": [2**64 - 1]}, bring | {"files": {}}, look | {"type": "x"}):
+            assert isinstance(asked(place, msgspec.msgpack.encode(wrong)), Failed)
+        assert isinstance(asked(place, good), Found)
+    assert assert_whole(lk.snapshot()) == SIZE
+
+
+class FullLedger(Ledger):
+    """Knows more of every episode than a socket takes at once; one that is asked for beside no others is known."""
+
+    def look(self, episode_ids: Any, group_ids: Any) -> Known:
+        del group_ids
+        return Known(0, {one: (one, one) for one in episode_ids}, {}, set())
+
+
+def test_writers_that_do_not_read_hold_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are they let go: one that was stopped for a while has the whole of its answer afterwards."""
+    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    large, small = Look(list(range(2**40, 2**40 + 20_000)), []), Look([1], [])
+    with serving(FullLedger(empty_lake(tmp_path / "lake")._store)) as place, ExitStack() as stack:
+        stopped = [stack.enter_context(connected(place)) for _ in range(10)]
+        for connection in stopped:
+            connection.sendall(messages.packed(large))
+        began = time.monotonic()
+        for _ in range(20):
+            assert asked(place, messages.packed(small)[4:]) == Found(Known(0, {1: (1, 1)}, {}, set()))
+        assert time.monotonic() - began < 5
+        for connection in stopped:
+            data = messages.receive(connection, bytearray())
+            assert data is not None
+            answer = messages.answers.decode(data)
+            assert isinstance(answer, Found)
+            assert answer.known.contents.keys() == set(large.episode_ids)
+
+
+def test_a_round_that_fails_for_a_reason_nobody_thought_of_ends_no_committer(tmp_path: Path) -> None:
+    class BrokenLedger(Ledger):
+        def look(self, *_: Any) -> Known:
+            raise OverflowError("int too big to convert")
+
+    ledger = BrokenLedger(empty_lake(tmp_path / "lake")._store)
+    answers = rounds.answered(ledger, [Look([1], []), Look([2], [])])
+    assert [type(answer) for answer in answers] == [Failed, Failed]
+
+
+def test_lakes_that_are_read_as_one_commit_in_groups_as_the_first_of_them_does(tmp_path: Path) -> None:
+    uris = [lake.open(tmp_path / name, create=True).uri for name in ("a", "b")]
+    for is_on in (True, False):
+        joined = lake.open(uris, group_commit=is_on)
+        assert (joined._writer._fleet is not None) == is_on
 
 
 def connected(place: Place) -> socket.socket:

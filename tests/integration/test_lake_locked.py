@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import polars as pl
 import pytest
 
 import lake
@@ -104,7 +103,9 @@ def test_a_locked_query_answers_as_an_open_one(blueprint: Path, reader: LockedRe
         "SELECT 1 AS a WHERE false",
     ):
         assert reader.sql(query).equals(snapshot.sql(query)), query
-    assert reader.sql("FROM steps WHERE step_index >= $low", {"low": 1}).height == 3
+    table = reader.arrow("FROM steps WHERE step_index >= $low", {"low": 1})
+    assert table.column_names == snapshot.sql("FROM steps").columns
+    assert table.num_rows == 3
     assert reader.sql("SELECT ? AS v", ["'; DROP"]).item() == "'; DROP"
 
 
@@ -112,8 +113,9 @@ def test_retracted_episodes_are_hidden(world: World) -> None:
     gone = world.lake.scan("episodes").collect()["episode_id"][0]
     world.lake.retract([gone], "wrong task")
     with LockedReader(world.lake.snapshot()) as reader:
-        assert gone not in reader.sql("SELECT episode_id FROM trajectory")["episode_id"]
-        assert reader.sql("SELECT episode_id FROM episodes").height == 2
+        seen = reader.sql("SELECT episode_id FROM trajectory JOIN episodes USING (episode_id)")["episode_id"]
+    assert gone not in seen
+    assert seen.n_unique() == 2
 
 
 # ---------------------------------------------------------------- reading what it must not
@@ -138,9 +140,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow(READS, "a text outside", "a file as a table", "by way of the lake", "the environment")
-)
+@pytest.mark.parametrize("name", mostly_slow(READS, "a text outside", "by way of the lake", "the environment"))
 def test_nothing_but_the_snapshot_is_read(world: World, blueprint: Path, reader: LockedReader, name: str) -> None:
     with world.open_connection() as connection:
         assert connection.execute(world.fill(READS[name])).fetchall()
@@ -189,9 +189,7 @@ CHANGES: dict[str, tuple[str, Effect]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow(CHANGES, "over a file of the lake", "behind EXPLAIN", "after a SELECT", "a setting")
-)
+@pytest.mark.parametrize("name", mostly_slow(CHANGES, "over a file of the lake", "behind EXPLAIN", "after a SELECT"))
 def test_nothing_is_changed(world: World, blueprint: Path, reader: LockedReader, name: str) -> None:
     query, effect = CHANGES[name]
     before = contents(world.root)
@@ -246,8 +244,9 @@ BOMBS = {
 @pytest.mark.parametrize("name", mostly_slow(FOREVER, "a cross join"))
 def test_no_query_runs_for_ever(blueprint: Path, name: str) -> None:
     with duckdb.connect(config={"threads": 1}) as connection:
-        process = subprocess.Popen([sys.executable, "-c", f"import duckdb; duckdb.execute({FOREVER[name]!r})"])
-        time.sleep(1)
+        program = f"import duckdb; duckdb.execute('SET threads = 1'); duckdb.execute({FOREVER[name]!r})"
+        process = subprocess.Popen([sys.executable, "-c", program])
+        time.sleep(0.5)
         assert process.poll() is None
         process.kill()
         process.wait()
@@ -258,7 +257,7 @@ def test_no_query_runs_for_ever(blueprint: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", mostly_slow(BOMBS, "a list"))
 def test_no_query_takes_all_memory(blueprint: Path, name: str) -> None:
-    most = 1 << 30
+    most = 400 << 20
     process = subprocess.Popen(
         [sys.executable, "-c", f"import duckdb; duckdb.execute({BOMBS[name]!r}).fetchall()"], stderr=subprocess.DEVNULL
     )
@@ -297,10 +296,10 @@ def test_a_result_that_is_too_big_is_an_error_that_says_so(blueprint: Path) -> N
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("SELEC 1", "syntax error"),
+        pytest.param("SELEC 1", "syntax error", marks=pytest.mark.slow),
         pytest.param("SELECT nothing FROM episodes", "trajlake tables --columns", marks=pytest.mark.slow),
         ("SELECT at FROM jobs", 'write the column "at"'),
-        ("SELECT error('boom\n' || chr(27))", "boom"),
+        pytest.param("SELECT error('boom\n' || chr(27))", "boom", marks=pytest.mark.slow),
         pytest.param("", "this is nothing", marks=pytest.mark.slow),
     ],
 )
@@ -365,9 +364,3 @@ def test_a_child_that_cannot_be_locked_in_does_not_run(blueprint: Path, monkeypa
     monkeypatch.setattr(isolation, "runtime_folders", lambda: ("/no/such/folder",))
     with pytest.raises(LakeAccessError, match="not run: cannot lock"):
         reader.sql("SELECT 1")
-
-
-def test_results_come_as_arrow_too(reader: LockedReader) -> None:
-    table = reader.arrow("SELECT episode_id FROM episodes ORDER BY episode_id")
-    assert table.column_names == ["episode_id"]
-    assert pl.from_arrow(table).height == 3

@@ -21,6 +21,7 @@ from lake.errors import LakeAccessError, LakeVersionError, NotALakeError
 from lake.storage.migrations import FORMAT_KEY, migrate
 from lake.tables import FORMAT_VERSION, TABLES
 from testkit.episodes import assert_whole, episode
+from testkit.examples import mostly_slow
 from testkit.processes import Worker, at_the_gate
 
 FORMAT_1 = Path(__file__).resolve().parents[1] / "golden" / "lakes" / "format_1"
@@ -130,7 +131,7 @@ def test_what_only_the_new_format_can_do_works_on_rows_of_the_old_one(old: Path)
     named = lk.name_snapshot("as format 1 left it".replace(" ", "-"))
     first, second = lk.scan("episodes").collect()["episode_id"][:2]
     assert lk.retract([first], "a test") == 1
-    for name in TABLES:
+    for name in formats(old):
         lk.compact(name)
     assert assert_whole(lk.snapshot()) == 5
     assert_shows_what_it_showed(lk.at(named.name))
@@ -145,7 +146,7 @@ def test_a_replay_of_what_the_old_package_recorded_adds_nothing(old: Path) -> No
     assert (counts.new, counts.present, counts.rejected) == (0, 6, 0)
 
 
-@pytest.mark.parametrize("commits", [5, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 12, 17))])
+@pytest.mark.parametrize("commits", mostly_slow((0, 1, 5, 12, 13, 17), 5))
 def test_a_migration_that_is_killed_can_be_read_and_is_finished_by_the_next_writer(
     old: Path, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,7 @@ def test_jobs_of_every_table_work_in_a_bucket(s3: Store, tmp_path: Path) -> None
 def test_writers_of_overlapping_batches_write_everything_once(s3: Store, tmp_path: Path) -> None:
     records = [episode("task", n, steps=1 + n % 4, tokens=True) for n in range(16)]
     files = [write_lines(tmp_path / f"{n}.jsonl", records[4 * n : 4 * n + 12]) for n in range(2)]
-    workers = [ingesting(s3, path, size) for path, size in zip(files, (4, 6), strict=True)]
+    workers = [ingesting(s3, path, size) for path, size in zip(files, (6, 8), strict=True)]
     at_the_gate(*workers)
     reports = [msgspec.json.decode(worker.finish(), type=Report) for worker in workers]
     assert sum(report.new for report in reports) == 16
@@ -197,7 +197,6 @@ KEY_ID = b"AKIATESTTESTTEST"
 def test_credentials_are_in_no_object_and_no_output(s3: Store, file: Path) -> None:
     for args, code, says in (
         (["ingest", file, "--run", "run"], 0, f"{RECORDS} episodes"),
-        (["sql", "SELECT count(*) AS n FROM episodes", "--format", "csv"], 0, f"n\n{RECORDS}\n"),
         (["sql", "SELECT no_such_column FROM jobs"], 1, "no_such_column"),
         (["doctor"], 0, "fine"),
     ):

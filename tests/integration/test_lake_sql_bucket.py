@@ -20,6 +20,7 @@ def lk(s3_server: str) -> Lake:
     return lk
 
 
+@pytest.mark.slow("A bucket answers queries with parameters, views and retractions as a folder does.")
 def test_a_bucket_answers_as_a_folder_does(lk: Lake) -> None:
     assert lk.sql("SELECT count(*) AS n FROM episodes").item() == 6
     wanted = lk.sql("SELECT episode_id FROM episodes WHERE run_id = 'run 1'")["episode_id"]
@@ -42,6 +43,7 @@ def test_nothing_but_the_snapshot_is_read(lk: Lake) -> None:
     assert lk.sql(f"FROM glob('{lk.uri}/episodes/*')").is_empty()
 
 
+@pytest.mark.slow("A file that is gone from a bucket is an error without secrets.")
 def test_a_missing_file_is_told_without_secrets(s3: Store) -> None:
     lk = lake.open(s3.root, create=True, storage_options=s3.options)
     lk.append([episode("a")], run_id="run")

@@ -253,9 +253,10 @@ def test_a_snapshot_named_40_days_ago_opens_on_every_table(full: Path, tmp_path:
     gone = deleted(lake.open(folder, clock=clock))
     assert gone == {"episodes": 1, "steps": 1, "tokens": 1, "jobs": 2}, "what `more` wrote; all else is pinned"
     snapshot = lake.open(folder, clock=clock).at("then")
-    for name, table in TABLES.items():
-        assert snapshot.scan(name).collect().sort(table.key).equals(expected[name]), name
-        assert snapshot.sql(f"SELECT count(*) AS n FROM {name}").item() == expected[name].height
+    with snapshot.session() as session:
+        for name, table in TABLES.items():
+            assert snapshot.scan(name).collect().sort(table.key).equals(expected[name]), name
+            assert session.query(f"SELECT count(*) AS n FROM {name}").item() == expected[name].height
     lk.drop_snapshot("then")
     assert set(deleted(lk)) >= {"episodes", "steps", "tokens", "scores", "jobs"}
 
@@ -303,7 +304,7 @@ def forty_days_pass(lk: Lake, clock: MovingClock) -> Callable[[], None]:
     return pass_
 
 
-@pytest.mark.parametrize("table", mostly_slow(["tokens", "steps", "episodes", "jobs"], "steps", "episodes"))
+@pytest.mark.parametrize("table", mostly_slow(["tokens", "steps", "episodes", "jobs"], "steps"))
 def test_a_writer_stopped_between_a_file_and_its_commit_loses_nothing(
     lk: Lake, clock: MovingClock, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -516,8 +516,8 @@ SCORED = [
 @pytest.mark.parametrize(
     ("place", "side"),
     [
-        ("write:scores", "before"),
         ("commit:scores", "after"),
+        pytest.param("write:scores", "before", marks=pytest.mark.slow),
         pytest.param("write:scores", "after", marks=pytest.mark.slow),
         pytest.param("commit:scores", "before", marks=pytest.mark.slow),
         pytest.param("commit:episodes", "after", marks=pytest.mark.slow),

@@ -30,10 +30,16 @@ def without_evaluation(config: OnlineConfig) -> OnlineConfig:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, LoopResult]:
+def spoken() -> list[str]:
+    """What the runs `asking` and `both` said."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, model: Path, spoken: list[str]) -> tuple[Path, LoopResult]:
     """An undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder, looped(folder, config_of(folder, model))
+    return folder, looped(folder, config_of(folder, model), said=spoken, quiet_seconds=0.002)
 
 
 @pytest.fixture(scope="module")
@@ -140,9 +146,10 @@ def test_pairs_are_made_by_the_credit_of_their_round(ahead: tuple[Lake, LoopResu
 
 @pytest.fixture(scope="module")
 def early(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, LoopResult]:
-    """A run whose tokens are used up by its first round, in which every group is dead: one sibling each."""
+    """A run whose tokens are used up by its first round, in which every group is dead: siblings say the same."""
     folder = tmp_path_factory.mktemp("early")
-    given = {"tokens": 1, "collect": {"group_size": 1}, "evaluation": {"tasks": 1}}
+    alike = {"group_size": 2, "player": {"sampling": {"temperature": 1e-4}}}
+    given = {"tokens": 1, "collect": alike, "evaluation": {"tasks": 1}}
     return folder, looped(folder, config_of(folder, model, loop=given))
 
 
@@ -177,7 +184,7 @@ def test_a_round_without_signal_trains_nothing(early: tuple[Path, LoopResult], m
 
 @pytest.fixture(scope="module")
 def staged(
-    tmp_path_factory: pytest.TempPathFactory, model: Path, whole: tuple[Path, LoopResult]
+    tmp_path_factory: pytest.TempPathFactory, model: Path, whole: tuple[Path, LoopResult], spoken: list[str]
 ) -> tuple[Path, LoopResult]:
     """A run `both` in the lake of another: traces of that are learned from (sft), then a round is scored."""
     folder = tmp_path_factory.mktemp("staged")
@@ -196,7 +203,8 @@ def staged(
     }
     config = write_config(folder, model)
     config.write_text(config.read_text() + '[reward.brief]\ncomponents = ["short"]\nsql = "2 * short"\n')
-    return folder, looped(folder, read_config(str(config), {"loop": given}), run="both")
+    config_read = read_config(str(config), {"loop": given})
+    return folder, looped(folder, config_read, run="both", said=spoken, quiet_seconds=0.002)
 
 
 def test_scorers_and_rewards_made_of_them_see_a_round_before_credit_does(staged: tuple[Path, LoopResult]) -> None:
@@ -220,6 +228,19 @@ def test_the_stage_before_is_trained_first_and_the_rounds_start_from_it(
     assert done.rounds == 1
     assert all((stage[name] == first[name]).all() for name in stage)
     assert any((stage[name] != value).any() for name, value in load_file(model / "model.safetensors").items())
+
+
+def test_every_stage_says_what_it_does(staged: tuple[Path, LoopResult], spoken: list[str]) -> None:
+    del staged
+    assert sum(line.startswith("sft: trained: ") for line in spoken) == 1
+    assert sum(line.startswith("sft: last: update ") for line in spoken) == 1
+    waits = {line.rpartition(", ")[0] for line in spoken if line.endswith(" s")}
+    doing = {(line.partition(": ")[0], line.partition(": ")[2].partition(": ")[0]) for line in waits}
+    learning = ("learning", "scoring by short", "computing the reward brief", "computing the advantages")
+    assert {("round 1/1", step) for step in (*learning, "collecting", "writing the weights")} <= doing
+    assert any(subject == "round 1/3" and " updates" in step for subject, step in doing), sorted(doing)
+    assert ("version 0", "evaluating") in doing
+    assert any(subject == "sft" and "updates" in step for subject, step in doing)
 
 
 def test_a_resumed_run_keeps_its_configuration_but_where_it_is_played(tmp_path: Path, model: Path) -> None:

@@ -47,11 +47,19 @@ def killed_and_resumed(folder: Path, config: Path, seed: int, kills: int, whole:
     return str(out.split()[-1])
 
 
-def check(tmp_path: Path, kills: int, ahead: int, rounds: int) -> None:
+def check(tmp_path: Path, kills: int, ahead: int, rounds: int, groups: int) -> None:
     config = write_config(tmp_path, save_model(tmp_path / "random"))
-    options = ("--set", f"loop.ahead={ahead}", "--set", f"loop.rounds={rounds}")
+    options = (
+        "--set",
+        f"loop.ahead={ahead}",
+        "--set",
+        f"loop.rounds={rounds}",
+        "--set",
+        f"loop.collect.groups={groups}",
+    )
     undisturbed = tmp_path / "undisturbed"
-    done = looped(undisturbed, read_config(str(config), {"loop": {"ahead": ahead, "rounds": rounds}}))
+    given = {"ahead": ahead, "rounds": rounds, "collect": {"groups": groups}}
+    done = looped(undisturbed, read_config(str(config), {"loop": given}))
     digest = killed_and_resumed(tmp_path, config, ahead, kills, commits(undisturbed), *options)
     assert digest == done.weights_sha256
     found, expected = (facts(lake.open(folder / "lake")) for folder in (tmp_path, undisturbed))
@@ -64,10 +72,10 @@ def check(tmp_path: Path, kills: int, ahead: int, rounds: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path, ahead: int) -> None:
-    check(tmp_path, 1, ahead, 2)
+    check(tmp_path, kills=1, ahead=ahead, rounds=2, groups=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_twenty_kills(tmp_path: Path, ahead: int) -> None:
-    check(tmp_path, 20, ahead, 4)
+    check(tmp_path, kills=20, ahead=ahead, rounds=4, groups=4)

@@ -16,6 +16,8 @@ from trainer.online.rollouts import Evaluated
 from trainer.online.run import LoopResult
 from trainer.online.settings import OnlineConfig, read_config
 
+GIVEN = {"loop": {"rounds": 2, "collect": {"groups": 2}}}
+
 
 class StopsAfterTheFirstRound(list[str]):
     """What a run says, to somebody who then presses Ctrl-C."""
@@ -29,7 +31,7 @@ class StopsAfterTheFirstRound(list[str]):
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, OnlineConfig]:
     """The folder of a run of two rounds that was stopped after the first one, and its document."""
     folder = tmp_path_factory.mktemp("stopped")
-    config = read_config(str(write_config(folder, save_model(folder / "random"))), {"loop": {"rounds": 2}})
+    config = read_config(str(write_config(folder, save_model(folder / "random"))), GIVEN)
     config = config.model_copy(update={"loop": config.loop.model_copy(update={"evaluation": None})})
     with pytest.raises(KeyboardInterrupt):
         looped(folder, config, said=StopsAfterTheFirstRound())

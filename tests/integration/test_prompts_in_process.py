@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lake
+from pipelines.collect.model_folder import policy_name
 from pipelines.collect.wiring import LoadedModel, load_model
 from pipelines.prompts import play
 from testkit.chat_models import tokenizer_of
@@ -34,6 +35,7 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return partial(cli, "prompts", *options, "--first", "", "--candidate", "Find the key first.")
 
 
+@pytest.mark.slow("a model in this process is told each prompt, without a scorer that sees it")
 def test_a_model_in_this_process_is_told_each_prompt(tmp_path: Path, search: Callable[..., Any]) -> None:
     found = search()
     assert found.code == 0, found.err
@@ -42,7 +44,7 @@ def test_a_model_in_this_process_is_told_each_prompt(tmp_path: Path, search: Cal
     )
     assert rows.height == 8
     assert rows["policy"].n_unique() == 2
-    assert all(name.startswith("tiny+") for name in rows["policy"])
+    assert all(name.startswith(f"{policy_name(tmp_path / 'tiny')}+") for name in rows["policy"])
     assert rows["said"].str.contains('"system"').sum() == 4
     assert rows["env_return"].null_count() == 0
     counts = lake.open(tmp_path / "lake").sql("SELECT counts FROM job_runs WHERE kind = 'prompts'")["counts"][0]

@@ -23,13 +23,13 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def test_figures_are_those_of_the_loop(tmp_path: Path) -> None:
     """On a word game, played and trained in this process."""
     model = save_model(tmp_path / "random")
-    given = {"evaluation": {"every": 1000}}
+    given = {"rounds": 2, "evaluation": {"every": 1000}}
     done = looped(tmp_path, read_config(str(write_config(tmp_path, model)), {"loop": given}))
     lk = lake.open(tmp_path / "lake")
     sft = TrainConfig(model=str(model), loss="sft", where="run_id = 'asking'", threads=1)
     trained = train(lk, sft, tmp_path / "sft", run_id=SFT)
     found = figures(lk, "asking")
-    of, (first, last) = found["evaluation"], (done.evaluations[0], done.evaluations[3])
+    of, (first, last) = found["evaluation"], (done.evaluations[0], done.evaluations[2])
     assert (of["starts"], of["before"], of["after"]) == (6, first.success * 6, last.success * 6)
     assert of["after"] - of["before"] == of["gained"] - of["lost"] == pytest.approx(6 * of["difference"])
     assert sum(row["updates"] for row in found["rounds"]) == done.optimizer_steps

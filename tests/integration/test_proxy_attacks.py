@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import lake
+from lake.live.proxy.answers import AnswerRoom
 from lake.live.proxy.app import Limits
 from testkit.engine_server import Engine, engine_server
 from testkit.proxy_process import Proxy, proxy, proxy_here
@@ -255,3 +256,37 @@ def test_bodies_of_all_clients_are_bounded_in_time_and_together(engine: Engine, 
         told = sorted(connection.recv(1000).split(b" ")[1] for connection in slow)
         assert told == [b"408", b"408", b"408", b"503"]
         assert json.loads(at.post(CHAT, {"model": "policy", "messages": [], **SET}))
+
+
+def test_an_answer_that_takes_the_room_of_all_is_cut_off_and_the_next_call_is_answered(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with proxy_here(engine, tmp_path, limits=Limits(max_answers=MB)) as at:
+        body = json.dumps({"model": "endless", "stream": True, "messages": [], **SET}).encode()
+        with pytest.raises(http.client.IncompleteRead):
+            at.ask("POST", "/ep/endless" + CHAT, body)
+        assert json.loads(at.post("/ep/good" + CHAT, {"model": "policy", "messages": [], **SET}))
+    with lake.open(at.lake) as recorded:
+        (error,) = recorded.sql("SELECT error FROM spans")["error"].to_list()
+        statuses = dict(recorded.sql("SELECT task_id, status FROM episodes").rows())
+    assert "--max-answers" in error
+    assert statuses == {"endless": "failed", "good": "completed"}
+
+
+def test_of_answers_that_are_too_much_together_the_longest_makes_room() -> None:
+    cut: list[str] = []
+    room = AnswerRoom(100)
+    with room.share(lambda: cut.append("small")) as small, room.share(lambda: cut.append("large")) as large:
+        large.take(60)
+        small.take(40)
+        assert cut == []
+        small.take(1)
+        assert (cut, large.is_cut, small.is_cut) == (["large"], True, False)
+        large.take(1000)
+        small.take(59)
+        assert cut == ["large"]
+        small.take(1)
+        assert cut == ["large", "small"]
+    with room.share(lambda: cut.append("next")) as share:
+        share.take(100)
+    assert len(cut) == 2

@@ -4,12 +4,15 @@ Tests that kill no proxy share one; each has episodes of its own, which it ends 
 """
 
 import contextlib
+import errno
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import time
+import urllib.error
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -187,6 +190,22 @@ def test_a_client_that_leaves_ends_its_call_and_disturbs_no_other(at: Proxy, eng
     assert "half" not in Told(at.lake, ("half",)).statuses
 
 
+def test_an_end_that_is_refused_breaks_off_no_call(at: Proxy, engine: Engine) -> None:
+    path = path_of("refused end")
+    connection = begun(at, path, "slow-100", b"content")
+    for wrong in ({"status": "nonsense"}, {"step_rewards": [1.0, 1.0]}, {"scores": [{"scorer": " ", "value": 1.0}]}):
+        body_of_end = json.dumps(wrong | {"closes": True}).encode()
+        assert at.ask("POST", path.replace("chat/completions", "end"), body_of_end)[0] == 400
+    heard = b""
+    while b"[DONE]" not in heard:
+        heard += (more := connection.recv(4096))
+        assert more, heard
+    connection.close()
+    told = told_of(at, ("refused end",))
+    (whole,) = (call.text for call in engine.calls if call.body["model"] == "slow-100")
+    assert (told.actions, told.errors) == ({"refused end": [whole]}, {})
+
+
 def test_an_engine_that_is_away_is_told_and_is_found_again(tmp_path: Path) -> None:
     engine, path = Engine(), path_of("door")
     engine.port = int(unused_endpoint().rpartition(":")[2])
@@ -246,3 +265,57 @@ def test_a_proxy_that_is_stopped_says_so_of_the_calls_that_it_cut(
     assert recorded.sql("SELECT status, stop_reason FROM episodes").rows() == [("failed", "proxy_stopped")]
     (error,) = recorded.sql(SPANS)["error"].to_list()
     assert "the proxy was stopped" in wording(error)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_killed_right_after_an_answer_a_durable_proxy_has_its_call(
+    engine: Engine, tmp_path: Path, stream: bool
+) -> None:
+    """Several clients at once; whoever has the tenth whole answer kills it at that moment."""
+    answers: dict[str, str] = {}
+    for kill in range(2):
+        with proxy(engine, tmp_path, "--durable") as at:
+            due = len(answers) + 10
+
+            def work(client: int, at: Proxy = at, kill: int = kill, due: int = due) -> None:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    for number in range(50):
+                        task = f"{kill}-{client}-{number}"
+                        text = at.post(path_of(task), body("policy", stream=stream, text=task))
+                        if not stream or text.endswith("data: [DONE]\n\n"):
+                            answers[task] = answer_of(text)
+                        if len(answers) >= due:
+                            os.kill(at.process.pid, signal.SIGKILL)
+
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(work, range(4)))
+            at.end(signal.SIGKILL)
+    with proxy(engine, tmp_path) as at:
+        at.end()
+    told = Told(at.lake, answers)
+    assert len(answers) >= 20
+    assert told.actions == {task: [text] for task, text in answers.items()}
+
+
+def test_an_answer_whose_call_is_not_on_the_disk_is_held_back(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with proxy_here(engine, tmp_path, durable=True) as at:
+        at.post(path_of("before"), body("policy"))
+        with monkeypatch.context() as patched:
+            patched.setattr("lake.live.spool.write", full)
+            with pytest.raises(urllib.error.HTTPError):
+                at.post(path_of("held"), body("policy"))
+            # Event by event: the one that says why the answer ended is held back too.
+            with pytest.raises(http.client.IncompleteRead) as found:
+                at.post(path_of("held"), body("slow-20", stream=True))
+            assert b"content" in found.value.partial
+            assert (b'"stop"' in found.value.partial, b"[DONE]" in found.value.partial) == (False, False)
+        deadline = time.monotonic() + 30
+        while at.ask("POST", path_of("after"), json.dumps(body("policy")).encode())[0] != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert answer_of(at.post(path_of("after"), body("policy", stream=True, text="again")))

@@ -6,13 +6,22 @@ models say is recorded, so a canary in a message shows that the search finds thi
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 import lake
+from lake import Lake
+from lake.read import show
+from lake.tables import TABLES
+from testkit import key_places
 from testkit.engine_server import Engine, engine_server
+from testkit.key_places import Places
 from testkit.proxy_process import Proxy, proxy, proxy_here
 
 CANARY = "canary-a-user-typed-this-4711"
@@ -169,3 +178,94 @@ def test_without_its_token_a_proxy_answers_nobody(tmp_path: Path) -> None:
                 assert (status, b"X-Trajlake-Token" in said) == (401, True), (given, path)
         assert engine.asked == []
         assert at.ask("GET", "/v1/models", **{"X-Trajlake-Token": TOKEN, "Host": "agents.example"})[0] == 200
+
+
+def test_a_key_in_any_place_is_readable_nowhere(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    places = Places()
+    bodies, sent, query = key_places.requests(places), key_places.headers(places), key_places.query(places)
+    engine = Engine()
+    (tmp_path / "out").mkdir()
+    with engine_server(engine), proxy(engine, tmp_path, "--ask", "always") as at:
+        for api, body in bodies.items():
+            for model in ("policy", "echo", "echo-401"):
+                for stream in (False, True):
+                    data = json.dumps(body | {"model": model, "stream": stream}).encode()
+                    at.ask("POST", f"/ep/{model}/v1/{api}{query}", data, **sent)
+        at.ask("POST", f"/ep/{places.issued('name of a rollout')}/v1/chat/completions", b"{}", **sent)
+        assert at.ask("POST", "/ep/policy/v1/end", json.dumps(key_places.ending(places)).encode(), **sent)[0] == 200
+        plain = key_places.spans(places, "OTLP JSON")
+        packed = ParseDict(_packed_ids(key_places.spans(places, "OTLP protobuf")), ExportTraceServiceRequest())
+        exports = (("json", json.dumps(plain).encode()), ("x-protobuf", packed.SerializeToString()))
+        for kind, data in exports:
+            status, _, said = at.ask("POST", "/v1/traces", data, **sent | {"Content-Type": f"application/{kind}"})
+            assert status == 200, said
+        in_spool = {
+            str(file): found for file, data in kept(tmp_path / "spool") if (found := places.readable(text(data)))
+        }
+        assert [file for file, data in kept(tmp_path / "spool") if b"[redacted]" in data]
+        printed = at.end()
+    stored = lake.open(at.lake)
+    tokens = {"context_ids": [5, 6], "action_ids": [7]}
+    long = [{"role": "user", "content": f"{'x' * 70_000} {places.issued('long text, which is moved out')}"}]
+    blob = {"task_id": "long", "steps": [{"state": None, "action": "a"}], "initial_messages": long}
+    lines = [json.dumps(key_places.record(places, tokens)), json.dumps(blob)]
+    lines.append(json.dumps({"task_id": 1, "steps": [], "api_key": places.opaque("reject, by its name")}))
+    lines.append(f"{{ no JSON, api_key={places.opaque('reject that is no JSON')} {places.issued('reject, any text')}")
+    file = tmp_path / "out" / "episodes.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    report = stored.ingest(file)
+    assert (report.new, report.rejected) == (2, 2)
+    again = stored.ingest(file)
+    assert (again.new, again.present) == (0, 2)
+    stored.ingest_frame(pl.DataFrame({"task_id": ["f"], "action": [places.issued("frame")], "state": ["s"]}))
+    with (
+        lake.recorder(at.lake, run="here", spool=tmp_path / "spool") as recorder,
+        recorder.episode("t", environment=places.issued("recorder environment")) as episode,
+    ):
+        with episode.step(state=places.issued("recorder state")) as step:
+            step.action(places.issued("recorder action"), prompt_ids=[1], action_ids=[2])
+        episode.score("s", 1.0, reason=places.issued("recorder score"))
+    file.unlink()
+    cells = {name: stored.sql(f"SELECT * FROM {name}") for name in TABLES}
+    readable = {name: places.readable(json.dumps(rows.to_dicts(), default=str)) for name, rows in cells.items()}
+    files = {str(file): found for file, data in kept(tmp_path) if (found := places.readable(text(data)))}
+    shown = [
+        places.readable("\n".join(line for _, line in lines_of(stored, key))) for key in cells["episodes"]["episode_id"]
+    ]
+    record_property("places", len(places.keys))
+    found = {
+        "spool": in_spool,
+        "files": files,
+        "printed": places.readable(printed),
+        "report": places.readable(str(report)),
+    }
+    assert {name: where for name, where in (readable | found).items() if where} == {}
+    assert [where for where in shown if where] == []
+    assert len(places.keys) == 667
+    assert {"episodes", "steps", "spans", "scores", "rejects", "jobs", "blobs"} <= {
+        name for name, rows in cells.items() if rows.height
+    }
+    assert "[redacted]" in json.dumps(cells["steps"].to_dicts(), default=str)
+    assert cells["tokens"].filter(pl.col("run_id") != "live").is_empty()
+    ids = [[token - 3 for token in row] for name in ("context_ids", "action_ids") for row in cells["tokens"][name]]
+    spelled = [bytes(token for token in row if 0 <= token < 256).decode(errors="replace") for row in ids]
+    assert [places.readable(words) for words in spelled if places.readable(words)] == []
+
+
+def text(data: bytes) -> str:
+    return data.decode("latin-1")
+
+
+def lines_of(stored: Lake, episode_id: int) -> list[tuple[Any, str]]:
+    return list(show.lines(show.gather(stored.snapshot(), episode_id)))
+
+
+def _packed_ids(document: dict[str, Any]) -> dict[str, Any]:
+    """Ids as the JSON of protobuf has them: OTLP JSON alone spells them in hexadecimal."""
+    for resource in document["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                for holder in (span, *span["links"]):
+                    for name in ("traceId", "spanId"):
+                        holder[name] = base64.b64encode(bytes.fromhex(holder[name])).decode()
+    return document

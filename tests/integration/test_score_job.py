@@ -69,8 +69,8 @@ def test_what_is_needed_is_taken_by_name_and_what_no_row_gives_is_refused_first(
     assert lk.sql("SELECT DISTINCT scorer FROM scores")["scorer"].to_list() == ["doubled"]
 
 
-def test_exactly_what_this_version_has_not_scored_is_scored(lk: Lake, tmp_path: Path) -> None:
-    target = f"{module(tmp_path, WALK)}:walk"
+def test_exactly_what_this_version_has_not_scored_is_scored(lk: Lake) -> None:
+    target = InProcess(lambda rollouts: [1.0] * len(rollouts))
     assert scored(lk, target, where="task_id = 't0'").scored == 3
     second = scored(lk, target)
     assert (second.selected, second.present, second.scored) == (9, 3, 6)
@@ -82,17 +82,6 @@ def test_exactly_what_this_version_has_not_scored_is_scored(lk: Lake, tmp_path: 
     assert scored(lk, target, force=True).scored == 10
     assert lk.sql("SELECT count(*) FROM scores").item() == 2 * before
     assert len(score_rows(lk)) == before, "the newest job of an episode counts"
-
-
-def test_a_new_version_scores_again_and_the_old_scores_stay(lk: Lake, tmp_path: Path) -> None:
-    first = scored(lk, f"{module(tmp_path, WALK)}:walk")
-    second = scored(lk, f"{module(tmp_path, WALK + '# other')}:walk")
-    assert first.version != second.version
-    assert second.scored == 9
-    third = scored(lk, f"{module(tmp_path, WALK)}:walk")
-    assert (third.version, third.scored) == (first.version, 0)
-    by_version = lk.sql("SELECT scorer_version, count(DISTINCT episode_id) AS n FROM latest_scores GROUP BY 1")
-    assert dict(by_version.rows()) == {first.version: 9, second.version: 9}
 
 
 def test_options_that_decide_the_scores_make_a_version(lk: Lake, tmp_path: Path) -> None:
@@ -166,7 +155,11 @@ def test_nothing_of_a_new_version_has_failed_and_trying_again_says_so(lk: Lake, 
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [("def length(messages): return 1.0", None), ("def f(messages): return 1.0", "env_return")]
+    ("text", "name"),
+    [
+        ("def length(messages): return 1.0", None),
+        pytest.param("def f(messages): return 1.0", "env_return", marks=pytest.mark.slow),
+    ],
 )
 def test_a_function_does_not_pass_for_a_built_in_scorer(lk: Lake, tmp_path: Path, text: str, name: str | None) -> None:
     path = module(tmp_path, text + "\n")

@@ -10,6 +10,7 @@ import pytest
 from lake import Lake
 from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import ScoreReport, run_score
+from testkit.examples import mostly_slow
 from testkit.judge_server import JudgeServer, crowd, raw, serving
 from testkit.score_lakes import conversation, conversations, module, score_rows
 
@@ -20,7 +21,7 @@ from pipelines.score.judges import Judge
 
 judge = Judge("m", backoff=0.0, tries=2, timeout=5.0)
 
-@reward_function(requires_network=True, concurrency=3, timeout=20)
+@reward_function(requires_network=True, timeout=20)
 async def one_by_one(messages, **kwargs):
     answer = await judge.ask(messages[-1].content, temperature=0)
     return EvaluateResult(score=float(answer), reason=answer)
@@ -53,8 +54,11 @@ def lk(tmp_path: Path) -> Lake:
 
 
 def judged(lk: Lake, tmp_path: Path, function: str, **options: Any) -> ScoreReport:
-    config = ScoreConfig(allow_network=True, concurrency=2)
-    return run_score(lk, f"{module(tmp_path, JUDGED)}:{function}", config=config, **options)
+    return run_score(lk, f"{module(tmp_path, JUDGED)}:{function}", config=ALONE, **options)
+
+
+ALONE = ScoreConfig(allow_network=True, concurrency=1)
+"""One worker: starting one takes longer than what it is asked here."""
 
 
 def asked(server: JudgeServer) -> list[str]:
@@ -80,7 +84,8 @@ def test_an_answer_is_asked_once_and_kept(lk: Lake, tmp_path: Path, server: Judg
 
 def test_requests_are_in_flight_as_declared(lk: Lake, tmp_path: Path, server: JudgeServer) -> None:
     server.script = [crowd(3)] * 6
-    assert judged(lk, tmp_path, "one_by_one").known == 6
+    text = JUDGED.replace("timeout=20", "concurrency=3, timeout=20")
+    assert run_score(lk, f"{module(tmp_path, text)}:one_by_one", config=ALONE).known == 6
     assert server.most_in_flight == 3
 
 
@@ -179,13 +184,12 @@ def wordy(messages, **kwargs):
 """
 
 
-@pytest.mark.parametrize("name", ["loose", "wordy"])
+@pytest.mark.parametrize("name", mostly_slow(["loose", "wordy"], "loose"))
 def test_a_function_that_gives_the_key_away_gives_stars(
     name: str, lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    config = ScoreConfig(allow_network=True)
-    report = run_score(lk, f"{module(tmp_path, LOOSE)}:{name}", config=config)
+    report = run_score(lk, f"{module(tmp_path, LOOSE)}:{name}", config=ALONE)
     rows = str(score_rows(lk))
     assert report.scored == 6
     assert "***" in rows
@@ -202,8 +206,7 @@ def test_a_function_that_gives_the_key_away_gives_stars(
 
 def test_equal_questions_of_two_calls_are_two_answers(lk: Lake, tmp_path: Path, server: JudgeServer) -> None:
     text = JUDGED.replace("judge.ask(messages[-1].content, temperature=0)", 'judge.ask("same", temperature=0)')
-    config = ScoreConfig(allow_network=True, concurrency=2)
-    report = run_score(lk, f"{module(tmp_path, text)}:one_by_one", config=config)
+    report = run_score(lk, f"{module(tmp_path, text)}:one_by_one", config=ALONE)
     assert report.answers == len(server.requests) == 6
 
 
@@ -216,7 +219,7 @@ import os
 def seen(messages):
     return EvaluateResult(score=1.0, reason=f"{os.environ.get('NAMED')} {os.environ.get('SECRET')}")
 """
-    config = ScoreConfig(allow_network=True, environment=("NAMED", "ABSENT"))
+    config = ScoreConfig(allow_network=True, concurrency=1, environment=("NAMED", "ABSENT"))
     run_score(lk, f"{module(tmp_path, text)}:seen", config=config)
     assert {row["reason"] for row in score_rows(lk, "reason")} == {"yes None"}
     assert '"yes"' not in "".join(lk.sql("SELECT parameters FROM jobs")["parameters"])

@@ -81,6 +81,7 @@ def test_a_killed_run_loses_what_was_not_committed_and_nothing_else(lines: int, 
     assert set(before.rows()) <= set(kept.rows()), "what was committed was not scored again"
 
 
+@pytest.mark.slow("a run that is interrupted keeps what it has, as one that is killed does")
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 20, 3, turns=2)
     target = f"{module(tmp_path / 'code', SLOW)}:slow"

@@ -94,6 +94,7 @@ def test_other_scorers_are_left_alone(lk: Lake) -> None:
     assert current_versions(lk.snapshot()) == {"other": "2", "s": "1"}
 
 
+@pytest.mark.slow("options that are taken back make their version the current one, as an edit does")
 def test_options_of_a_built_in_scorer_go_back_and_forth(lk: Lake) -> None:
     recorded, summed = SCORERS["env_return"](), SCORERS["env_return"].model_validate({"source": "rewards"})
     for scorer, again in ((recorded, False), (summed, False), (recorded, True), (recorded, False), (summed, True)):
@@ -149,6 +150,7 @@ run_score(lake.open(sys.argv[1]), sys.argv[2])
 """
 
 
+@pytest.mark.slow("a run that is killed while it makes a version current is repeated")
 def test_a_run_that_is_killed_while_it_confirms_is_repeated(lk: Lake, tmp_path: Path) -> None:
     """Between the job's two rows, in a real process."""
     target = f"{module(tmp_path / 'code', PLUS)}:f"

@@ -20,6 +20,7 @@ from pipelines.score.sandbox import launch, link
 from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
 from pipelines.score.sandbox.levels import obstacle
 from pipelines.score.sandbox.pool import Sandbox, inspect_function
+from testkit.examples import mostly_slow
 
 pytestmark = pytest.mark.skipif(
     obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
@@ -165,7 +166,7 @@ def test_wrong_parameters_are_an_exception_that_names_the_line(rewards: Path) ->
     assert second.error == "IndexError: list index out of range (mine.py, line 10)"
 
 
-@pytest.mark.parametrize("name", ["waited", "sync_over_async", "returns_awaitable"])
+@pytest.mark.parametrize("name", mostly_slow(["waited", "sync_over_async", "returns_awaitable"], "waited"))
 def test_async_functions_are_awaited(rewards: Path, name: str) -> None:
     """Without sockets, which asyncio's event loop makes for itself."""
     found = values(rewards, name, {"messages": []}, {"messages": []})

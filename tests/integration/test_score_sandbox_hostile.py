@@ -6,6 +6,7 @@ Every deed stands between good calls in one batch. The good ones are scored, in 
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLim
 from pipelines.score.sandbox.levels import obstacle
 from pipelines.score.sandbox.pool import Sandbox
 from testkit import sandbox_hostile
+from testkit.examples import mostly_slow, mostly_slow_cases
 
 pytestmark = pytest.mark.skipif(
     obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
@@ -95,19 +97,44 @@ def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[link.Worker]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
-    """Each deed between two good calls, in one sandbox one after the other; those that take their time in another."""
-    late = [deed for deed, (kind, _) in DEEDS.items() if kind == "timeout"]
-    found = {}
-    for deeds, seconds in ((late, 1.0), (DEEDS.keys() - late, 30.0)):
-        with sandbox(tmp_path_factory.mktemp("hostile"), seconds_per_row=seconds) as held:
-            found |= {deed: held.call([good(1.0), bad(deed), good(2.0)]) for deed in sorted(deeds)}
-    return found
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """For the deeds that end by themselves, one after the other."""
+    with sandbox(tmp_path_factory.mktemp("quick"), seconds_per_row=30.0) as held:
+        yield held
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_a_hostile_call_spoils_itself_alone(outcomes: dict[str, list[Outcome]], deed: str) -> None:
-    first, spoiled, last = outcomes[deed]
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """For those that take longer than they may."""
+    with sandbox(tmp_path_factory.mktemp("late")) as held:
+        yield held
+
+
+ALIKE = {
+    "exit like a shell",
+    "crash",
+    "abort",
+    "long text",
+    "garbage everywhere",
+    "forged contradiction",
+    "forged count",
+    "forged shortage",
+    "infinity",
+    "many values",
+    "deep",
+    "object",
+    "generator",
+    "huge number inside",
+    "recursion",
+    "interrupt",
+}
+"""Deeds that are told like another one."""
+
+
+@pytest.mark.parametrize("deed", mostly_slow(DEEDS, *(deed for deed in DEEDS if deed not in ALIKE)))
+def test_a_hostile_call_spoils_itself_alone(quick: Sandbox, late: Sandbox, deed: str) -> None:
+    held = late if DEEDS[deed][0] == "timeout" else quick
+    first, spoiled, last = held.call([good(1.0), bad(deed), good(2.0)])
     assert (first.kind, first.value, first.error) == ("ok", 1.0, None)
     assert (last.kind, last.value, last.error) == ("ok", 2.0, None)
     kind, what = DEEDS[deed]
@@ -222,26 +249,34 @@ def test_a_failing_call_costs_one_more_worker_than_itself(tmp_path: Path, monkey
     assert len(started) == 4
 
 
-def test_a_worker_that_dies_at_import_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+AT_IMPORT = [
+    ("raises", "raise ValueError('at import')", "exception", "ValueError: at import (raises.py, line 1)", 1),
+    ("exits", "import sys; sys.exit('bye')", "exception", "SystemExit: bye", 1),
+    ("dies", "import os; os._exit(7)", "killed", "exit status 7", 2),
+    ("pretends", "import os; os._exit(97)", "killed", "exit status 97", 2),
+    ("hangs", "while True: pass", "timeout", "longer than 0.5 s", 2),
+    ("broken", "def f(:", "exception", "SyntaxError", 1),
+    ("lies", "import os\nfor n in range(64, 1024):\n  try: os.write(n, bytes(99))\n  except OSError: pass\n"
+     "def f(**_): return 1", "invalid", "do not say what the function is", 2),
+]  # fmt: skip
+"""Name, text, kind of every outcome, words of its reason, and how many workers are started at most."""
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "kind", "words", "most"),
+    mostly_slow_cases(AT_IMPORT, *(case for case in AT_IMPORT if case[0] in ("raises", "dies", "lies"))),
+)
+def test_a_worker_that_dies_at_import_is_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str, kind: str, words: str, most: int
+) -> None:
     started = workers_started(monkeypatch)
-    for name, body, kind, words, most in (
-        ("raises", "raise ValueError('at import')", "exception", "ValueError: at import (raises.py, line 1)", 1),
-        ("exits", "import sys; sys.exit('bye')", "exception", "SystemExit: bye", 1),
-        ("dies", "import os; os._exit(7)", "killed", "exit status 7", 2),
-        ("pretends", "import os; os._exit(97)", "killed", "exit status 97", 2),
-        ("hangs", "while True: pass", "timeout", "longer than 0.5 s", 2),
-        ("broken", "def f(:", "exception", "SyntaxError", 1),
-        ("lies", "import os\nfor n in range(64, 1024):\n  try: os.write(n, bytes(99))\n  except OSError: pass\n"
-         "def f(**_): return 1", "invalid", "do not say what the function is", 2),
-    ):  # fmt: skip
-        path = tmp_path / f"{name}.py"
-        path.write_text(body)
-        started.clear()
-        limits = SandboxLimits(start_seconds=0.5 if name == "hangs" else 30, rows_per_batch=2)
-        with Sandbox(FunctionSource(str(path), "f"), limits) as held:
-            found = held.call([good(1.0)] * 9)
-        assert [each.kind for each in found] == [kind] * 9, name
-        assert {each.error for each in found} == {found[0].error}
-        assert words in str(found[0].error)
-        assert str(found[0].error).startswith("`f` cannot be loaded: ")
-        assert len(started) == most, name
+    path = tmp_path / f"{name}.py"
+    path.write_text(body)
+    limits = SandboxLimits(start_seconds=0.5 if name == "hangs" else 30, rows_per_batch=2)
+    with Sandbox(FunctionSource(str(path), "f"), limits) as held:
+        found = held.call([good(1.0)] * 9)
+    assert [each.kind for each in found] == [kind] * 9, name
+    assert {each.error for each in found} == {found[0].error}
+    assert words in str(found[0].error)
+    assert str(found[0].error).startswith("`f` cannot be loaded: ")
+    assert len(started) == most, name

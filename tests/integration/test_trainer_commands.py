@@ -158,12 +158,8 @@ def test_the_plan_lists_refusals(world: Path, tmp_path: Path) -> None:
     [
         (["--loss", "sft"], "--model missing"),
         ([], "--model and --loss missing"),
-        (["--model", "nowhere", "--loss", "sft"], "nowhere holds no model"),
         (["--model", "MODEL", "--loss", "sft", "--epochs", "0"], "`epochs` is 0; valid: 1 or more"),
         (["--model", "MODEL", "--loss", "sft", "--config", "no.toml"], "no.toml"),
-        (["--model", "MODEL", "--loss", "sft", "--where", "colour = 1"], "colour"),
-        (["--model", "MODEL", "--loss", "awr", "--advantages", "x"], "--advantages 'x' names no estimator"),
-        (["--model", "MODEL", "--loss", "ppo"], "ppo refused: 72 of 72 steps"),
         (["--model", "MODEL", "--loss", "sft", "--max-length", "5"], "over_length"),
     ],
 )
@@ -246,13 +242,10 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
     ("arguments", "words"),
     [
         (["--set", "loss.clip_low=0.1"], "there is no option `loss.clip_low` of awr; valid: name, aggregation, unit"),
-        (["--reference", "r"], "`reference` has no effect"),
         (["--set", "loss.bta=1"], "there is no option `loss.bta` of awr; valid: beta"),
-        (["--set", "epochs=x"], "`epochs` is 'x'; valid: a whole number"),
         (["--set", "loggers=wandb|log"], "`loggers.1` is 'log'; valid: 'tensorboard' or 'wandb'"),
         (["--validate", "colour = 1"], "validation.where 'colour = 1' is no predicate over `episodes`"),
         (["--validate", "1 = 0"], "no episode satisfies validation.where '1 = 0'"),
-        (["--validate", "1 = 1"], "validation holds out all 24 selected episodes"),
         (["--device", "banana"], "device 'banana' cannot be used"),
     ],
 )

@@ -77,7 +77,8 @@ def build(folder: Path, threads: int, tasks: int) -> World:
         run_credit(lk, GiGPO(step_source="terminal_score"))
         where = f"CAST(task_id AS INT) < {tasks} AND rollout_index < 3"
         options = ["--where", where, "--max-length", "1800", "--episodes-per-step", "1", "--checkpoint-every", "3"]
-    make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig())
+    shape = {} if tasks else {"vocabulary": 300, "hidden_size": 32}
+    make_tiny_model(lk.snapshot(), folder / "model", TinyModelConfig.model_validate(shape))
     options += ["--model", str(folder / "model"), "--loss", "awr"]
     world = World(folder, tuple(options), threads)
     line = finished(world.training(folder / "straight")).splitlines()[-1]

@@ -90,7 +90,7 @@ def stopped(world: tuple[Lake, Path], stopping: Any, tmp_path_factory: pytest.Te
     return train(world[0], stopping, tmp_path_factory.mktemp("stopped") / "out", run_id="stops")
 
 
-def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stopped: TrainResult, tmp_path: Path) -> None:
+def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stopped: TrainResult) -> None:
     lk, _ = world
     result, out = stopped, stopped.model.parent
     assert result.optimizer_steps == 6
@@ -101,9 +101,14 @@ def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stoppe
     kept = sorted(path.name.split("-attempt")[0] for path in (out / "checkpoints").iterdir())
     assert kept == ["step-00000002", "step-00000006"]
     assert resume(lk, out).weights_sha256 == result.weights_sha256
-    again = repeat(lk, "stops", tmp_path / "again", run_id="stops-again")
-    assert "bit for bit" in again.notes[0]
     assert find_checkpoint(lk.snapshot(), str(out)).policy_version == 2
+
+
+@pytest.mark.slow("a run that stopped early is repeated bit for bit, as one that did not is")
+@pytest.mark.usefixtures("stopped")
+def test_a_run_that_stopped_early_is_repeated(world: tuple[Lake, Path], tmp_path: Path) -> None:
+    again = repeat(world[0], "stops", tmp_path / "again", run_id="stops-again")
+    assert "bit for bit" in again.notes[0]
 
 
 @pytest.mark.parametrize("after", mostly_slow([1, 3, 4, 5], 4))
@@ -235,6 +240,7 @@ def test_a_run_is_repeated_from_the_lake_alone(world: tuple[Lake, Path], tmp_pat
     assert "bit for bit" in again.notes[0]
 
 
+@pytest.mark.slow("a run is not repeated from another model, as it is not resumed from one")
 def test_a_repetition_from_another_model_is_refused(world: tuple[Lake, Path], tmp_path: Path) -> None:
     lk, _ = world
     model = tmp_path / "model"

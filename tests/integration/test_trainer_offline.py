@@ -105,11 +105,9 @@ def test_the_same_run_again_gives_the_same_weights(
     lk, model = world
     again = train(lk, configured(model, checkpoint_every=100), tmp_path / "out", run_id="again")
     assert again.weights_sha256 == straight.weights_sha256
-    other = train(lk, configured(model, seed=1), tmp_path / "other", run_id="other")
-    assert other.weights_sha256 != straight.weights_sha256
 
 
-@pytest.mark.parametrize("stops", mostly_slow([[1], [3], [4], [7], [8], [4, 1, 2]], [8], [4, 1, 2]))
+@pytest.mark.parametrize("stops", mostly_slow([[1], [3], [4], [7], [8], [4, 1, 2]], [4, 1, 2]))
 def test_an_interrupted_run_ends_with_the_same_weights_and_no_doubles(
     world: tuple[Lake, Path], straight: TrainResult, tmp_path: Path, stops: list[int]
 ) -> None:

@@ -171,7 +171,8 @@ def test_tokens_that_nobody_sampled_carry_no_loss_in_a_graft_either(tmp_path: Pa
     assert step.loss_tokens == 4
 
 
-@pytest.mark.parametrize("pairs", mostly_slow([{}, STEPS], STEPS))
+@pytest.mark.slow("pairs are the same however little of the lake is read at once")
+@pytest.mark.parametrize("pairs", [{}, STEPS])
 def test_reading_in_small_windows_changes_nothing(tmp_path: Path, pairs: dict[str, Any]) -> None:
     lk = world(tmp_path, meeting_episodes(3, siblings=6), writes=3)
     found = []
@@ -179,7 +180,7 @@ def test_reading_in_small_windows_changes_nothing(tmp_path: Path, pairs: dict[st
         _, steps = streamed(lk, "dpo", options={"pairs": pairs}, episodes_per_step=4, cache_bytes=cache_bytes, epochs=2)
         found.append([sequences_of(batch) for _, batches in steps for batch in batches])
     assert found[0] == found[1]
-    assert len(found[0]) > 4
+    assert len(found[0]) > 3
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lake.storage.atomic import FILES
 from testkit import rank_tasks
 from testkit.architectures import model_of
 from testkit.lakes import add_credit
@@ -106,7 +107,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("windows", "adapters") else pytest.mark.slow) for name in MODELS]
+    "name", [pytest.param(name, marks=[] if name == "adapters" else pytest.mark.slow) for name in MODELS]
 )
 def test_rank_0_alone_reads_the_model(tmp_path: Path, name: str) -> None:
     architecture, fields = MODELS[name]
@@ -153,7 +154,7 @@ def test_a_checkpoint_resumes_on_another_number_of_ranks(
 ) -> None:
     """0: one device without a process group."""
     folder, digest = checkpoint
-    files = files_below(folder) - {STATE}
+    files = files_below(folder) - {STATE, FILES}
     assert files
     assert all(name.endswith(".safetensors") for name in files), "nothing is pickled"
     arguments = (uri, str(folder), FIELDS, {})
@@ -210,6 +211,7 @@ def test_adapters_are_sharded_too(uri: str, tmp_path: Path) -> None:
     assert "another base model" in str(rank_tasks.refused(ALONE, folder, {"lora": True, "seed": 7}))
 
 
+@pytest.mark.slow("16-bit products keep float32 weights over ranks, as they do on one device")
 def test_sixteen_bit_products_over_ranks_keep_float32_weights(uri: str, undisturbed: dict[str, Any]) -> None:
     found = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {"dtype": "bfloat16"})[0]
     for name, value in undisturbed["weights"].items():

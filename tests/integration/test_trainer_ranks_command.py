@@ -151,6 +151,7 @@ def test_no_rank_outlives_its_launcher_and_none_joins_a_living_run(
         wait_for_end(ranks)
 
 
+@pytest.mark.slow("Ctrl-C ends ranks as it ends a run without them, and one of them says how to go on")
 def test_ctrl_c_ends_all_ranks_and_one_of_them_says_how_to_go_on(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
     _, options = world
     out = tmp_path / "out"
@@ -163,23 +164,33 @@ def test_ctrl_c_ends_all_ranks_and_one_of_them_says_how_to_go_on(world: tuple[La
     wait_for_end(ranks)
 
 
+WRONG = ["--set", "loss.unit=x"]
+
+
+def told_so_often(command: subprocess.CompletedProcess[str], times: int) -> bool:
+    return command.stderr.count("`loss.unit` is 'x'") == len(command.stderr.splitlines()) == times
+
+
 def test_what_is_wrong_is_told_once(world: tuple[Lake, list[str]], tmp_path: Path) -> None:
-    """By the launcher, for settings; by rank 0, for data and where torchrun started the ranks."""
+    """By the launcher, for settings; by rank 0, for data."""
     _, options = world
     out = ["--out", str(tmp_path / "out")]
-    wrong = ["train", *options, *out, "--set", "loss.unit=x"]
-    for command, status, times in (
-        (trajlake(*wrong, "--ranks", "2"), 2, 1),
-        (rank(0, wrong), 2, 1),
-        (rank(1, wrong), 1, 0),
-    ):
-        assert command.returncode == status, command.stderr
-        assert command.stderr.count("`loss.unit` is 'x'") == times
-        assert len(command.stderr.splitlines()) == times
+    wrong = trajlake("train", *options, *out, *WRONG, "--ranks", "2")
+    assert (wrong.returncode, told_so_often(wrong, 1)) == (2, True), wrong.stderr
     refused = trajlake("train", *options, *out, "--loss", "ppo", "--ranks", "2")
     assert refused.returncode == 1
     assert refused.stderr.count("ppo refused: ") == 1
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.slow("where torchrun started the ranks, rank 0 alone tells what is wrong with the settings")
+def test_what_is_wrong_is_told_by_rank_0_where_torchrun_started_the_ranks(
+    world: tuple[Lake, list[str]], tmp_path: Path
+) -> None:
+    _, options = world
+    for number, status, times in ((0, 2, 1), (1, 1, 0)):
+        command = rank(number, ["train", *options, "--out", str(tmp_path / "out"), *WRONG])
+        assert (command.returncode, told_so_often(command, times)) == (status, True), command.stderr
 
 
 def rank(number: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:

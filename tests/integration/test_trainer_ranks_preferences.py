@@ -33,7 +33,7 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Path]:
     """Games of a model, with credit; the folder of the model and of a reference a little off."""
     folder = tmp_path_factory.mktemp("games")
     save_near(folder / "reference", save_model(folder / "model"), 0.02)
-    lk = recorded(folder / "lake", play(folder / "model", tasks=6, siblings=6, turns=2))
+    lk = recorded(folder / "lake", play(folder / "model", tasks=4, siblings=6, turns=2))
     add_credit(lk)
     return lk, folder
 

@@ -1,7 +1,7 @@
 """How often told intervals hold the truth, where it is known. Slow: thousands of data sets.
 
 Two promises: an interval that is told holds the truth at least 9 times of 10, also where estimates usually go wrong,
-and fair data are told, with intervals that are neither too narrow nor far too wide. `-s` prints what was measured.
+and fair data are told. `-s` prints what was measured.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lake.statistics.intervals import share_interval, spread_of_mean
-from testkit.off_policy import a_process, history_matters, rare_action, tasks_that_differ
+from testkit.off_policy import a_process, hidden_action, history_matters, rare_action, tasks_that_differ
 from trainer.evaluation.estimators import all_estimators
 from trainer.evaluation.estimators.base import Turns
 
@@ -56,6 +56,17 @@ def test_rare_actions(episodes: int, behaved: float, wanted: float, other_reward
         assert told == 0 or held > 0.9 - error_of(0.9, told * samples), (name, told, held)
 
 
+WITH_ROOM = (*PRODUCTS, "clipped", "fqe")
+
+
+@pytest.mark.parametrize("case", [{}, {"noise": 0.5}, {"wanted": 0.03}, {"base": 0.2}, {"wanted": 0.5}], ids=str)
+def test_mass_that_noise_hides(case: dict[str, float]) -> None:
+    """An action of probability .0005 alone succeeds, and the noise of the other ratios hides that it is missing."""
+    samples = 400
+    for name, (told, held) in measured(lambda seed: hidden_action(seed, **case), WITH_ROOM, samples).items():
+        assert held > 0.95 - error_of(0.95, told * samples) if told > 0.0 else case == {"wanted": 0.5}, name
+
+
 @pytest.mark.parametrize(
     ("turns", "strength"), [(2, 1.0), (2, 0.5), (2, 0.25), (2, 0.1), (4, 1.0), (4, 0.25), (4, 0.1)]
 )
@@ -82,7 +93,7 @@ def test_few_tasks(tasks: int) -> None:
 
 @pytest.mark.parametrize(("seed", "distance"), [(9, 0.5), (9, 0.25), (3, 0.5), (5, 0.3)])
 def test_fair_data(seed: int, distance: float) -> None:
-    """Told at least 9 times of 10, and held as often as promised; fqe's interval has room for its assumption."""
+    """Told at least 9 times of 10, and held as often as promised: intervals have room for mass that is not seen."""
     samples = 150
     process = a_process(seed, distance=distance)
     truth, _, _ = process.value(process.target_SA)
@@ -90,7 +101,6 @@ def test_fair_data(seed: int, distance: float) -> None:
     for name, (told, held) in found.items():
         assert told > (0.85 if name == "fqe" else 0.9) - error_of(0.9, samples), (name, told)
         assert 0.93 - error_of(0.93, samples) < held, (name, held)
-        assert name == "fqe" or held < 0.97 + error_of(0.97, samples), (name, held)
 
 
 @pytest.mark.parametrize("tasks", [2, 5, 10, 20, 50])

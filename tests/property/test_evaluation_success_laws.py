@@ -7,7 +7,7 @@ from math import comb
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lake.statistics.intervals import wilson
@@ -185,6 +185,16 @@ def test_success_rows_are_what_counting_gives(
             row = table[name, f"pass@{k}"]
             assert row["tasks"] == len(shares)
             assert row["value"] == (pytest.approx(sum(shares) / len(shares)) if shares else None)
+
+
+@settings(max_examples=examples(25))
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=400))
+@example([3] * 186 + [0] * 314)
+def test_one_number_has_one_interval(wins: list[int]) -> None:
+    """success and pass@1 are the same number where every task has as many attempts."""
+    rows = [("a", f"t{t}", float(attempt < won), False) for t, won in enumerate(wins) for attempt in range(3)]
+    success, _, first = success_rows(frame(rows)).select("value", "low", "high").rows()
+    assert success == pytest.approx(first)
 
 
 @settings(max_examples=examples(50))

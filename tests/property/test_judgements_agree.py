@@ -1,10 +1,12 @@
 """Whatever was computed, edited, taken back or erased, every reader names the same credit and the same values.
 
 The oracle is two dictionaries: what each series of credit said when it ran last, computed from the start, and what each
-version of a scorer said. What was run last is current. After every event, training, `show`, the viewer's queries, the
-SQL views, `select`, `compare` and `eval` are held against it.
+version of a scorer said. What was run last is current, and the score that it was computed from is the current score.
+After every event, training, `show`, the viewer's queries, the SQL views, `select`, `compare`, `eval` and `export` are
+held against it.
 """
 
+import json
 import random
 import tempfile
 from pathlib import Path
@@ -17,8 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from lake import Snapshot, ids
 from lake.errors import DataRefusedError
+from lake.export import target
+from lake.export.job import export
+from lake.export.request import Request
 from lake.judgements.credit import covering, find_credit, outdated
-from lake.judgements.scores import ENV_RETURN, current_rows, current_versions
+from lake.judgements.scores import ENV_RETURN, current_rows, current_versions, find_score
 from lake.read import show
 from pipelines.credit import GiGPO
 from pipelines.credit.compare import compare
@@ -26,13 +31,16 @@ from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.job import run_credit
 from pipelines.score.job import run_score
+from pipelines.select import MinReward, Selection, run_select
 from pipelines.select.base import with_scores
 from testkit.score_lakes import InProcess
 from testkit.training import config, token_episodes, token_lake
 from trainer.data.select.selection import select
 from trainer.evaluation.success import read_attempts
 from trainer.losses import LOSSES
+from viewer.queries import outcomes, whole
 from viewer.queries import training as viewed
+from viewer.queries.episodes import EpisodeFilter
 
 Values = dict[tuple[int, int], float | None]
 """(episode_id, step_index) -> advantage."""
@@ -41,6 +49,7 @@ CREDITS: dict[str, tuple[Estimator, str, str | None]] = {
     "gigpo, later steps count less": (GiGPO(step_source="terminal_score", gamma=0.5), ENV_RETURN, None),
     "gigpo of two siblings": (GiGPO(step_source="terminal_score"), ENV_RETURN, "rollout_index < 2"),
     "rloo on the judge": (ESTIMATORS["rloo"](), "judge", None),
+    "rloo on its first version": (ESTIMATORS["rloo"](), "judge@1", None),
     "gae without value estimates": (ESTIMATORS["gae"](), ENV_RETURN, None),
 }
 PARTS = (None, "task_id = 't0'")
@@ -61,6 +70,8 @@ class JudgementMachine(RuleBasedStateMachine):
         """Version of the judge -> what it said of episodes."""
         self.version: str | None = None
         self.current: tuple[str, str | None] | None = None
+        self.left = 0
+        """Exports so far."""
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
@@ -83,7 +94,7 @@ class JudgementMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(list(CREDITS)), force=st.booleans())
     def credit(self, name: str, force: bool) -> None:
         estimator, score, where = CREDITS[name]
-        if score == "judge" and not self.scores(self.version):
+        if score != ENV_RETURN and not self.scores(self.version_read(score)):
             return
         frame = self.inputs(score, where)
         expected = estimator.advantages(frame.lazy()).collect() if frame.height else frame
@@ -93,7 +104,7 @@ class JudgementMachine(RuleBasedStateMachine):
             return
         run_credit(self.lk, estimator, score=score, where=where, force=force)
         values = {(e, s): a for e, s, a in expected.select("episode_id", "step_index", "advantage").iter_rows()}
-        self.current = (name, self.version if score == "judge" else None)
+        self.current = (name, self.version_read(score))
         assert outdated(self.lk.snapshot(), find_credit(self.lk.snapshot())) is None
         self.credited[self.current] = (estimator.name, values)
 
@@ -116,6 +127,7 @@ class JudgementMachine(RuleBasedStateMachine):
             return
         snapshot = self.lk.snapshot()
         self.check_scores(snapshot)
+        self.check_current_score(snapshot)
         if self.current is None:
             with pytest.raises(DataRefusedError, match="holds no advantages"):
                 find_credit(snapshot)
@@ -172,6 +184,52 @@ class JudgementMachine(RuleBasedStateMachine):
             view = snapshot.sql(f"SELECT episode_id, value FROM {rows} WHERE step_index IS NULL")
             assert dict(view.iter_rows()) == self.scores(self.version)
 
+    def check_current_score(self, snapshot: Snapshot) -> None:
+        """Who names no score takes that of the credit that ran last, and says so; a named one is taken as it is."""
+        score = ENV_RETURN if self.current is None else CREDITS[self.current[0]][1]
+        episodes = snapshot.scan("episodes").select("episode_id", "group_id", "run_id", "env_return").collect()
+        said = self.scores(self.version_read(score))
+        if score == ENV_RETURN:
+            said = {
+                e: value for e, value in episodes.select("episode_id", "env_return").iter_rows() if value is not None
+            }
+        if not said:
+            return
+        counted = find_score(snapshot)
+        assert (counted.name, counted.version) == (score, self.version_read(score))
+        view = snapshot.sql("SELECT episode_id, score, value FROM episode_scores")
+        attempts = read_attempts(snapshot, by="run_id")
+        relation, params = outcomes.judged(snapshot, None)
+        seen = {
+            "view": view.select("episode_id", "value"),
+            "eval": attempts.select("episode_id", "score"),
+            "viewer": snapshot.sql(f"SELECT episode_id, outcome FROM {relation}", params),
+            "commands of the viewer": snapshot.sql(
+                f"SELECT episode_id, {whole._outcome(snapshot, EpisodeFilter())} AS outcome FROM episodes"
+            ),
+        }
+        for reader, frame in seen.items():
+            assert frame.height == episodes.height, reader
+            assert {e: value for e, value in frame.iter_rows() if value is not None} == said, reader
+        assert set(view["score"]) == {score}
+        assert {outcomes.of_run(snapshot, run, None) for run in episodes["run_id"]} == {score}
+        means = snapshot.sql("SELECT group_id, score, scored FROM groups")
+        assert set(means["score"]) == {score}
+        assert means["scored"].sum() == len(said)
+        # The two that write: what is selected by the score, and what leaves with it.
+        lowest = min(said.values())
+        chosen = run_select(self.lk, Selection(name="best", filters=(MinReward(at_least=lowest),)))
+        assert (chosen.score.name, chosen.kept) == (score, len(said))
+        manifest = export(self.lk, Request(target("messages"), Path(self.folder.name) / "out" / f"{self.left}.jsonl"))
+        rows = map(json.loads, Path(self.folder.name, "out", f"{self.left}.jsonl").read_text("utf-8").splitlines())
+        self.left += 1
+        assert {ids.from_text(row["id"]): row["reward"] for row in rows if row["reward"] is not None} == said
+        assert manifest.choices["score"] == score
+
+    def version_read(self, score: str) -> str | None:
+        """The version of the judge that a score means now; None of what the environment recorded."""
+        return None if score == ENV_RETURN else score.partition("@")[2] or self.version
+
     def scores(self, version: str | None) -> dict[int, float]:
         """What a version of the judge said of visible episodes."""
         visible = set(self.lk.scan("episodes").select("episode_id").collect()["episode_id"])
@@ -183,8 +241,8 @@ class JudgementMachine(RuleBasedStateMachine):
             "SELECT episode_id, group_id, status, env_return AS episode_score, final_value_estimate"
             f" FROM episodes WHERE {where or 'true'}"
         )
-        if score == "judge":
-            said = self.scores(self.version)
+        if score != ENV_RETURN:
+            said = self.scores(self.version_read(score))
             known = pl.Series([said.get(e) for e in chosen["episode_id"]], dtype=pl.Float64)
             chosen = chosen.with_columns(episode_score=known)
         return self.lk.scan("steps").drop("group_id").join(chosen.lazy(), on="episode_id").collect()
@@ -205,7 +263,25 @@ def run(*, examples: int, steps: int, number: int) -> None:
 
 
 def test_every_reader_agrees() -> None:
-    run(examples=1, steps=9, number=0)
+    run(examples=1, steps=3, number=0)
+
+
+def test_every_reader_follows_the_credit_to_its_score() -> None:
+    """A walk by hand, so that a short run meets credit on a scorer, on one of its versions, and on the return."""
+    machine = JudgementMachine()
+    machine.start(7)
+    try:
+        for event in (
+            lambda: machine.judge("1", None),
+            lambda: machine.credit("rloo on the judge", force=False),
+            lambda: machine.judge("2", PARTS[1]),
+            lambda: machine.credit("rloo on its first version", force=False),
+            lambda: machine.take_back(erase=False),
+        ):
+            event()
+            machine.check_current_score(machine.lk.snapshot())
+    finally:
+        machine.teardown()
 
 
 @pytest.mark.slow

@@ -1,14 +1,15 @@
 """Any sequence of what people do to a lake, beside an oracle that is a few dictionaries.
 
-Records come, come again, come with other content, are retried; episodes are retracted and forgotten; tables are
-compacted and vacuumed while days pass; snapshots are taken, named and reopened. After every step the lake shows what
-the dictionaries say, and every old snapshot still shows what it showed, forgotten episodes aside.
+Records come, come again, come with other content, are retried; episodes are retracted, restored and forgotten; tables
+are compacted and vacuumed while days pass; snapshots are taken, named and reopened. After every step the lake shows
+what the dictionaries say, and every old snapshot still shows what it showed, forgotten episodes aside.
 """
 
 import os
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,10 @@ class LakeMachine(RuleBasedStateMachine):
         self.lk = self.opened()
         self.stored: dict[Key, Content] = {}
         """Whatever was recorded and not forgotten."""
-        self.hidden: set[Key] = set()
+        self.replaced: set[Key] = set()
+        """By a later attempt, for good."""
+        self.retracted: set[Key] = set()
+        """By people, until they restore it."""
         self.forgotten: set[Key] = set()
         self.stamped: set[Path] = set()
         self.snapshots: list[tuple[dict[str, int], datetime, dict[Key, Content]]] = []
@@ -89,6 +93,10 @@ class LakeMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ the oracle
 
+    @property
+    def hidden(self) -> set[Key]:
+        return self.replaced | self.retracted
+
     def visible(self) -> dict[Key, Content]:
         return {name: text for name, text in self.stored.items() if name not in self.hidden}
 
@@ -118,9 +126,9 @@ class LakeMachine(RuleBasedStateMachine):
         """Of the attempts at one rollout the highest counts, in whatever order they come."""
         attempts = [other for other in self.stored if other[:2] == name[:2]]
         if name == max(attempts, key=lambda other: other[2]):
-            self.hidden.update(other for other in attempts if other != name)
+            self.replaced.update(other for other in attempts if other != name)
         else:
-            self.hidden.add(name)
+            self.replaced.add(name)
 
     def record(self, records: list[EpisodeRecord]) -> None:
         counts = self.lk.append(records, run_id="run")
@@ -140,10 +148,23 @@ class LakeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.stored)
     @rule(data=st.data())
     def they_retract(self, data: st.DataObject) -> None:
-        names = data.draw(st.lists(st.sampled_from(sorted(self.stored)), min_size=1, max_size=2, unique=True))
+        self.retract(data.draw(st.lists(st.sampled_from(sorted(self.stored)), min_size=1, max_size=2, unique=True)))
+
+    def retract(self, names: list[Key]) -> None:
         fresh = set(names) - self.hidden
         assert self.lk.retract(self.numbers(names), "a test") == len(fresh)
-        self.hidden.update(names)
+        self.retracted.update(fresh)
+
+    @precondition(lambda self: self.stored)
+    @rule(data=st.data())
+    def they_restore(self, data: st.DataObject) -> None:
+        some = sorted(self.retracted or self.stored)
+        self.restore(data.draw(st.lists(st.sampled_from(some), min_size=1, max_size=2, unique=True)))
+
+    def restore(self, names: list[Key]) -> None:
+        back = (set(names) & self.retracted) - self.replaced
+        assert self.lk.restore(self.numbers(names), "a test") == len(back)
+        self.retracted -= back
 
     @precondition(lambda self: self.stored)
     @rule(data=st.data())
@@ -152,16 +173,16 @@ class LakeMachine(RuleBasedStateMachine):
         self.lk.forget(self.numbers(names), "a test")
         for name in names:
             del self.stored[name]
-        self.hidden.difference_update(names)
+        self.replaced.difference_update(names)
+        self.retracted.difference_update(names)
         self.forgotten.update(names)
 
     @precondition(lambda self: self.visible())
     @rule()
     def they_credit(self) -> None:
-        """A job covers all that is seen, once, whether it ran now or before."""
-        job_id = run_credit(self.lk, GiGPO()).job_id
-        query = "SELECT task_id, rollout_index FROM advantages JOIN episodes USING (episode_id) WHERE job_id = ?"
-        rows = self.lk.sql(query, [job_id])
+        """The credit covers all that is seen, once, whichever job computed a group."""
+        run_credit(self.lk, GiGPO(singleton="raw"))
+        rows = self.lk.sql("SELECT task_id, rollout_index FROM current_advantages JOIN episodes USING (episode_id)")
         expected = Counter({(task, n): len(text) for (task, n, _), text in self.visible().items()})
         assert Counter(rows.rows()) == expected
 
@@ -200,6 +221,8 @@ class LakeMachine(RuleBasedStateMachine):
         seen = view(self.lk.snapshot())
         assert (seen.duplicated, seen.broken) == (0, 0)
         assert seen.episodes == self.visible()
+        in_sql = self.lk.sql("SELECT DISTINCT episode_id FROM current_retractions ORDER BY 1")["episode_id"]
+        assert in_sql.to_list() == self.lk.snapshot().retracted.to_list()
 
     @rule()
     def old_snapshots_show_what_they_showed(self) -> None:
@@ -239,6 +262,36 @@ def run(*, examples: int, steps: int, number: int) -> None:
 
 def test_a_lake_is_a_few_dictionaries() -> None:
     run(examples=3, steps=20, number=0)
+
+
+def test_the_dictionaries_say_what_is_restored() -> None:
+    """A walk by hand, so that a short run meets restorations beside retries, snapshots and maintenance."""
+    machine = LakeMachine()
+    first, other, later = ("t0", 0, 0), ("t0", 1, 0), ("t0", 0, 1)
+    events: list[Callable[[], object]] = [
+        lambda: machine.they_draw_ids(1),
+        lambda: machine.they_record([(0, 0), (0, 1)], attempt=0),
+        machine.they_take_a_snapshot,
+        lambda: machine.retract([first, other]),
+        machine.they_name_a_snapshot,
+        lambda: machine.restore([first]),
+        machine.they_compact,
+        lambda: machine.retract([first]),
+        machine.they_vacuum,
+        lambda: machine.they_record([(0, 0)], attempt=1),
+        lambda: machine.restore([first, other]),
+        machine.they_come_back,
+        lambda: machine.retract([later]),
+        lambda: machine.restore([first, later]),
+        machine.they_credit,
+        machine.old_snapshots_show_what_they_showed,
+    ]
+    try:
+        for event in events:
+            event()
+            machine.the_lake_shows_what_the_dictionaries_say()
+    finally:
+        machine.teardown()
 
 
 @pytest.mark.slow

@@ -96,11 +96,11 @@ def compared_scores(
     episodes = episodes_of(steps, options)
     known = known or (lambda episode: episode.score(options))
     dead = dead or (lambda found: tied([known(e) for e in found]))
-    taking_part = [e for e in episodes if not e.excluded and known(e) is not None and not weightless(e)]
+    compared = [e for e in episodes if not e.excluded and known(e) is not None and not weightless(e)]
     out = []
     for episode in episodes:
-        siblings = siblings_of(episode, taking_part)
-        value = advantage(episode, siblings, taking_part) if episode in taking_part else None
+        siblings = siblings_of(episode, compared)
+        value = advantage(episode, siblings, compared) if episode in compared else None
         found = {
             "dead_group": len(siblings) >= 2 and dead(siblings),
             "singleton_group": len(siblings) == 1,
@@ -210,9 +210,13 @@ def in_batches(
     options: Any,
     group_stage: Callable[[Episode, list[Episode]], float],
     batch_stage: Callable[[float, Episode, list[Episode], dict[Any, float]], float],
+    compared: Callable[[Episode, list[Episode]], float],
     **more: Any,
 ) -> list[Row]:
-    """Rows of an estimator with a group stage and a batch stage; the second sees the first's outcome by episode."""
+    """Rows of an estimator with a group stage and a batch stage; the second sees the first's outcome by episode.
+
+    `compared` gives the values by whose deviation the batch stage divides.
+    """
 
     def advantage(episode: Episode, siblings: list[Episode], everyone: list[Episode]) -> Number:
         mine = batch_of(episode, options)
@@ -222,8 +226,21 @@ def in_batches(
         stage = {e.id: group_stage(e, siblings_of(e, everyone)) for e in batch}
         return batch_stage(stage[episode.id], episode, siblings, stage)
 
-    unknown = {"flags": lambda e: {"unknown_batch": batch_of(e, options) is None}}
-    return compared_scores(steps, options, advantage, **{**unknown, **more})
+    known = more.get("known", lambda episode: episode.score(options))
+    everyone = [e for e in episodes_of(steps, options) if not e.excluded and known(e) is not None]
+
+    def flags(episode: Episode) -> dict[str, bool]:
+        mine = batch_of(episode, options)
+        part = mine is not None and episode.id in {e.id for e in everyone}
+        batch = [e for e in everyone if batch_of(e, options) == mine]
+        values = [compared(e, siblings_of(e, everyone)) for e in batch]
+        return {
+            "unknown_batch": mine is None,
+            "singleton_batch": part and len(values) == 1,
+            "constant_batch": part and tied(values),
+        }
+
+    return compared_scores(steps, options, advantage, flags=flags, **more)
 
 
 def centred(options: Any) -> Callable[[Episode, list[Episode]], float]:
@@ -239,10 +256,9 @@ def batch_std(steps: list[Row], options: Any) -> list[Row]:
 
     def batch_stage(value: float, _: Episode, __: list[Episode], stage: dict[Any, float]) -> float:
         scores = [score[e] for e in stage]
-        deviation = 0.0 if len(scores) == 1 or tied(scores) else statistics.stdev(scores)
-        return value / (deviation + EPSILON)
+        return 0.0 if len(scores) == 1 or tied(scores) else value / (statistics.stdev(scores) + EPSILON)
 
-    return in_batches(steps, options, centred(options), batch_stage)
+    return in_batches(steps, options, centred(options), batch_stage, lambda e, _: score[e.id])
 
 
 def reinforce_pp_baseline(steps: list[Row], options: Any) -> list[Row]:
@@ -250,7 +266,7 @@ def reinforce_pp_baseline(steps: list[Row], options: Any) -> list[Row]:
         scores = [e.score(options) for e in siblings]
         return 0.0 if len(scores) == 1 or tied(scores) else whitened(value, list(stage.values()))
 
-    return in_batches(steps, options, centred(options), batch_stage)
+    return in_batches(steps, options, centred(options), batch_stage, centred(options))
 
 
 def gdpo(steps: list[Row], options: Any) -> list[Row]:
@@ -276,7 +292,7 @@ def gdpo(steps: list[Row], options: Any) -> list[Row]:
 
     # An episode that lacks a reward is one without a score.
     rows = [{**row, "episode_score": None if any(row[f"score_{n}"] is None for n in names) else 1.0} for row in steps]
-    return in_batches(rows, options, group_stage, batch_stage, known=known, dead=dead)
+    return in_batches(rows, options, group_stage, batch_stage, group_stage, known=known, dead=dead)
 
 
 # ---------------------------------------------------------------- one advantage per step

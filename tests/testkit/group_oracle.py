@@ -120,7 +120,7 @@ def _anchors(rows: list[Row], step_at: dict[tuple[int, int], Row]) -> Row:
         "singleton_steps": sum(len(met) == 1 for met in members.values()),
         "shared_steps": sum(len(steps) for steps in visits.values()),
         "anchor_episodes_mean": statistics.fmean(meetings) if meetings else None,
-        "last_actions_mean": statistics.fmean(len(set(led)) for led in before.values()) if before else None,
+        "last_actions_mean": statistics.fmean(len(set(led) - {None}) for led in before.values()) if before else None,
         "one_action_anchors": sum(len({choice(step) for step in steps}) == 1 for steps in visits.values()),
         "error_anchors": len(errors),
         "error_steps": sum(map(len, errors)),

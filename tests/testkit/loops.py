@@ -67,8 +67,9 @@ def looped(
     resumes: bool = False,
     said: list[str] | None = None,
     run: str = "asking",
+    quiet_seconds: float = 20.0,
 ) -> Any:
-    """The same in this process; what it came to."""
+    """The same in this process; what it came to. `said` takes lines of all kinds."""
     lk = lake.open(folder / "lake", create=True)
     say = [].append if said is None else said.append
     return run_loop(
@@ -79,7 +80,8 @@ def looped(
         run,
         resumes=resumes,
         say=say,
-        progress=lambda _: None,
+        progress=say,
+        quiet_seconds=quiet_seconds,
     )
 
 

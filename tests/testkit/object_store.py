@@ -18,6 +18,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from testkit.processes import environment
+
 SECRET = "tl+SECRET/do-not-print-9f3a"
 """The secret key of every test: no byte of it may be found in a lake or in what a process prints."""
 
@@ -68,8 +70,10 @@ _SERVER = """
 import functools, logging, sys, threading
 from botocore import utils
 from moto import backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+from testkit import moto_reads
 # S3 decides If-None-Match and puts in one; moto looks first and puts later, so two writers could both be told yes.
 put, one_at_a_time = S3Response.put_object, threading.Lock()
 def put_object(self):
@@ -80,6 +84,7 @@ S3Response.put_object = put_object
 folders = tuple(backends.list_of_moto_modules())
 backends.list_of_moto_modules = lambda: folders
 utils._parse_timestamp_with_tzinfo = functools.lru_cache(1 << 16)(utils._parse_timestamp_with_tzinfo)
+DomainDispatcherApplication.__call__ = moto_reads.before(DomainDispatcherApplication.__call__)
 logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()
@@ -98,7 +103,9 @@ def s3_server() -> Iterator[str]:
     if find_spec("moto") is None:
         pytest.skip("moto is not installed: pip install 'trajlake[dev]'")
     command = [sys.executable, "-W", "ignore", "-c", _SERVER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         endpoint = server.stdout.readline().strip()

@@ -131,6 +131,38 @@ def rare_action(seed: int, *, episodes: int, behaved: float, wanted: float, othe
     return turns, float(target_A @ reward_A)
 
 
+def hidden_action(
+    seed: int,
+    *,
+    behaved: float = 0.0005,
+    wanted: float = 0.05,
+    base: float = 0.02,
+    noise: float = 0.3,
+    tasks: int = 50,
+    siblings: int = 4,
+) -> tuple[Turns, float]:
+    """One turn: an action of probability `behaved` that the target takes with `wanted` always succeeds.
+
+    All others succeed with probability `base`; their log-ratios differ by `noise`, which hides that weight is missing.
+    Returns the truth too.
+    """
+    rng = np.random.default_rng(seed)
+    behaviour_A = np.array([behaved, *(1 - behaved) * rng.dirichlet(np.full(30, 3.0))])
+    other_A = behaviour_A[1:] * np.exp(rng.normal(0.0, noise, 30))
+    target_A = np.array([wanted, *(1 - wanted) * other_A / other_A.sum()])
+    reward_A = np.array([1.0, *np.full(30, base)])
+    episodes = tasks * siblings
+    action_E = rng.choice(31, p=behaviour_A, size=episodes)
+    turns = Turns(
+        np.log(target_A / behaviour_A)[action_E, None],
+        (rng.random(episodes) < reward_A[action_E]).astype(np.float64)[:, None],
+        np.ones(episodes, np.int64),
+        np.zeros((episodes, 1), np.int64),
+        np.arange(episodes) // siblings,
+    )
+    return turns, float(target_A @ reward_A)
+
+
 def history_matters(seed: int, *, episodes: int, turns: int, strength: float) -> tuple[Turns, float]:
     """Every turn looks the same, and the first action decides about the last reward, as far as `strength` goes."""
     rng = np.random.default_rng(seed)
@@ -147,6 +179,23 @@ def history_matters(seed: int, *, episodes: int, turns: int, strength: float) ->
         np.arange(episodes) % 20,
     )
     return found, 0.5 * (1 - strength) + strength * wanted
+
+
+def good_actions(seed: int, *, tasks: int = 100, siblings: int = 8) -> tuple[Turns, float]:
+    """Four turns of a Markov process per task: the state counts the good actions, and so does the chance of success.
+
+    Returns the truth too. Each state is visited a few times, and its value depends on it alone.
+    """
+    rng = np.random.default_rng(seed)
+    episodes, horizon, wanted = tasks * siblings, 4, 0.7
+    good_EH = rng.random((episodes, horizon)) < 0.5
+    count_EH = np.cumsum(good_EH, axis=1)
+    task_E = np.arange(episodes) // siblings
+    reward_EH = np.zeros((episodes, horizon))
+    reward_EH[:, -1] = rng.random(episodes) < count_EH[:, -1] / horizon
+    state_EH = task_E[:, None] * (horizon + 1) + count_EH - good_EH
+    log_ratio_EH = np.where(good_EH, np.log(wanted / 0.5), np.log((1 - wanted) / 0.5))
+    return Turns(log_ratio_EH, reward_EH, np.full(episodes, horizon), state_EH, task_E), wanted
 
 
 def tasks_that_differ(seed: int, *, tasks: int, siblings: int) -> tuple[Turns, float]:

@@ -1,8 +1,8 @@
 """A Ray cluster of several nodes, which are processes of this machine, in a process of its own.
 
-`from testkit.ray_cluster import ray_cluster` gives a test module one: two nodes of a core each that can isolate user
-code fully, and one that cannot: there the filter of system calls hears of a processor that it is not
-written for. The head runs nothing.
+`from testkit.ray_cluster import ray_cluster` gives a test module one: a node of a core that can isolate user code
+fully, and one that cannot: there the filter of system calls hears of a processor that it is not written for. The head
+runs nothing. Each node costs three seconds of CPU, so tests that lose one ask for another before.
 """
 
 import json
@@ -40,7 +40,7 @@ class RayCluster:
     _process: subprocess.Popen[str]
 
     def ask(self, order: str) -> dict[str, object]:
-        """`node`: put another node in the place of one that was lost."""
+        """`node`: add another node that can isolate user code."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{order}\n")
@@ -80,10 +80,9 @@ def main(folder: str) -> None:
     size = {"object_store_memory": OBJECT_STORE_BYTES}
     cluster = Cluster()
     path = os.pathsep.join((folder, os.environ["PYTHONPATH"]))
-    _added(cluster, num_cpus=0, include_dashboard=False, **size)
+    _added(cluster, num_cpus=0, include_dashboard=False, no_monitor=True, include_log_monitor=False, **size)
     _added(cluster, num_cpus=1, env_vars={"PYTHONPATH": path}, **size)
-    for _ in range(2):
-        _added(cluster, num_cpus=1, **size)
+    _added(cluster, num_cpus=1, **size)
     cluster.wait_for_nodes()
     print(json.dumps({"address": cluster.address}), flush=True)
     for order in sys.stdin:

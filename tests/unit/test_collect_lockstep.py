@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from lake.errors import UsageError
+from lake.errors import ContractError, UsageError
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.games import GameEnvironment
 from pipelines.collect.environments.house import House, HouseConfig, HouseScript, vocabulary
@@ -146,6 +146,62 @@ def test_what_the_policy_raises_reaches_all_that_asked():
 
     speaker = LockStepSpeaker(Broken())
     assert [str(error) for error in asyncio.run(play_all())] == ["out of memory"] * 3
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda turns: [Decision("go")] * (len(turns) - 1), lambda turns: [], lambda _: None]
+)
+def test_a_policy_that_answers_too_few_fails_all_that_asked(answer):
+    class Short(Counting):
+        def act(self, turns):
+            asked.append(len(turns))
+            return answer(turns)
+
+    async def play_all():
+        talks = [speaker.open(index, key=str(index)) for index in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*(t.decide([]) for t in talks), return_exceptions=True), 5)
+
+    asked: list[int] = []
+    speaker = LockStepSpeaker(Short())
+    assert [type(error) for error in asyncio.run(play_all())] == [ContractError] * 3
+    assert asked == [3]
+    assert speaker.counts == {"decisions": 0}
+
+
+def test_a_policy_that_answers_too_many_fails_all_that_asked():
+    class Long(Counting):
+        def act(self, turns):
+            return [Decision("go")] * (len(turns) + 1)
+
+    async def play_all():
+        talks = [speaker.open(index, key=str(index)) for index in range(2)]
+        return await asyncio.wait_for(asyncio.gather(*(t.decide([]) for t in talks), return_exceptions=True), 5)
+
+    speaker = LockStepSpeaker(Long())
+    assert [type(error) for error in asyncio.run(play_all())] == [ContractError] * 2
+
+
+def test_a_policy_that_cannot_start_fails_all_that_asked_and_the_next_cohort_is_its_own():
+    class Late(Counting):
+        def start(self, seeds_E):
+            starts.append(list(seeds_E))
+            if len(starts) == 1:
+                raise ValueError("no memory")
+            return self
+
+    async def play_all():
+        talks = [speaker.open(index, key=str(index)) for index in range(2)]
+        first = await asyncio.wait_for(asyncio.gather(*(t.decide([]) for t in talks), return_exceptions=True), 5)
+        for talk in talks:
+            talk.close()
+        return [*first, await asyncio.wait_for(speaker.open(2, key="2").decide([]), 5)]
+
+    starts: list[list[int]] = []
+    speaker = LockStepSpeaker(Late())
+    *failed, decision = asyncio.run(play_all())
+    assert [type(error) for error in failed] == [ValueError] * 2
+    assert decision.action == "1 True ()"
+    assert starts == [[0, 1], [2]]
 
 
 def test_what_a_batched_policy_cannot_do_is_refused():

@@ -1,21 +1,68 @@
 """What `trajlake serve` refuses before anything is started, in one line each."""
 
 import json
+import shutil
 import sys
 import textwrap
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lake.errors import MissingExtraError, UsageError
 from pipelines.collect.engines import serve_checks
 from pipelines.collect.engines.serve import Served, _died
 from pipelines.collect.engines.serve_checks import check_model, check_options, find_installation
+from pipelines.collect.model_folder import policy_name, weights_digest
+from pipelines.collect.wiring import PlayerOptions, _policy_of
 from testkit.vllm_stand_in import model_folder, stand_in
 
 
 def test_a_model_that_can_be_served_gives_its_configuration(tmp_path):
     assert check_model(model_folder(tmp_path), "cpu")["head_dim"] == 32
+
+
+def saved(folder, **tensors):
+    """A model's folder whose weights are these."""
+    folder.mkdir(parents=True)
+    save_file({name: np.asarray(values, np.float32) for name, values in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_models_of_two_runs_are_two_policies_though_their_folders_bear_one_name(tmp_path):
+    """Every run has a `final`, and `eval --by policy` would put their episodes together."""
+    finals = [saved(tmp_path / run / "final", w=[number]) for number, run in enumerate("ab")]
+    (tmp_path / "a" / "run.json").write_text('{"run_id": "first"}')
+    names = [policy_name(str(final)) for final in finals]
+    assert [name.rpartition("-")[0] for name in names] == ["first/final", "final"]
+    assert len({name.rpartition("-")[2] for name in names}) == 2
+    version = saved(tmp_path / "a" / "versions" / "3", w=[3])
+    assert policy_name(version).startswith("first/3-")
+    for models in ({"model": str(finals[0])}, {"tokenizer": str(tmp_path), "model": str(finals[0])}):
+        options = PlayerOptions(**models, engines=("http://127.0.0.1:1",))
+        assert _policy_of(options, str(finals[0])) == names[0]
+        adapted = options.model_copy(update={"adapter": "polite"})
+        assert _policy_of(adapted, str(finals[0])) == f"{names[0]}+polite"
+
+
+def test_the_digest_of_a_policy_is_of_its_weights_alone(tmp_path):
+    model = saved(tmp_path / "model", bias=[0.0, 0.0], large=np.zeros(20_000))
+    first = weights_digest(model)
+    (model / "config.json").write_text("{}")
+    assert weights_digest(shutil.copytree(model, tmp_path / "elsewhere")) == first
+    for changed in ({"bias": [0.0, 1.0], "large": np.zeros(20_000)}, {"bias": [0.0, 0.0], "large": np.ones(20_000)}):
+        other = weights_digest(saved(tmp_path / str(len(list(tmp_path.iterdir()))), **changed))
+        assert other not in (None, first)
+    (model / "model.safetensors").write_bytes(b"\xff" * 100)
+    assert weights_digest(model) not in (None, first), "a damaged file is read as bytes"
+
+
+def test_a_name_that_is_no_folder_of_weights_stands_for_itself(tmp_path):
+    assert policy_name("vendor/model") == "vendor/model"
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    assert policy_name(tokenizer) == "tokenizer"
 
 
 @pytest.mark.parametrize(

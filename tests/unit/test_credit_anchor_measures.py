@@ -102,7 +102,7 @@ def slowly(rows: list[Row], labels: list[Any]) -> Row:
         "states": len(visits),
         "episodes": mean([len({rows[n]["episode_id"] for n in v}) for v in shared]),
         "one_action": mean([len({rows[n]["action"] for n in v}) == 1 for v in shared]),
-        "ways_in": mean([len({led_here(n) for n in v}) for v in shared]),
+        "ways_in": mean([len({led_here(n) for n in v} - {None}) for v in shared]),
         "errors": wrong / in_shared if marked else None,
     }
 

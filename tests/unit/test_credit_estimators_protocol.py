@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from lake.errors import ContractError, UsageError
-from pipelines.credit.estimators import ESTIMATORS, REFUSED, estimator_class
+from pipelines.credit.estimators import ESTIMATORS, REFUSED, estimator_class, needs_siblings
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.inputs.columns import InputNeeds, output_schema
 from testkit.estimator_strategies import IN_BATCHES, INCREMENTAL, NAMES, wide_frame
@@ -51,6 +51,17 @@ def test_listing_estimators_imports_none_of_them() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     lazy = {f"pipelines.credit.estimators.{name}" for name in NAMES} - {"pipelines.credit.estimators.gigpo"}
     assert not lazy & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_needs_siblings_gives_a_lone_episode_nothing(name: str) -> None:
+    """Two groups of one episode each, in one batch."""
+    rows = [{**row, "group_id": row["episode_id"]} for row in ROWS]
+    estimator = made(name)
+    found = estimator.advantages(wide_frame(rows).lazy()).collect()["advantage"]
+    assert needs_siblings(estimator) == (found.fill_null(0.0).abs().max() == 0)
+    if "singleton" in type(estimator).model_fields:
+        assert not needs_siblings(made(name, singleton="raw"))
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

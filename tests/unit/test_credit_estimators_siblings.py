@@ -170,6 +170,16 @@ def test_an_episode_of_no_batch_is_a_sibling_without_advantage() -> None:
     assert column("group_size", "batch_std", rows, batch_key="policy_version") == [3, 3, 3]
 
 
+def test_batch_std_gives_nothing_where_a_batch_has_no_spread() -> None:
+    """A group of four over two batches: of one episode, and of three with the same score."""
+    rows = scored(1.0, 0.0, 0.0, 0.0)
+    for row, version in zip(rows, [2, 1, 1, 1], strict=True):
+        row["policy_version"] = version
+    assert advantage("batch_std", rows, batch_key="policy_version") == [0.0] * 4
+    flags = column("flags", "batch_std", rows, batch_key="policy_version")
+    assert flags == ["singleton_batch", *["constant_batch"] * 3]
+
+
 def components(*pairs: tuple[float | None, float | None], group: int = 1) -> list[Row]:
     """One-step trajectories by their two rewards."""
     return [episode(10 * group + i, None, group=group, score_a=a, score_b=b)[0] for i, (a, b) in enumerate(pairs)]

@@ -114,7 +114,7 @@ def test_purity_by_hand() -> None:
     )
     found = only_row(group_diagnostics(advantages("ax", "ax"), episodes({}, {}), walks))
     assert found["one_action_anchors"] == 1
-    assert found["last_actions_mean"] == (1 + 2) / 2
+    assert found["last_actions_mean"] == (0 + 2) / 2
     assert (found["error_anchors"], found["error_steps"], found["empty_steps"]) == (1, 2, 2)
 
 

@@ -11,7 +11,7 @@ import pytest
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.judgements.credit import find_credit
 from pipelines.credit.commands import credit
-from pipelines.credit.estimators import ESTIMATORS, REFUSED, one_line
+from pipelines.credit.estimators import ALONE, ESTIMATORS, REFUSED, one_line
 from pipelines.credit.estimators.options import PRESETS
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
@@ -97,6 +97,15 @@ def test_a_job_is_told_in_words_and_the_next_one_does_only_what_is_new(cli: Cli,
     assert "1 group computed, 1 unchanged, 0 removed" in second.out
     assert "singleton: " in second.err
     assert "2 groups computed" in cli("credit", "gigpo", "--lake", lk.uri, "--force").out
+
+
+def test_lone_episodes_are_refused_before_a_job_begins(cli: Cli, tmp_path: Path) -> None:
+    lone = empty_lake(tmp_path / "lone")
+    for run in ("a", "b"):
+        lone.append(rollouts(run, [1.0]))
+    assert all(name in cli("credit", "gigpo", "--lake", lone.uri).fault for name in ("gigpo", *ALONE, "singleton"))
+    assert lone.sql("SELECT count(*) FROM jobs WHERE kind = 'credit'").item() == 0
+    assert cli("credit", "gigpo", "--lake", lone.uri, "--set", "singleton=raw").code == 0
 
 
 def test_recorded_rewards_are_taken_unless_told_otherwise(cli: Cli, lk: Lake) -> None:

@@ -43,13 +43,13 @@ def seen(present: tuple[str, ...] = COLUMNS, **texts: str | None) -> pl.DataFram
 
 
 def test_figures_by_hand() -> None:
-    """`a` is shared by three and entered by nothing, by one and by the other action; `b` is an error text."""
+    """`a` is a first state and entered by one action, `b` is a first state and entered by two, and an error text."""
     found = purity(advantages(), seen())
     assert found.to_dicts() == [
         {
             "group_id": 0,
             "one_action_anchors": 0,
-            "last_actions_mean": (2 + 3) / 2,
+            "last_actions_mean": (1 + 2) / 2,
             "error_anchors": 1,
             "error_steps": 3,
             "empty_steps": 0,

@@ -11,6 +11,8 @@ from lake.statistics.intervals import (
     share_interval,
     spread_by_task,
     spread_of_mean,
+    spread_of_share,
+    success_interval,
     t_quantile,
     wilson,
 )
@@ -91,6 +93,26 @@ def test_leaving_out_tasks_of_a_mean_is_the_spread_of_the_mean() -> None:
     assert parts is not None
     assert each is not None
     assert parts.error == pytest.approx(each.error, rel=0.2)
+
+
+@pytest.mark.parametrize("tasks", [2, 30, 2 * MAX_PARTS + 100])
+def test_a_share_of_equal_trials_is_the_mean_of_the_tasks(tasks: int) -> None:
+    """However many tasks: parts of several tasks would give another error."""
+    wins_P = np.random.default_rng(0).binomial(4, 0.4, tasks).astype(np.float64)
+    assert spread_of_share(wins_P, np.full(tasks, 4.0)) == pytest.approx(spread_of_mean(wins_P / 4))
+
+
+def test_a_share_of_unequal_trials_is_the_jackknife_over_tasks() -> None:
+    rng = np.random.default_rng(1)
+    trials_P = rng.integers(1, 9, 60).astype(np.float64)
+    wins_P = rng.binomial(trials_P.astype(np.int64), 0.4).astype(np.float64)
+    slow = spread_by_task(lambda counts_P: float(counts_P @ wins_P / (counts_P @ trials_P)), np.arange(60))
+    assert spread_of_share(wins_P, trials_P) == pytest.approx(slow)
+    assert spread_of_share(wins_P[:1], trials_P[:1]) is None
+
+
+def test_one_task_has_the_interval_of_its_attempts() -> None:
+    assert success_interval(np.array([8.0]), np.array([10.0])) == pytest.approx((0.4902, 0.9433), abs=5e-5)
 
 
 def test_one_task_and_estimates_that_rest_on_one_have_no_spread() -> None:

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from testkit.off_policy import a_process, history_matters, rare_action, turns_of
+from testkit.off_policy import a_process, good_actions, hidden_action, history_matters, rare_action, turns_of
 from testkit.wording import Wording
-from trainer.evaluation.estimators import Estimator, all_estimators
+from trainer.evaluation.estimators import Estimator, Fitted, all_estimators
 from trainer.evaluation.estimators.base import Turns, mean_weights, reliability
 
 WEIGHED = ("pdis", "wis", "wpdis", "clipped", "dr", "fqe")
@@ -95,6 +95,25 @@ def test_states_that_do_not_tell_what_follows_have_no_fitted_value(wording: Word
     assert robust.low < truth < robust.high, "dr needs no states, and says what is right"
 
 
+def test_fair_markov_data_have_a_fitted_value() -> None:
+    """A ridge of 1 refuses nearly all of them, and the refusal names the ridge."""
+    pulled = reported = held = named_ridge = 0
+    for seed in range(8):
+        turns, truth = good_actions(seed)
+        if named("dr").reliability(turns).refusal:
+            continue
+        estimate, strong = named("fqe").estimate(turns), Fitted(1.0).estimate(turns)
+        pulled += strong.value is None
+        named_ridge += "--ridge 0.01" in (strong.refused or "")
+        if estimate.low is not None and estimate.high is not None:
+            reported += 1
+            held += estimate.low <= truth <= estimate.high
+    assert pulled >= 6
+    assert named_ridge >= 5
+    assert reported >= 6
+    assert held >= reported - 1
+
+
 def test_a_fitted_value_that_cannot_be_checked_is_not_told() -> None:
     """Single turns are even enough, products are not."""
     ratios = np.random.default_rng(0).normal(-0.32, 0.8, (300, 12))
@@ -111,6 +130,34 @@ def test_what_clipping_may_have_taken_is_in_the_interval() -> None:
     assert told.value == pytest.approx(0.45)
     assert told.high is not None
     assert told.high > 0.6, "the truth"
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_an_interval_has_room_for_mass_that_noise_hides(name: str) -> None:
+    """A mass of .05 that is hardly ever seen passes the check of the mean weight in a third of the data sets."""
+    reported = held = 0
+    for seed in range(60):
+        turns, truth = hidden_action(seed)
+        estimate = named(name).estimate(turns)
+        if estimate.low is not None and estimate.high is not None:
+            reported += 1
+            held += estimate.low <= truth <= estimate.high
+    assert reported >= 10
+    assert held >= 0.75 * reported
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_a_large_mass_is_refused_however_noisy_the_others(name: str) -> None:
+    for seed in range(20):
+        assert named(name).estimate(hidden_action(seed, behaved=0.0005, wanted=0.5)[0]).value is None
+
+
+def test_missing_mass_counts_from_the_turn_at_which_it_is_lost() -> None:
+    """A fifth of the weight is lost at the second turn: what the first turn gave is known, what follows is 0 or 2."""
+    turns = turns_of([[(0.0, 1.0, 0), (math.log(0.8), 2.0 * (n % 2), 0)] for n in range(100)], list(range(100)))
+    least, most = named("pdis").bounds(turns)
+    assert (least.value, most.value) == (pytest.approx(1.8), pytest.approx(1.8 + 0.2 * 2.0))
+    assert named("behaviour").bounds(turns) == []
 
 
 @pytest.mark.parametrize("name", WEIGHED)

@@ -12,12 +12,18 @@ from lake.export.job import export
 from lake.export.request import Manifest, Request
 from lake.export.target import Choices
 from pipelines.credit import GiGPO
+from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
 from pipelines.select import Length, Selection, run_select
 from testkit.copies import copied, empty_lake
+from trainer.data.select.pairs import labels as trainer_labels
+from trainer.evaluation.success import per_task, read_attempts
+from viewer.queries import Window, runs
+
+THRESHOLD = {"choices": Choices(threshold=0.1)}
 
 
-def walk(index: int, reward: float, *actions: str) -> EpisodeRecord:
+def walk(index: int, reward: float | None, *actions: str) -> EpisodeRecord:
     """A rollout of the task `door`, whose every state is the same."""
     return EpisodeRecord(
         task_id="door",
@@ -73,11 +79,58 @@ def test_pairs_of_an_anchor_state_hold_decisions_that_are_learned_from_alone(lk:
     assert [row[side][0]["content"] for side in ("chosen", "rejected")] == ["pull", "push"]
 
 
-def test_an_episode_on_the_border_is_not_good(lk: Lake, tmp_path: Path) -> None:
+def test_a_score_on_the_threshold_is_a_success_everywhere(lk: Lake, tmp_path: Path) -> None:
+    """In exports, in evaluations, in the labels of a loss and in the viewer; the mean of a group is no threshold."""
+    labels = {}
     for name, choices in (("mean", Choices()), ("fixed", Choices(threshold=0.5))):
         (tmp_path / name).mkdir()
         rows, _ = exported(lk, tmp_path / name, "unpaired", choices=choices)
-        assert {row["rollout_index"]: row["label"] for row in rows} == {0: False, 1: False, 2: True}
+        labels[name] = {row["rollout_index"]: row["label"] for row in rows}
+    assert labels == {"mean": {0: False, 1: False, 2: True}, "fixed": {0: False, 1: True, 2: True}}
+    attempts = read_attempts(lk.snapshot(), by="run_id", score="env_return")
+    outcomes = attempts.select("episode_id", outcome="score")
+    signs = trainer_labels(outcomes, 0.5).sides["sign"].to_list()
+    (run,) = runs.page(lk.snapshot(), 0.5, Window(9)).to_dicts()
+    (tasks,) = per_task(attempts, 0.5).to_dicts()
+    assert sorted(signs) == [-1, 1, 1]
+    assert (tasks["successes"], run["success"]) == (2, pytest.approx(2 / 3))
+
+
+@pytest.fixture
+def booked(tmp_path: Path) -> Lake:
+    """Two siblings whose environment told no return of the first; a scorer judged both, and credit took its values."""
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([walk(0, None, "push"), walk(1, 0.25, "pull")], run_id="a")
+    lk.add_scores(lk.sql("SELECT episode_id, (1 - rollout_index)::DOUBLE AS value FROM episodes"), name="booked")
+    run_credit(lk, ESTIMATORS["rloo"](), score="booked")
+    return lk
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("messages", "reward"), ("prompt-completion", "reward"), ("verl-rollouts", "score"), ("unpaired", "score")],
+)
+def test_the_score_of_the_current_credit_counts(booked: Lake, tmp_path: Path, name: str, column: str) -> None:
+    for given in ({}, {"choices": Choices(score="booked")}, {"choices": Choices(score="booked@imported")}):
+        rows, manifest = exported(booked, tmp_path, name, **given)
+        assert [row[column] for row in sorted(rows, key=lambda row: row["rollout_index"])] == [1.0, 0.0]
+        assert str(manifest.score).startswith("booked@")
+        (tmp_path / f"{name}.jsonl").unlink()
+        (tmp_path / f"{name}.jsonl.manifest.json").unlink(missing_ok=True)
+    (row,), manifest = exported(booked, tmp_path, name, credit="none", where="env_return IS NOT NULL", **THRESHOLD)
+    assert (row[column], manifest.choices["score"]) == (0.25, "env_return")
+
+
+@pytest.mark.parametrize("name", ["messages", "messages-parquet", "trl-completions", "verl-rollouts"])
+def test_a_reward_of_a_scorer_is_not_read_as_the_return(booked: Lake, tmp_path: Path, name: str) -> None:
+    export(booked, Request(target(name), tmp_path / "out"))
+    other = empty_lake(tmp_path / "other")
+    assert other.ingest(tmp_path / "out").new == 2
+    rows = other.sql("SELECT rollout_index, env_return, extra FROM episodes ORDER BY 1").rows()
+    assert [row[:2] for row in rows] == [(0, None), (1, 0.25)]
+    assert not any("reward_of" in (extra or "") or "env_return" in (extra or "") for _, _, extra in rows)
+    scores = other.sql("SELECT rollout_index, scorer, value FROM current_scores JOIN episodes USING (episode_id)")
+    assert sorted(scores.rows()) == [(0, "booked", 1.0), (1, "booked", 0.0)]
 
 
 def test_a_manifest_counts_what_every_shard_left_out(lk: Lake, tmp_path: Path) -> None:

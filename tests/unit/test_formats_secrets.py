@@ -1,10 +1,31 @@
 """Secrets in settings and texts: what can be told as one goes, wherever it stands, and nothing else does."""
 
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.formats.base.secrets import REDACTED, redacted, without_secrets
+import lake
+import lake.live.spool
+from lake.formats.base.secrets import (
+    REDACTED,
+    TOKENS_SPELL_KEY,
+    Secrets,
+    is_secret,
+    redacted,
+    without_keys,
+    without_secrets,
+)
+from lake.live.frames import Begin, End, Refused, Score, Span, Step, Tool, Traced, Whole, encode
+from lake.records import Reject
+from lake.write.secret_columns import without_keys_in
+from testkit import key_places
 
 SECRET = "aB3dE5fG7hJ9kL1mN3pQ"
 SENTENCES = [
@@ -79,3 +100,208 @@ def test_settings_lose_their_secrets_at_any_depth() -> None:
 def test_long_texts_take_no_long_time(piece: str) -> None:
     """Of patterns that go back and forth so many characters would take half an hour, and the test would be killed."""
     redacted(piece * (200_000 // len(piece)))
+
+
+# ---------------------------------------------------------------- what comes in
+
+
+def one_by_one() -> list[dict[str, str]]:
+    """Settings with a single key each, so that no other one leads there."""
+    looks = "q001w7Kd4rZq7Kd93Lm"
+    headers = [f"http.request.header.{name.lower()}" for name in key_places.HEADERS]
+    return [{name: looks} for name in (*key_places.BODY_FIELDS, *key_places.SETTING_FIELDS, *headers)]
+
+
+def test_a_field_of_settings_is_told_by_its_name_alone_also_in_columns() -> None:
+    settings = one_by_one()
+    assert [fields for fields in settings if without_keys(fields) != {}] == []
+    # A row whose texts are short, and the same behind so many that the engine looks.
+    for more in (0, 3000):
+        rows = [json.dumps(fields) for fields in settings] + ["x" * 100] * more
+        frame = pl.DataFrame({"attributes": rows})
+        found = [
+            without_keys_in("spans", frame[row : row + 1])["attributes"][0] for row in range(len(settings) * (not more))
+        ]
+        found = found or without_keys_in("spans", frame)["attributes"][: len(settings)].to_list()
+        assert set(found) == {"{}"}
+
+
+def test_a_secret_is_told_from_the_word_of_a_game() -> None:
+    assert without_keys({"secret": "crane", "client": {"app.secret": "hunter2-hunter"}}) == {
+        "secret": "crane",
+        "client": {},
+    }
+    assert [name for name in ("secret", "api_key", "http.request.header.x-pat", "key", "seed") if is_secret(name)] == [
+        *("secret", "api_key", "http.request.header.x-pat"),
+    ]
+
+
+@pytest.mark.parametrize("field", [*key_places.BODY_FIELDS, *key_places.SETTING_FIELDS])
+def test_a_field_of_a_request_is_looked_for_elsewhere(field: str) -> None:
+    secrets = Secrets()
+    key = "opaque-words-17-x"
+    assert secrets.fields_without_keys({"model": "m", "vendor": {field: key}}) == {"model": "m", "vendor": {}}
+    assert secrets.without_keys({"messages": [{"role": "user", "content": f"say {key}."}]}) == {
+        "messages": [{"role": "user", "content": f"say {REDACTED}."}]
+    }
+
+
+ISSUED = [
+    *(
+        "sk-proj-0123456789abcdefghij",
+        "sk-ant-api03-abcdefghij0123456789",
+        "ghp_abcdefghijklmnop0123",
+        "xoxb-1234567890-ab",
+    ),
+    *("github_pat_11ABCDEFG0123456789", "glpat-abcdefghij012345", "hf_abcdefghijklmnopqr", "gsk_abcdefghijklmnop0123"),
+    *(
+        "AKIAABCDEFGH12345678",
+        "ASIAABCDEFGH12345678",
+        "AIzaSyA0123456789abcdefghijklmnopqrstuv",
+        "r" + "k_live_0123456789abcdef",
+    ),
+    *("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-_1", "nvapi-abcdefghij0123456789", "tvly-abcdefghij012345"),
+    *(
+        "ya29.a0AfH6SMBxxxxxxxxxxxxxxxx",
+        "lsv2_pt_0123456789abcdef",
+        "dapi0123456789abcdef0123456789abcdef",
+        "npm_" + "a1" * 18,
+    ),
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\nAQEFAASC\n-----END RSA PRIVATE KEY-----",
+]
+AROUND = [
+    *(
+        "AccountName=a;AccountKey={};EndpointSuffix=core",
+        "Server=a;User Id=c;Password={};",
+        "host=a user=b password={} x",
+    ),
+    *("postgres://bob:{}@db.example/x", "Authorization: Basic {}", "curl -H 'Authorization: Bearer {}'"),
+]
+TALK = [
+    *(
+        "pip install sk-learn-extra; risk-assessment-of-2023-tasks",
+        "http://user:password@host and amqp://guest:guest@host",
+    ),
+    *("f'postgres://{user}:{password}@{host}'", "BasicAuth(username=user, password=password)", "AKIAIOSFODNN7EXAMPLE"),
+    *(
+        "my password: hunter2, and api_key=os.environ['KEY']",
+        "sk-ecdsa-sha2-nistp256@openssh.com",
+        "the bearer of this",
+    ),
+    *(
+        "eyJhbGciOiJI is where it begins",
+        "-----BEGIN PRIVATE KEY----- stands before one",
+        "see https://a.b:80/x?token=1",
+    ),
+]
+
+
+@pytest.mark.parametrize("key", [*ISSUED, *(form.format("q1w7Kd4rZq7Kd93LmA==") for form in AROUND)])
+@pytest.mark.parametrize("before", ["", "say ", "\n", json.dumps("\n")[1:-1]])
+def test_a_key_that_is_spelled_as_one_goes_from_what_is_said(key: str, before: str) -> None:
+    """In a text, in JSON inside a text, and in a column that the engine looks through."""
+    secret = "q1w7Kd4rZq7Kd93LmA" if "q1w7" in key else key[:25]
+    texts = [f"{before}{key} now", json.dumps({"cmd": f"{before}{key}"})]
+    for text in texts:
+        assert secret not in without_keys(text, "content")
+        steps = pl.DataFrame({"action": [text, *["x" * 100] * 3000]})
+        assert secret not in without_keys_in("steps", steps)["action"][0]
+
+
+@pytest.mark.parametrize("text", TALK)
+def test_what_is_said_and_is_no_key_stays(text: str) -> None:
+    messages = [{"role": "user", "content": text, "password": "p4ssw0rd-of-a-game"}]
+    assert without_keys(messages, "context") is messages
+    frame = pl.DataFrame({"action": [text], "state": ["x" * 300_000]})
+    assert without_keys_in("steps", frame)["action"].to_list() == [text]
+
+
+def test_tokens_that_spell_a_key_go_with_those_that_extend_them(tmp_path: Path) -> None:
+    def step(action: str, prefix: int | None) -> dict[str, Any]:
+        tokens = {"context_ids": [1], "action_ids": [2, 3], "prefix_step_index": prefix}
+        return {"state": "s", "action": action, "completion_tokens": 2, "tokens": tokens, "extra": {"id": 1}}
+
+    said = [("a", None), (ISSUED[0], 0), ("c", 1), ("d", 2), ("e", 0), ("f", None)]
+    steps = [step(*one) for one in said]
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({"task_id": "t", "steps": steps}) + "\n")
+    lk = lake.open(tmp_path / "lake", create=True)
+    assert lk.ingest(path).new == 1
+    with lake.recorder(tmp_path / "lake", run="live", spool=tmp_path / "spool") as recorder:
+        recorder.record(msgspec.convert({"task_id": "t", "steps": steps}, lake.EpisodeRecord))
+    rows = lk.sql("SELECT run_id, step_index, action, extra, completion_tokens FROM steps ORDER BY 1, 2").to_dicts()
+    kept = lk.sql("SELECT run_id, step_index FROM tokens ORDER BY 1, 2").rows()
+    for run in ("live", "records"):
+        assert [step for of, step in kept if of == run] == [0, 4, 5]
+        mine = [row for row in rows if row["run_id"] == run]
+        assert [row["action"] for row in mine] == ["a", REDACTED, "c", "d", "e", "f"]
+        assert [row["completion_tokens"] for row in mine] == [2] * 6
+        assert [json.loads(row["extra"]).get("tokens_left_out") for row in mine] == [
+            None,
+            *[TOKENS_SPELL_KEY] * 3,
+            None,
+            None,
+        ]
+
+
+RECORD = lake.EpisodeRecord(task_id="t", steps=[], error=ISSUED[0])
+SPAN = lake.SpanRecord(trace_id="t", span_id="s", kind="call", name=ISSUED[0], error=f"api_key={SECRET}")
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Begin(episode=RECORD),
+        Step(index=0, step=lake.StepRecord(state=ISSUED[0], action="a", extra={"api_key": SECRET})),
+        Tool(number=0, name="look", arguments={"q": ISSUED[0]}, error=f"api_key={SECRET}"),
+        Span(span=SPAN),
+        Score(score=lake.ScoreRecord(scorer="s", value=1.0, reason=f"Bearer {SECRET}", metrics={"api_key": SECRET})),
+        End(error=f"api_key={SECRET}", ground_truth=[ISSUED[0]]),
+        Traced(document={"resourceSpans": [{"attributes": [{"key": "api_key", "value": {"stringValue": SECRET}}]}]}),
+        Whole(episode=RECORD),
+        Refused(reject=Reject(position=0, reason="invalid", message=ISSUED[0], raw=json.dumps({"api_key": SECRET}))),
+    ],
+    ids=lambda frame: type(frame).__name__,
+)
+def test_no_frame_is_put_into_the_spool_with_a_key(frame: Any) -> None:
+    payload = encode(bytes(16), 0, frame)
+    assert SECRET.encode() not in payload
+    assert ISSUED[0].encode() not in payload
+
+
+def test_the_log_holds_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("trajlake")
+    log.warning("refused: %s", f"api_key={SECRET}", exc_info=ValueError(f"no access with {ISSUED[0]}"))
+    assert SECRET not in caplog.text
+    assert ISSUED[0] not in caplog.text
+    assert REDACTED in caplog.text
+
+
+def injected(value: Any, places: key_places.Places, where: str) -> Any:
+    """A document with a key in every text of several words, and one in every object, by its name."""
+    if isinstance(value, dict):
+        return {name: injected(item, places, f"{where}.{name}") for name, item in value.items()}
+    if isinstance(value, list):
+        return [injected(item, places, f"{where}[{number}]") for number, item in enumerate(value)]
+    return f"{value} {places.issued(where)}" if isinstance(value, str) and " " in value else value
+
+
+def test_no_format_brings_a_key_in(tmp_path: Path) -> None:
+    """Each published example of a format, with a key in every text of several words."""
+    places = key_places.Places()
+    golden = Path(__file__).parents[1] / "golden" / "formats"
+    for path in [found for found in sorted(golden.rglob("*.json*")) if found.suffix in (".json", ".jsonl")]:
+        target = tmp_path / "in" / path.relative_to(golden)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        name = str(path.relative_to(golden))
+        documents = [injected(json.loads(line), places, f"{name}:{number}") for number, line in enumerate(texts)]
+        target.write_text("\n".join(json.dumps(document, ensure_ascii=False) for document in documents) + "\n")
+    lk = lake.open(tmp_path / "lake", create=True)
+    lk.ingest(tmp_path / "in")
+    tables = ("episodes", "steps", "spans", "scores", "rejects")
+    cells = {name: lk.sql(f"SELECT * FROM {name}").to_dicts() for name in tables}
+    texts = {name: places.readable(json.dumps(rows, default=str)) for name, rows in cells.items()}
+    assert {name: where for name, where in texts.items() if where} == {}
+    assert len(cells["steps"]) > 50
+    assert len(places.keys) > 600

@@ -107,6 +107,38 @@ def test_one_that_lives_is_renewed(lk: Lake, clock: MovingClock) -> None:
             assert any(is_alive(lk) or threading.Event().wait(0.01) for _ in range(6000))
 
 
+class LaggingClaim(Claim):
+    """Sees what a listing showed some looks ago."""
+
+    looks = 0
+
+    def _numbers(self) -> list[int]:
+        self.looks += 1
+        return [] if self.looks <= self.lag else super()._numbers()
+
+    lag = 0
+
+
+def test_a_store_that_lists_late_is_asked_again_with_pauses_and_not_for_ever(
+    lk: Lake, clock: MovingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(lk, "here")
+    pauses: list[float] = []
+    monkeypatch.setattr("lake.care.claims.time.sleep", pauses.append)
+    claim = LaggingClaim(lk._store, WHAT, "here")
+    claim.lag = 5
+    with claim:
+        assert (len(pauses), pauses[0] < pauses[-1] <= 1) == (5, True)
+    monkeypatch.undo()
+    monkeypatch.setattr("lake.care.claims._LOOKING_SECONDS", 0.2)
+    with lk.claim(WHAT, "here"):
+        late = LaggingClaim(lk._store, WHAT, "there")
+        late.lag = 10**9
+        with pytest.raises(LakeAccessError, match="_trajlake/claims"):
+            late.__enter__()
+        assert late.looks < 20
+
+
 def test_a_damaged_entry_is_named(lk: Lake) -> None:
     killed(lk, "here")
     (path,) = entries(lk)

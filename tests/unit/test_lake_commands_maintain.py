@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lake.live.segments import SUFFIX
 from lake.storage.objects import Objects
 from lake.tables import TABLES
 from lake.write.annotations import Annotation, annotate
+from pipelines.credit import GiGPO
+from pipelines.credit.job import run_credit
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
@@ -109,12 +112,36 @@ def test_vacuum_reports_every_table_and_a_dry_run_says_so(cli: Cli, lk: Lake, wo
 
 def test_retract_hides_what_is_named_and_counts_what_was_hidden(cli: Cli, lk: Lake) -> None:
     done = cli("retract", shown(lk, "a"), "--reason", "it cheated", "--lake", lk.uri)
-    assert (done.code, done.out, done.err) == (0, "1 episode retracted (already retracted: 0)\n", "")
+    assert (done.code, done.out) == (0, "1 episode retracted (already retracted: 0)\n")
     assert tasks(lk) == ["b"]
     assert lk.scan("retractions").collect()["reason"].to_list() == ["it cheated"]
     again = cli("retract", shown(lk, "a").upper(), shown(lk, "b"), "--lake", lk.uri)
     assert again.out == "1 episode retracted (already retracted: 1)\n"
     assert tasks(lk) == []
+
+
+def test_a_retraction_is_tried_then_made_then_taken_back(cli: Cli, lk: Lake) -> None:
+    lk.append([episode("c", number, env_return=float(number)) for number in range(2)], run_id="run")
+    run_credit(lk, GiGPO(step_source="terminal_score"), where="task_id = 'c'")
+    versions = lk.snapshot().versions
+    where = "task_id = 'a' OR rollout_index = 1"
+    tried = cli("retract", "--where", where, "--dry-run", "--lake", lk.uri)
+    assert tried.out == "2 episodes would be retracted (already retracted: 0)\n"
+    for said in ("groups: 2, of which 1", "episodes 2, steps 4, tokens 2, advantages 2", "(gigpo) has 1 group "):
+        assert said in tried.err
+    assert lk.snapshot().versions == versions
+    cli("retract", "--where", "task_id = 'c'", "--lake", lk.uri)
+    done = cli("retract", shown(lk, "a"), "--lake", lk.uri)
+    command = shlex.split(done.err.partition(": ")[2])
+    for back, shows in (([*command[1:], "--dry-run"], ["b"]), (command[1:], ["a", "b"]), (command[1:], ["a", "b"])):
+        assert cli(*back).code == 0
+        assert tasks(lk) == shows
+    cli("retract", "--where", "true", "--lake", lk.uri)
+    again = cli("restore", "--where", "task_id = 'b'", "--reason", "it was right", "--lake", lk.uri)
+    assert again.out.startswith("1 episode restored")
+    assert tasks(lk) == ["b"]
+    assert lk.sql("SELECT parameters FROM job_runs WHERE kind = 'restore'")["parameters"].str.contains("right").any()
+    assert "trajlake restore" in cli("show", shown(lk, "a"), "--lake", lk.uri).fault
 
 
 def test_retract_takes_a_condition(cli: Cli, lk: Lake) -> None:
@@ -326,6 +353,10 @@ def newest(lk: Lake) -> int:
         (["forget", "--where", "", "--yes"], 2, "--where is empty; give a SQL predicate over `episodes`"),
         (["forget", "--where", " ", "--yes"], 2, "--where is empty"),
         (["retract", "--where", ""], 2, "--where is empty"),
+        (["restore"], 2, "no episodes are named"),
+        (["restore", "0000000000001"], 2, "the lake holds no episode 0000000000001; nothing was changed"),
+        (["restore", "--job", "0000000000001"], 2, "job 0000000000001 retracted no episode"),
+        (["restore", "--job", "xyz"], 2, "--job: 'xyz' is not an id"),
         (["forget", "0000000000001", "--yes"], 2, "the lake holds no episode 0000000000001; nothing was changed"),
         (["snapshot", "create", "a b"], 2, "'a b' cannot name a snapshot; valid: letters, digits"),
         (["snapshot", "create", "7"], 2, "'7' cannot name a snapshot"),
@@ -354,6 +385,7 @@ def test_a_fault_is_one_line_and_changes_no_episode(
         ["compact"],
         ["vacuum"],
         ["retract", "0000000000001"],
+        ["restore", "0000000000001"],
         ["forget", "0000000000001", "--yes"],
         ["snapshot", "create", "x"],
         ["snapshot", "list"],

@@ -12,6 +12,7 @@ import pytest
 
 from lake.errors import ContractError, MissingExtraError, UsageError, WorkerLostError
 from lake.execution.choice import EXECUTORS, executor_named
+from lake.execution.cores import threads_for, usable_cores
 from lake.execution.executor import TRIES
 from lake.execution.held import held
 from lake.execution.local import LocalExecutor
@@ -160,3 +161,35 @@ def test_without_ray_the_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -
         RayExecutor()
     with pytest.raises(UsageError, match="0 workers"):
         executor_named("ray", 0)
+
+
+def test_cores_are_counted_on_a_system_without_an_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert usable_cores() == os.cpu_count()
+    assert 1 <= LocalExecutor().workers <= 4
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert LocalExecutor().workers == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "cores", "given", "threads"),
+    [
+        (97_600, 2, None, 1),
+        (97_600, 1, None, 1),
+        (7_999_999, 64, None, 1),
+        (8_000_000, 64, None, 2),
+        (8_000_000, 2, None, None),
+        (135_000_000, 64, None, None),
+        (40_000_000, 64, None, 10),
+        (40_000_000, 64, "4", None),
+        (40_000_000, 64, "many", 10),
+    ],
+)
+def test_threads_follow_the_size_of_a_model(
+    monkeypatch: pytest.MonkeyPatch, parameters: int, cores: int, given: str | None, threads: int | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert threads_for(parameters) == threads

@@ -164,7 +164,7 @@ def test_a_decision_has_the_chat_before_it_as_prompt(lk: Lake, tmp_path: Path) -
     rows, _ = exported(lk, tmp_path / "out", "prompt-completion", where="task_id = 'door' AND rollout_index = 0")
     assert [len(row["prompt"]) for row in rows] == [2, 4]
     assert [row["completion"][0]["content"] for row in rows] == ["I look.", "Done."]
-    assert [row["reward"] for row in rows] == [None, 0.5]
+    assert [(row["reward"], row["step_reward"]) for row in rows] == [(1.0, None), (1.0, 0.5)]
 
 
 def test_steps_that_are_not_the_policys_are_prompt_and_no_completion(tmp_path: Path, wording: Wording) -> None:
@@ -308,6 +308,10 @@ def test_rows_for_trainers_are_read_as_the_episodes_that_they_are_of(lk: Lake, t
     names = {(one.run_id, one.task_id, one.rollout_index, one.agent_id) for one in after.values()}
     agents = ("step 0", "step 1") if name == "prompt-completion" else (None,)
     assert names == {("a", "door", index, agent) for index in (0, 1) for agent in agents}
+    if name == "prompt-completion":
+        returns = {(one.rollout_index, one.env_return) for one in after.values()}
+        assert returns == {(0, 1.0), (1, 0.0)}
+        assert 0.5 in {one.steps[-1].reward for one in after.values()}
 
 
 def test_a_table_of_scout_is_refused_by_its_name(lk: Lake, tmp_path: Path) -> None:
@@ -498,7 +502,10 @@ def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path
     done = CliRunner().invoke(trajlake, ["export", "--lake", lk.uri, "--format", "messages", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{out}: 4 rows of 4 episodes (8 steps) as messages\n"
-    assert done.stderr == "not in it: episodes' extra (4), spans (4), step scores (4), tokens (4)\n"
+    assert done.stderr.splitlines() == [
+        "score: env_return",
+        "not in it: episodes' extra (4), spans (4), step scores (4), tokens (4)",
+    ]
     assert lake.open(lk.uri).sql("SELECT count(*) AS n FROM episodes").item() == 4
 
 

@@ -2,6 +2,8 @@
 
 import gc
 import json
+import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import UsageError
 from lake.write import batches as batches_module
 from lake.write import ingest as ingest_module
+from lake.write.batches import collect_garbage, without_collector
 from lake.write.ingest import Progress, ingest
 from lake.write.jobs import Job
 from testkit.copies import empty_lake
@@ -205,3 +208,48 @@ def test_the_collector_is_off_meanwhile_and_then_as_it_was(
     finally:
         (gc.enable if before else gc.disable)()
     assert states == [False]
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_collector_stays_off_until_the_last_of_several_threads_is_done(was_on: bool) -> None:
+    """The first to begin ends first."""
+    begun, ended = threading.Event(), threading.Event()
+    states: list[bool] = []
+
+    def first() -> None:
+        with without_collector():
+            begun.set()
+            ended.wait(10)
+
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_on else gc.disable)()
+        thread = threading.Thread(target=first)
+        thread.start()
+        begun.wait(10)
+        with without_collector():
+            ended.set()
+            thread.join(10)
+            states.append(gc.isenabled())
+        states.append(gc.isenabled())
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert states == [False, was_on]
+
+
+def test_cycles_of_other_threads_are_collected_during_a_long_ingest(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.own = self
+
+    gone = threading.Event()
+    with without_collector():
+        cycle = Cycle()
+        weakref.finalize(cycle, gone.set)
+        gc.collect(1)  # it has grown old
+        del cycle
+        collect_garbage()
+        assert not gone.is_set()
+        monkeypatch.setattr(batches_module, "_FULL_SECONDS", 0.0)
+        collect_garbage()
+        assert gone.is_set()

@@ -15,10 +15,13 @@ import pytest
 
 import lake
 from lake import EpisodeRecord, Lake, Snapshot, ids
+from lake.care import retraction
 from lake.errors import UsageError
 from lake.read.query_pruning import planner
 from lake.read.query_views import views
+from lake.read.visibility import in_force
 from lake.tables import TABLES
+from lake.write.writer import write_retractions
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.examples import mostly_slow
@@ -193,13 +196,112 @@ def test_a_retracted_episode_is_gone_from_scan_and_sql_of_every_table_and_view(f
     with after.session() as session:
         for view in views():
             columns = [name for name, _ in planner().columns(view)]
-            if "episode_id" in columns and view not in ("step_seen", "trained_batches"):
+            if "episode_id" in columns and view not in ("step_seen", "trained_batches", "current_retractions"):
                 query = f"SELECT count(*) AS n FROM {view} WHERE episode_id = ?"
                 assert session.query(query, [episode_id]).item() == 0, view
     (row,) = after.scan("retractions").filter(pl.col("episode_id") == episode_id).collect().rows(named=True)
     assert (row["kind"], row["reason"], row["superseded_by"]) == ("retracted", "it read the answer", None)
     assert rows_of(lake.open(lk.uri).at(before.versions), episode_id) == shown
     assert assert_whole(after) == assert_whole(before) - 1
+
+
+# ---------------------------------------------------------------- the way back
+
+
+def test_a_restored_episode_is_as_it_was_everywhere_and_old_snapshots_stay(full: Path, tmp_path: Path) -> None:
+    lk = lake.open(shutil.copytree(full, tmp_path / "lake"))
+    before = lk.snapshot()
+    (episode_id,) = before.scan("annotations").head(1).collect()["episode_id"]
+    lk.retract([episode_id], "a mistake")
+    hidden = lk.snapshot()
+    assert lk.restore([episode_id], "it was none") == 1
+    after = lk.snapshot()
+    changed = {"jobs", "retractions"}
+    rows = {name: counts for name, counts in rows_of(after, episode_id).items() if name not in changed}
+    assert rows == {name: counts for name, counts in rows_of(before, episode_id).items() if name not in changed}
+    for view in ("trajectory", "step_ledger", "current_scores", "latest_advantages"):
+        query = f"SELECT * FROM {view} WHERE episode_id = ? ORDER BY ALL"
+        assert after.sql(query, [episode_id]).equals(before.sql(query, [episode_id])), view
+    assert after.sql("SELECT * FROM current_retractions WHERE episode_id = ?", [episode_id]).is_empty()
+    kinds = after.scan("retractions").filter(pl.col("episode_id") == episode_id).sort("at").collect()
+    assert kinds["kind"].to_list() == ["retracted", "restored"]
+    assert kinds["restores"].to_list() == [None, kinds["write_id"][:1].to_list()]
+    assert episode_id in lake.open(lk.uri).at(hidden.versions).retracted
+    assert lk.restore([episode_id]) == 0
+    assert lk.snapshot().versions == after.versions, "nothing to do, nothing written"
+
+
+def test_what_is_restored_can_be_retracted_again_and_survives_compaction(lk: Lake) -> None:
+    lk.append([episode("a"), episode("b")], run_id="run")
+    everything = lk.scan("episodes").collect()["episode_id"].to_list()
+    for _ in range(2):
+        assert lk.retract(everything) == 2
+        assert visible(lk.snapshot()) == []
+        assert lk.restore(everything) == 2
+        lk.compact("retractions")
+        assert visible(lk.snapshot()) == [0, 0]
+
+
+def test_a_retraction_that_comes_during_a_restoration_holds(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lk.append([episode("a")], run_id="run")
+    (one,) = lk.scan("episodes").collect()["episode_id"]
+    other, job = lake.open(lk.uri), lk.job
+
+    def again() -> None:
+        with other.job(kind="retract") as writing:
+            write_retractions(writing, [one], "retracted", "by another process")
+
+    def meanwhile(**given: Any) -> Any:
+        again()
+        return job(**given)
+
+    lk.retract([one])
+    again()
+    monkeypatch.setattr(lk, "job", meanwhile)
+    assert lk.restore([one]) == 1
+    monkeypatch.undo()
+    assert visible(lk.snapshot()) == []
+    assert lk.sql("SELECT reason FROM current_retractions")["reason"].to_list() == ["by another process"]
+    assert lk.restore([one]) == 1, "of two retractions at once both are taken back"
+    assert visible(lk.snapshot()) == [0]
+
+
+def test_a_replaced_attempt_stays_replaced_whatever_is_restored(lk: Lake) -> None:
+    lk.append([attempt(0)], run_id="run")
+    (first,) = lk.scan("episodes").collect()["episode_id"]
+    lk.retract([first])
+    lk.append([attempt(1)], run_id="run")
+    versions = lk.snapshot().versions
+    choice = retraction.restore(lk, [first], None)
+    assert (choice.changed, choice.replaced, choice.job_id) == ((), (first,), None)
+    assert lk.snapshot().versions == versions
+    assert visible(lk.snapshot()) == [1]
+    (second,) = lk.scan("episodes").collect()["episode_id"]
+    lk.retract([second])
+    assert lk.restore([first, second]) == 1
+    assert visible(lk.snapshot()) == [1]
+
+
+def test_what_was_forgotten_cannot_be_restored(lk: Lake) -> None:
+    lk.append([episode("a"), episode("b")], run_id="run")
+    gone, other = lk.scan("episodes").collect()["episode_id"]
+    lk.retract([gone, other])
+    lk.forget([gone])
+    versions = lk.snapshot().versions
+    with pytest.raises(UsageError, match=f"{ids.to_text(gone)} was erased"):
+        lk.restore([gone, other])
+    assert lk.snapshot().versions == versions
+    assert lk.restore([other]) == 1
+
+
+def test_a_restoration_takes_back_no_other_kind_of_row() -> None:
+    """Whatever write attempts it names: what a retry replaced, and what was erased, stays hidden."""
+    kinds = ["superseded", "forgotten", "retracted", "restored", "restored"]
+    restores = [None, None, None, [1, 2, 3], []]
+    rows = pl.DataFrame({"episode_id": [1] * 5, "write_id": [1, 2, 3, 4, 5], "kind": kinds, "restores": restores})
+    assert set(in_force(rows.lazy()).collect()["kind"]) == {"superseded", "forgotten"}
+    elsewhere = rows.with_columns(episode_id=pl.when(pl.col("kind") == "restored").then(2).otherwise(1).cast(pl.Int64))
+    assert in_force(elsewhere.lazy()).collect().height == 3
 
 
 def test_the_episodes_beside_it_do_not_change(full: Path, tmp_path: Path) -> None:
@@ -230,7 +332,7 @@ def test_retracting_counts_what_was_visible(lk: Lake) -> None:
     ("ids", "says"),
     [([], "no episodes are named"), ([1, 2, 3, 4], "the lake holds no episode 0000000000001, .*more.; nothing was")],
 )
-@pytest.mark.parametrize("operation", ["retract", "forget"])
+@pytest.mark.parametrize("operation", ["retract", "restore", "forget"])
 def test_ids_that_are_not_there_change_nothing(lk: Lake, operation: str, ids: list[int], says: str) -> None:
     lk.append([episode()], run_id="run")
     known = lk.scan("episodes").collect()["episode_id"].to_list()

@@ -1,5 +1,7 @@
 """Rows as text: they fit the terminal, ids and numbers are never cut, and what does not fit is a value a line."""
 
+import time
+import unicodedata
 from itertools import pairwise
 
 import pytest
@@ -72,3 +74,19 @@ def test_rows_keep_their_order() -> None:
     found = table(["n"], [(n,) for n in range(20)], [True], [True], 80)
     assert found is not None
     assert all(int(one) < int(two) for one, two in pairwise(found[1:]))
+
+
+@pytest.mark.parametrize(
+    "text", ["Tür " * 100_000, "x" * 400_000, "日本" * 200_000, "e\N{COMBINING ACUTE ACCENT}" * 200_000]
+)
+@pytest.mark.parametrize("width", [None, 60])
+def test_a_long_text_is_cut_in_time_that_grows_with_its_length(text: str, width: int | None) -> None:
+    began = time.process_time()
+    found = table(["text"], [(text,)], [False], [False], width)
+    assert time.process_time() - began < 5, "one character at a time would take minutes"
+    assert found is not None
+    (_, line) = found
+    assert line.endswith("\N{HORIZONTAL ELLIPSIS}")
+    assert text.startswith(line[:-1].rstrip())
+    cells = sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) == "W" else 1 for c in line)
+    assert (width or 500) - 1 <= cells <= (width or 500)

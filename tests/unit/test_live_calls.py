@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lake.formats.chat.calls import Calls
+from lake.formats.chat.chat_completions import LOGPROBS_LEFT_OUT
 from lake.formats.chat.tokens import Lineage
 from lake.live.calls.clients import api_of, body_of
 from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
@@ -166,6 +167,15 @@ def test_tokens_that_cannot_be_are_left_out_with_the_reason(into: Spooled, token
     assert step_record.tokens is None
     assert says in (step_record.extra or {})["tokens_left_out"]
     assert into.troubles == before + 1
+
+
+def test_log_probabilities_that_are_none_are_left_out_with_the_reason(into: Spooled) -> None:
+    with into.episode() as episode, episode.step(state="s") as step:
+        step.action("a", prompt_ids=[1], action_ids=[2, 3], action_logprobs=[-0.5, 5.0])
+    (step_record,) = into.records()[-1].steps
+    assert step_record.tokens is not None
+    assert (step_record.tokens.action_ids, step_record.tokens.action_logprobs) == ([2, 3], None)
+    assert "5.0" in (step_record.extra or {})[LOGPROBS_LEFT_OUT]
 
 
 # ---------------------------------------------------------------- 3. answers

@@ -10,7 +10,10 @@ import asyncio
 import inspect
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -435,6 +438,27 @@ def test_closing_frees_an_agent_that_waits_for_room(make: Make, tmp_path: Path) 
     assert not recorder.close(0.1)
     waiting.join(30)
     assert not waiting.is_alive()
+
+
+def test_a_timeout_holds_for_all_that_is_waited_for(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk and the lake hang, and an agent goes on in an episode that nobody has left."""
+    may_go_on = threading.Event()
+    recorder = make(durable=False)
+    agent(recorder, "before")
+    assert recorder.flush(30)
+    monkeypatch.setattr("lake.live.spool._sync_data", lambda _: may_go_on.wait(60))
+    monkeypatch.setattr(recorder._delivery, "_deliver_log", lambda _: may_go_on.wait(60))
+    busy = recorder.episode("busy")
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        stack.callback(may_go_on.set)
+        pool.submit(lambda: busy._lock.acquire() and may_go_on.wait(60) and busy._lock.release())
+        agent(recorder, "meanwhile")
+        for wait in (recorder.flush, recorder.close):
+            began = time.monotonic()
+            assert not wait(1.0)
+            assert 1.0 <= time.monotonic() - began < 1.8
 
 
 # ---------------------------------------------------------------- 3. off

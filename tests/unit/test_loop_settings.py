@@ -100,3 +100,39 @@ def test_the_job_of_a_run_holds_no_key(config: str) -> None:
     said = job_parameters(found)
     assert "sk-" not in str(said)
     assert said["trainer"] == found.trainer.model_dump(mode="json")
+
+
+def test_the_stage_before_has_the_machine_of_the_rounds_unless_it_says_otherwise(config: str) -> None:
+    machine = {"threads": 3, "dtype": "bfloat16", "attention": "sdpa", "read_threads": 1}
+    given = {"loop": {"mode": "sft+rl", "sft": {"dtype": "float32"}}, "trainer": {**machine, "epochs": 2}}
+    stage = read_config(config, given).loop.sft
+    assert stage is not None
+    assert {name: getattr(stage, name) for name in machine} == machine | {"dtype": "float32"}
+    assert (stage.epochs, stage.minibatches) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("loss", "credit", "is_refused"),
+    [
+        ("awr", {}, True),
+        ("awr", {"options": {"singleton": "raw"}}, False),
+        ("awr", {"estimator": "rloo"}, True),
+        ("awr", {"estimator": "gae"}, False),
+        ("dpo", {"estimator": "gae"}, True),
+        ("sft", {}, False),
+    ],
+)
+def test_rounds_of_lone_episodes_are_refused_where_siblings_are_compared(
+    config: str, loss: str, credit: dict[str, Any], is_refused: bool
+) -> None:
+    given: dict[str, Any] = {"loop": {"collect": {"group_size": 1}, "credit": {"options": {}} | credit}}
+    given["trainer"] = {"loss": loss, "minibatches": 1}
+    text = Path(config).read_text().replace("[credit.gigpo]\nomega = 0.5\n", "")
+    file = Path(config).with_name(f"{loss}-{len(str(credit))}.toml")
+    file.write_text(text)
+    if not is_refused:
+        read_config(str(file), given)
+        return
+    with pytest.raises(UsageError, match="group_size"):
+        read_config(str(file), given)
+    assert read_config(str(file), {**given, "loop": {**given["loop"], "collect": {"group_size": 2}}})

@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import UsageError
+from lake.formats.chat.answers import tell
+from lake.formats.chat.chat_completions import LOGPROBS_LEFT_OUT
+from lake.formats.chat.tokens import Lineage
 from lake.live.calls.address import Address
-from lake.live.calls.shapes import COMPLETIONS, MESSAGES, RESPONSES
+from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from lake.live.calls.steps import Call
 from lake.live.proxy import book as books
 from lake.live.proxy.rollouts import Ending
-from lake.records import EpisodeRecord, ScoreRecord
+from lake.records import EpisodeRecord, ScoreRecord, StepRecord, check
 from testkit.agent_calls import (
     START,
     Message,
@@ -474,6 +477,33 @@ def test_a_text_that_was_answered_with_nothing_is_no_beginning_of_others() -> No
         [""],
         [" 4"],
     ]
+
+
+@pytest.mark.parametrize("lie", [5.0, 1e308, -1e308, 0.002])
+def test_what_is_no_log_probability_is_left_out_and_told(lie: float) -> None:
+    """The tokens stay, for losses without ratios, and what an engine merely rounded counts."""
+    for value, known in ((lie, None), (0.0005, 0.0)):
+        content = [{"logprob": -1.0}, {"logprob": value}]
+        choice = {
+            "index": 0,
+            "message": answer_of("push"),
+            "finish_reason": "stop",
+            "token_ids": [7, 8],
+            "logprobs": {"content": content},
+        }
+        body = {"model": "policy", "messages": [USER]}
+        answer = {"id": "a", "prompt_token_ids": [1, 2], "choices": [choice]}
+        recording = Recording()
+        recording.book.add(told(CHAT, NAMED, body, answer))
+        (record,) = recording.records()
+        read = StepRecord(state=None, action="push")
+        left = tell(read, answer, Lineage(), 0) or {}
+        for step, extra in ((record.steps[0], record.steps[0].extra or {}), (read, left)):
+            assert step.tokens is not None
+            assert step.tokens.action_ids == [7, 8]
+            assert step.tokens.action_logprobs == (None if known is None else [-1.0, known])
+            assert (str(value) in extra.get(LOGPROBS_LEFT_OUT, "")) == (known is None)
+        assert check(record) is None
 
 
 def test_names_of_one_row_of_the_lake_are_one_rollout() -> None:

@@ -1,5 +1,7 @@
 """What comes under the name of a rollout that has ended: refused, gone on with, or answered as before; restarts too."""
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -10,9 +12,10 @@ from lake import ids
 from lake.errors import UsageError
 from lake.live.calls.address import Address
 from lake.live.frames import Traced
-from lake.live.proxy.ends import FILE, Ends
+from lake.live.proxy import ends as ends_module
+from lake.live.proxy.ends import FILE, Ended, Ends
 from lake.live.proxy.rollouts import EndedError, Ending
-from lake.records import episode_id, identify
+from lake.records import ScoreRecord, episode_id, identify
 from testkit.agent_calls import START, Recording, answer_of, chat
 from testkit.wording import Wording
 
@@ -191,6 +194,51 @@ def test_a_rollout_without_a_call_is_recorded_if_its_end_closes_it() -> None:
     assert (record.environment, record.split) == ("e", "train")
 
 
+INVALID = {
+    "status": Ending(status="nonsense", closes=True),
+    "step_rewards": Ending(step_rewards=[1.0] * 3, closes=True),
+    "scores": Ending(scores=[ScoreRecord(scorer="judge", value=1.0)] * 2, closes=True),
+    "scorer": Ending(scores=[ScoreRecord(scorer=" ", value=1.0)], closes=True),
+    "step_index": Ending(scores=[ScoreRecord(scorer="judge", value=1.0, step_index=2)], closes=True),
+}
+
+
+@pytest.mark.parametrize("field", INVALID)
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_end_that_is_refused_changes_nothing(tmp_path: Path, field: str, is_begun: bool) -> None:
+    """A right end of the same rollout counts afterwards, also at another start of the proxy."""
+    recording = recording_in(tmp_path)
+    if is_begun:
+        call(recording, THIRD)
+    frames, counts = sum(map(len, recording.frames.values())), msgspec.structs.replace(recording.book.counts)
+    for check in (recording.book.check_end, lambda *said: recording.book.end(*said, START)):
+        with pytest.raises(UsageError, match=f"`{'scores' if field in ('scorer', 'step_index') else field}`"):
+            check(THIRD, INVALID[field])
+    assert (sum(map(len, recording.frames.values())), recording.book.counts) == (frames, counts)
+    if not is_begun:
+        stopped(recording)
+        recording = recording_in(tmp_path)
+    ended = recording.book.end(THIRD, Ending(reward=1.0, closes=True), START)
+    (record,) = recording.records()
+    assert (record.env_return, record.status, ended["rollout_index"]) == (1.0, "completed", 3)
+
+
+def test_an_end_is_checked_with_the_calls_that_are_under_way() -> None:
+    """The agent may have what is to be a step, although the proxy has not its end."""
+    recording = Recording()
+    own, two = recording.book.own(THIRD), Ending(step_rewards=[1.0, 2.0], closes=True)
+    call(recording, THIRD)
+    with pytest.raises(UsageError, match="step_rewards"):
+        recording.book.check_end(own, two)
+    with recording.book.under_way.call(own, lambda: None):
+        recording.book.check_end(own, two)
+        with pytest.raises(UsageError, match="status"):
+            recording.book.check_end(own, INVALID["status"])
+    recording.book.end(THIRD, Ending(closes=True), START)
+    with pytest.raises(EndedError):
+        recording.book.check_end(own, two)
+
+
 def test_one_task_of_two_rounds_or_seeds_is_as_many_groups() -> None:
     recording = Recording()
     addresses = [
@@ -257,6 +305,28 @@ def test_a_file_that_cannot_be_written_disturbs_nothing_and_is_told(
     add(ends, 2)
     assert known(ends) == [1, 2]
     assert ["names of ended rollouts" in record.message for record in caplog.records] == [True]
+
+
+def test_a_disk_that_was_full_for_a_while_loses_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does the part of a line that it took spoil the next one."""
+    file, write = tmp_path / FILE, ends_module._put
+
+    def full(file: Path, ends: list[Ended], flag: int) -> None:
+        write(file, ends, flag)
+        os.truncate(file, file.stat().st_size - 5)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    ends = ends_of(file, most=9)
+    add(ends, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(ends_module, "_put", full)
+        add(ends, 1)
+        add(ends, 2)
+    ends.save()
+    assert known(ends_of(file, most=9)) == [0, 1, 2]
+    add(ends, 3)
+    assert len(file.read_bytes().splitlines()) == 4
+    assert known(ends_of(file, most=9)) == [0, 1, 2, 3]
 
 
 def test_what_is_said_of_an_unknown_rollout_names_it() -> None:

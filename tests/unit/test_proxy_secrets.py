@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lake.formats.base.secrets import Secrets
 from lake.formats.chat.chat_completions import Completion
 from lake.live.calls.address import Address
 from lake.live.calls.shapes import Asked
 from lake.live.calls.steps import Call
-from lake.live.proxy.secrets import Secrets
+from lake.live.proxy.secrets import call_without_keys
 
 KEY = "sk-proj-0123456789abcdefghij"
 
@@ -29,7 +30,7 @@ def call(text: str, **fields: Any) -> Call:
 @pytest.mark.parametrize("before", ["", "Incorrect key: "])
 @pytest.mark.parametrize("spelled", [KEY, KEY[:20], KEY + "...", f"{KEY}{KEY}"])
 def test_a_key_is_found_wherever_it_is_repeated_also_cut(before: str, spelled: str) -> None:
-    text = Secrets([("Authorization", f"Bearer {KEY}")]).hidden_in(f"{before}{spelled} is not valid")
+    text = Secrets([("Authorization", f"Bearer {KEY}")]).clean_error(f"{before}{spelled} is not valid")
     assert KEY[:12] not in text
     assert "[redacted]" in text
     assert text.endswith("is not valid")
@@ -40,7 +41,7 @@ def test_no_key_survives_in_any_spelling(key: str) -> None:
 
     secrets = Secrets([("x-api-key", key)])
     for spelled in (key, json.dumps(key)[1:-1], json.dumps(key)[1:-1].replace("/", r"\/"), quote(key, safe="")):
-        clean = secrets.hidden(call(f"a {spelled} b"))
+        clean = call_without_keys(call(f"a {spelled} b"), secrets)
         assert clean.answer is not None
         assert clean.answer.message is not None
         assert spelled not in clean.answer.message["content"]
@@ -49,12 +50,12 @@ def test_no_key_survives_in_any_spelling(key: str) -> None:
 @pytest.mark.parametrize("header", ["Bearer EMPTY", "Bearer ollama", "Basic bWU6bWU=", "theme=dark; consent=yes", ""])
 def test_words_that_stand_in_every_text_are_no_keys(header: str) -> None:
     given = call("Bearer, EMPTY, ollama, dark, consent, yes, me")
-    assert Secrets([("Authorization", header), ("Cookie", header)]).hidden(given) is given
+    assert call_without_keys(given, Secrets([("Authorization", header), ("Cookie", header)])) is given
 
 
 def test_a_call_without_keys_is_the_same_but_for_what_was_hidden() -> None:
     given = call(f"the key is {KEY}", error=KEY, partial={"at": [KEY]}, extra={"id": "x", "n": 2**40})
-    clean = Secrets([("api-key", KEY)]).hidden(given)
+    clean = call_without_keys(given, Secrets([("api-key", KEY)]))
     assert clean.address == given.address
     assert (clean.started_at, clean.latency, clean.asked) == (given.started_at, given.latency, given.asked)
     assert (clean.error, clean.partial) == ("[redacted]", {"at": ["[redacted]"]})
@@ -82,7 +83,7 @@ def test_a_body_loses_its_keys_and_keeps_schemas_settings_and_what_was_said() ->
     given = (
         kept | keys | {"tools": [tool, mcp | {"authorization": "mcp-key-0123", "headers": {"B": "mcp-header-0123"}}]}
     )
-    assert secrets.taken_from(given) == kept | {"user_token": "not told as one"}
+    assert secrets.fields_without_keys(given) == kept | {"user_token": "not told as one"}
     for key in (KEY, "header-key-0123", "mcp-key-0123", "mcp-header-0123"):
         assert secrets.stand_in(f"it is {key}.")
     assert not secrets.stand_in("conversation-12 </s> what was said")

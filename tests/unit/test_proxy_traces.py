@@ -27,7 +27,7 @@ from lake.live.calls.steps import Call
 from lake.live.frames import End, Frame, Traced, decode, encode
 from lake.live.proxy.book import SETTLING_SECONDS, Book
 from lake.live.proxy.replies import RefusedError
-from lake.live.proxy.rollouts import Ending
+from lake.live.proxy.rollouts import EndedError, Ending
 from lake.live.proxy.traces import received
 from lake.records import EpisodeRecord, Reject
 
@@ -199,6 +199,16 @@ def test_a_rollout_of_spans_alone_that_its_end_closes_has_no_step_beside_theirs(
     assert len(record.steps) == told["spans"]
     assert all(step.action for step in record.steps)
     assert "steps" not in told
+
+
+def test_spans_that_were_unpacked_while_their_rollout_ended_begin_no_other_episode() -> None:
+    address = Address(run="r", task="t", rollout=3)
+    desk = Desk()
+    desk.send(SPANS, address)
+    desk.book.end(address, Ending(closes=True), NOW)
+    with pytest.raises(EndedError):
+        desk.send(SPANS, address)
+    assert len(desk.finished()) == 1
 
 
 def test_a_book_that_is_resumed_goes_on_with_its_traces() -> None:

@@ -11,6 +11,8 @@ from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.selections import read_kept, selection_job
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
+from pipelines.credit.estimators import ESTIMATORS
+from pipelines.credit.job import run_credit
 from pipelines.select import (
     Combined,
     DeadGroups,
@@ -246,6 +248,18 @@ def test_scores_come_from_one_version_of_the_scorer(tmp_path: Path) -> None:
     report = run_select(lk, chosen("s", MinReward(at_least=0.5)), score="judge")
     said = dict(rows_of(lk, report).select("reason", "kept").group_by("reason").len().rows())
     assert said == {"score 0 < 0.5": 1, "unscored": 2, None: 1}
+
+
+def test_a_selection_counts_the_score_of_the_current_credit(tmp_path: Path) -> None:
+    lk = build_lake(tmp_path, siblings("t", [None, None, None, None]))
+    add_scores(lk, [1.0, 0.0, 1.0, 0.0], scorer="booked")
+    run_credit(lk, ESTIMATORS["rloo"](), score="booked")
+    report = run_select(lk, chosen("live", DeadGroups()))
+    assert (report.kept, report.score.name, report.score.version, report.score.estimator) == (4, "booked", "1", "rloo")
+    with pytest.raises(DataRefusedError, match="env_return") as refusal:
+        run_select(lk, chosen("live", DeadGroups()), score="env_return")
+    assert "--score booked" in str(refusal.value)
+    assert "unknown=keep" not in str(refusal.value)
 
 
 def credit_job(lk: Lake) -> int:

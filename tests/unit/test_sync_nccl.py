@@ -5,7 +5,9 @@ vLLM is not installed here: a stand-in for its factory does a round as its train
 """
 
 import asyncio
+import gc
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
@@ -128,6 +130,55 @@ def test_a_round_that_breaks_off_leaves_the_engines_paused_and_unused(servers: l
     # The group was lost with the round.
     assert len(StandIn.made) == 2
     assert all(server.paths[-7:] == ["/init_weight_transfer_engine", *ROUND] for server in servers)
+
+
+def test_weights_are_all_sent_when_a_push_returns_also_where_no_engine_answers(
+    servers: list[WeightTransferServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer changes its weights as soon as a push returns."""
+
+    async def gone(_: Silent) -> int | None:
+        raise EngineError("gone")
+
+    send = StandIn.send_weights
+
+    def slowly(trainer: StandIn) -> None:
+        time.sleep(0.3)
+        send(trainer)
+
+    monkeypatch.setattr(Silent, "version", gone)
+    monkeypatch.setattr(StandIn, "send_weights", slowly)
+    sync, _ = sync_to(servers)
+
+    async def run() -> list[list[str]]:
+        await sync.push(4)
+        push = await sync.wait()
+        assert push is not None
+        assert len(push.failed) == 2
+        return [list(server.paths) for server in servers]
+
+    assert asyncio.run(run()) == [["/init_weight_transfer_engine", *ROUND]] * 2
+
+
+def test_a_transfer_that_breaks_off_unseen_is_no_forgotten_exception(
+    servers: list[WeightTransferServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(_: Silent) -> int | None:
+        raise EngineError("gone")
+
+    forgotten: list[dict[str, Any]] = []
+    monkeypatch.setattr(Silent, "version", gone)
+    servers[0].fails_at = "/update_weights"
+    sync, _ = sync_to(servers)
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: forgotten.append(context))
+        await sync.push(4)
+        gc.collect()
+
+    asyncio.run(run())
+    gc.collect()
+    assert forgotten == []
 
 
 def test_an_engine_that_was_restarted_is_not_used_before_the_next_push(servers: list[WeightTransferServer]) -> None:

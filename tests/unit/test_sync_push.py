@@ -7,6 +7,7 @@ Their log-probabilities are no model's, so the probe is tried where it must fail
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from testkit.command_line import Cli, runner
 from testkit.examples import mostly_slow
 from testkit.token_engine import Fault, TokenEngine, token_engine
 from testkit.training import VOCABULARY, config, random_backend, random_model, token_lake
+from trainer.evaluation.checkpoints import Place, found_on_disk
 from trainer.online.demo import build_tokenizer
 from trainer.policy.model import load_policy
 from trainer.runs.checkpoint import State, save_checkpoint
@@ -196,6 +198,22 @@ def test_a_checkpoint_is_written_as_a_model_under_its_number_of_updates(
     assert (server.version, server.weights) == ("12", str(tmp_path / "run" / "pushed" / "v12"))
     written = {path.name for path in (tmp_path / "run" / "pushed" / "v12").iterdir()}
     assert {"model.safetensors", "tied.safetensors", "tokenizer.json"} <= written
+
+
+@pytest.mark.parametrize("given", ["run", "run/final"])
+def test_the_folder_of_a_loop_is_pushed_as_its_final_model(
+    cli: Cli, server: TokenEngine, model: Path, tmp_path: Path, given: str
+) -> None:
+    """A loop has no run.json: the lake holds its record."""
+    final = tmp_path / "run" / "final"
+    shutil.copytree(model, final)
+    (tmp_path / "run" / "versions").mkdir()
+    assert cli("push", tmp_path / given, "--engine", server.url, "--no-probe").code == 0
+    assert Path(server.weights or "").parent in (final.parent, final.parent / "pushed")
+    assert found_on_disk(tmp_path / given) == Place(final, "run@final")
+    # A writer was killed between two renames.
+    final.rename(final.with_name(".final.replaced"))
+    assert found_on_disk(tmp_path / "run") == Place(final.with_name(".final.replaced"), "run@final")
 
 
 def test_versions_rise_over_runs_that_count_their_updates_anew(cli: Cli, server: TokenEngine, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch  # noqa: TID253
 
 from lake.errors import CheckpointError
+from lake.storage.atomic import FILES
 from testkit.training import random_backend, random_batch
 from trainer.backends.base import SingleDevice, tensor_digest
 from trainer.losses import LOSSES
@@ -135,7 +136,7 @@ def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", trained(), POSITION)
-    assert {path.name for path in (tmp_path / "c").iterdir()} == {WEIGHTS, OPTIMIZER, STATE}
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {WEIGHTS, OPTIMIZER, STATE, FILES}
     json.loads((tmp_path / "c" / STATE).read_text())
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from lake.cli import trajlake
 from lake.errors import TrajlakeError, UsageError
+from lake.storage.atomic import FILES
 from testkit.lakes import build_lake
 from trainer.online.loop import Player
 from trainer.policy.model_files import empty_model, load_model, load_tokenizer
@@ -115,6 +116,7 @@ def test_a_pickle_beside_safetensors_is_not_opened(model: Path, tmp_path: Path) 
 
 def sharded(model: Path, shard: str) -> Path:
     """Put an index into a model, that names one shard for all its weights."""
+    (model / FILES).unlink()  # it is not as it was written any more
     weights = load_model(model).state_dict()
     (model / "model.safetensors").rename(model / "part.safetensors")
     (model / "model.safetensors.index.json").write_text(
@@ -141,6 +143,23 @@ def test_weights_are_read_from_the_folder_alone(model: Path, tmp_path: Path, sha
     (model / "link.safetensors").symlink_to(outside / "part.safetensors")
     with pytest.raises(UsageError, match=words):
         load_model(sharded(model, shard.format(outside=outside)))
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json"])
+def test_a_torn_copy_of_a_model_is_refused(model: Path, name: str) -> None:
+    """Without its generation settings a model would be loaded, and sample otherwise."""
+    (model / name).unlink()
+    for load in (load_model, load_tokenizer):
+        with pytest.raises(UsageError, match=name):
+            load(model)
+
+
+def test_a_model_is_read_where_a_killed_writer_set_it_aside(model: Path) -> None:
+    before = load_model(model).state_dict()
+    model.rename(model.with_name(f".{model.name}.replaced"))
+    after = load_model(model).state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    load_tokenizer(model)
 
 
 def test_an_index_of_files_in_the_folder_is_followed(model: Path) -> None:

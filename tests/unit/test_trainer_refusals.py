@@ -9,6 +9,7 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import DataRefusedError
+from lake.formats.chat.chat_completions import LOGPROBS_LEFT_OUT
 from lake.records import EpisodeRecord
 from testkit.training import config, token_episodes, token_lake, token_step
 from testkit.wording import Wording
@@ -91,6 +92,19 @@ def test_several_faults_are_all_named(lk: Lake) -> None:
     assert [refusal.reason for refusal in found] == ["no_logprobs", "truncated_sampling"]
     with pytest.raises(DataRefusedError, match=r"no behaviour.*; ppo refused: .*truncated"):
         refuse(found)
+
+
+def test_log_probabilities_that_an_engine_made_up_are_named_as_the_reason(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    bare = {"action_logprobs": None}
+    steps = [token_step(rng, 4, 3), token_step(rng, 2, 3, **bare), token_step(rng, 2, 3, **bare)]
+    steps[1].extra = {LOGPROBS_LEFT_OUT: "the engine tells log-probability 5.0; valid: at most 0"}
+    lk = token_lake(tmp_path, [EpisodeRecord(task_id="t", steps=steps)])
+    snapshot = lk.snapshot()
+    members = select(snapshot, config("sft"), LOSSES["sft"]().needs).members
+    found = find_refusals(snapshot, members, LOSSES["ppo"]())
+    assert [(refusal.reason, refusal.steps) for refusal in found] == [("wrong_logprobs", 1), ("no_logprobs", 1)]
+    assert LOGPROBS_LEFT_OUT in found[0].message
 
 
 def test_rendered_tokens_are_refused_for_that_reason_alone(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_only_what_is_kept_stays(tmp_path: Path) -> None:
 
 def test_a_removal_that_was_killed_is_finished(tmp_path: Path) -> None:
     (two,) = folders(tmp_path, "step-2")
-    folders(tmp_path, ".removed-step-1")
+    folders(tmp_path, ".step-1.removed")
     assert prune(tmp_path, [two]) == []
     assert sorted(tmp_path.iterdir()) == [two]
 

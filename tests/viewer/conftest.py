@@ -53,6 +53,14 @@ def page(running: Viewer, request: pytest.FixtureRequest) -> Iterator[Any]:
         assert opened.evaluate("window.hostile") is None
 
 
+@pytest.fixture
+def browsed_page(browsed: Viewer, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The same on the lake that several modules look at."""
+    with HELD.tab(browsed.address).used(getattr(request.module, "VIEWPORT", None)) as opened:
+        yield opened
+        assert opened.evaluate("window.hostile") is None
+
+
 @pytest.fixture(scope="module")
 def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """Episodes, a credit job and a training job; tests only read it."""
@@ -61,7 +69,7 @@ def shared_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 @pytest.fixture(scope="session")
 def browsed_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """What several modules look at in a browser; tests only read it."""
+    """What several modules look at in a browser; tests add what changes no list of another one: annotations."""
     return testkit.browsed_lake.browsed_lake(tmp_path_factory.mktemp("browsed"))
 
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.browser
 WIDTHS = (1440, 1024)
 MOST_NODES = 5_000
 SIBLINGS, STEPS = 300, 1_000
-KINDS = ("/", "/episodes", "/episode", "/group", "/compare", "/training")
-"""Pages that differ in kind: charts, a list, a transcript, a group, columns side by side, curves with fields."""
+KINDS = ("/", "/episodes", "/episode", "/compare")
+"""Pages that differ in kind: charts, a list, a transcript, columns side by side."""
 SCHEMES = ("light", "dark")
 SMALL_CHIPS = """
     [...document.querySelectorAll("code, .mark, .chip, .trajlake-chips > *")]

@@ -1,11 +1,13 @@
 """Every page of the viewer, run by Streamlit itself without a browser, on real lakes."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import unescape
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import lake
 from lake import Lake, ids
 from lake.search import place
 from lake.write.annotations import Annotation, annotate
-from testkit.examples import mostly_slow
+from testkit import key_places
+from testkit.examples import mostly_slow, mostly_slow_cases
 from testkit.lakes import RUN, add_credit, add_training, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import (
     SCREENS,
@@ -89,8 +92,17 @@ def test_an_empty_lake_gives_friendly_pages(empty: Lake, monkeypatch: pytest.Mon
         assert at.code[0].value.startswith("trajlake ")
 
 
-@pytest.mark.parametrize("name", ["episode", "group", "job"])
-@pytest.mark.parametrize("value", [None, "zzz", UNKNOWN_ID, "![x](http://evil.example)", "9" * 5000])
+WRONG = (None, "zzz", UNKNOWN_ID, "![x](http://evil.example)", "9" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    mostly_slow_cases(
+        product(("episode", "group", "job"), WRONG),
+        *product(("episode",), WRONG),
+        *product(("group", "job"), (None, UNKNOWN_ID)),
+    ),
+)
 def test_a_wrong_or_forgotten_id_gets_a_sentence_and_a_way_back(lk: Lake, name: str, value: str | None) -> None:
     at = open_page(name, **({} if value is None else {name: value}))
     assert len(at.warning) == 1
@@ -917,3 +929,20 @@ def test_the_menus_training_opens_the_job_of_the_run_that_one_looked_at(
     at.number_input[0].set_value(2)
     assert_sound(at.run())
     assert (at.query_params["job"], at.query_params["update"]) == (ids.to_text(mine), "2")
+
+
+def test_no_page_shows_a_key_that_a_record_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = key_places.Places()
+    file = tmp_path / "episodes.jsonl"
+    record = key_places.record(places, {"context_ids": [5], "action_ids": [7]})
+    reject = {"task_id": 1, "steps": [], "error": places.issued("reject")}
+    file.write_text(json.dumps(record) + "\n" + json.dumps(reject) + "\n")
+    lk = show(lake.open(tmp_path / "lake", create=True), monkeypatch)
+    lk.ingest(file)
+    (episode,) = lk.sql("SELECT episode_id FROM episodes")["episode_id"]
+    pages = {name: open_page(name) for name in SCREENS} | {"episode": open_page("episode", episode=episode)}
+    texts = {name: words(page) for name, page in pages.items()}
+    texts["transcript"] = json.dumps(transcript(pages["episode"]))
+    assert {name: where for name, text in texts.items() if (where := places.readable(text))} == {}
+    assert "[redacted]" in texts["transcript"]
+    assert [name for name in SCREENS if "[redacted]" in texts[name]]

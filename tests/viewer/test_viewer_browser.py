@@ -194,6 +194,7 @@ def test_groups_are_narrowed_by_what_their_episodes_have(page: Any, lk: Lake) ->
     page.get_by_text(re.compile(f"of {number} groups")).wait_for()
 
 
+@pytest.mark.slow("the whole list is downloaded by a click")
 def test_the_whole_list_is_downloaded(page: Any) -> None:
     go(page, "/episodes?task=d*", "Episodes")
     page.get_by_role("button", name="Download").click()

@@ -129,42 +129,42 @@ def test_what_changed_since_leads_to_new_episodes_and_back(page: Any) -> None:
     is_of(page, "As of before", 24)
 
 
-def test_filters_that_pages_share_stay_with_their_page(page: Any, lk: Lake) -> None:
+def test_filters_that_pages_share_stay_with_their_page(browsed_page: Any, browsed_lake: Lake) -> None:
     """By links, the menu, Back and Forward: the run, the task, the group."""
-    go(page, f"/?run={RUN}", "Runs")
-    page.locator(f"a[href^='/episodes?run={RUN}']").first.click()
-    settled(page, "Episodes")
-    menu(page, "Groups")
-    assert address(page) == {}
-    page.get_by_role("button", name="Filters").click()
-    page.get_by_role("textbox", name="Task").fill("d*")
-    page.keyboard.press("Enter")
-    page.get_by_text("1 to 2 of 2 groups").wait_for()
-    page.keyboard.press("Escape")
-    open_row(page, "Groups", 0)
-    settled(page, "Group")
-    group = address(page)["group"]
-    menu(page, "Episodes")
-    page.go_back()
-    settled(page, "Group")
-    assert address(page)["group"] == group
-    page.go_back()
-    page.get_by_text("1 to 2 of 2 groups").wait_for()
-    assert address(page) == {"task": "d*", "opened": group}
-    page.go_back()
-    settled(page, "Episodes")
-    assert address(page) == {"run": RUN}
-    page.go_back()
-    settled(page, "Runs")
-    assert address(page) == {"run": RUN}
-    page.go_forward()
-    settled(page, "Episodes")
-    page.go_forward()
-    page.get_by_text("1 to 2 of 2 groups").wait_for()
-    page.get_by_role("link", name="task: d*").wait_for()
-    page.go_forward()
-    settled(page, "Group")
-    assert address(page)["group"] == group
+    go(browsed_page, f"/?run={RUN}", "Runs")
+    browsed_page.locator(f"a[href^='/episodes?run={RUN}']").first.click()
+    settled(browsed_page, "Episodes")
+    menu(browsed_page, "Groups")
+    assert address(browsed_page) == {}
+    browsed_page.get_by_role("button", name="Filters").click()
+    browsed_page.get_by_role("textbox", name="Task").fill("d*")
+    browsed_page.keyboard.press("Enter")
+    browsed_page.get_by_text("1 to 2 of 2 groups").wait_for()
+    browsed_page.keyboard.press("Escape")
+    open_row(browsed_page, "Groups", 0)
+    settled(browsed_page, "Group")
+    group = address(browsed_page)["group"]
+    menu(browsed_page, "Episodes")
+    browsed_page.go_back()
+    settled(browsed_page, "Group")
+    assert address(browsed_page)["group"] == group
+    browsed_page.go_back()
+    browsed_page.get_by_text("1 to 2 of 2 groups").wait_for()
+    assert address(browsed_page) == {"task": "d*", "opened": group}
+    browsed_page.go_back()
+    settled(browsed_page, "Episodes")
+    assert address(browsed_page) == {"run": RUN}
+    browsed_page.go_back()
+    settled(browsed_page, "Runs")
+    assert address(browsed_page) == {"run": RUN}
+    browsed_page.go_forward()
+    settled(browsed_page, "Episodes")
+    browsed_page.go_forward()
+    browsed_page.get_by_text("1 to 2 of 2 groups").wait_for()
+    browsed_page.get_by_role("link", name="task: d*").wait_for()
+    browsed_page.go_forward()
+    settled(browsed_page, "Group")
+    assert address(browsed_page)["group"] == group
 
 
 # ---------------------------------------------------------------- views
@@ -248,105 +248,107 @@ def test_what_was_said_is_taken_back_by_whoever_said_it(page: Any, lk: Lake) -> 
     assert said == [("ann", 0.5), ("ann", None)]
 
 
-def test_what_is_said_is_said_of_the_step_that_was_opened(page: Any, lk: Lake) -> None:
+def test_what_is_said_is_said_of_the_step_that_was_opened(browsed_page: Any, browsed_lake: Lake) -> None:
     """Whether the form is there before the step is opened or after it."""
-    episode = lk.sql("SELECT max(episode_id) FROM episodes WHERE task_id = 'dead'").item()
-    go(page, f"/episode?episode={ids.to_text(episode)}", "Episode")
-    fold = page.get_by_text("Annotations (0)")
-    page.locator("[data-step='1'] .head").click()
+    episode = browsed_lake.sql("SELECT max(episode_id) FROM episodes WHERE task_id = 'dead'").item()
+    go(browsed_page, f"/episode?episode={ids.to_text(episode)}", "Episode")
+    fold = browsed_page.get_by_text("Annotations (0)")
+    browsed_page.locator("[data-step='1'] .head").click()
     fold.click()
-    of = page.get_by_role("combobox", name="Of")
-    of.and_(page.locator("[value='step 1']")).wait_for()
-    page.get_by_role("textbox", name="Words").fill("loops")
-    page.locator("[data-step='0'] .head").focus()
-    page.keyboard.press("Enter")
-    of.and_(page.locator("[value='step 0']")).wait_for()
-    page.locator("[data-step='1'] .body").wait_for()
-    assert page.evaluate("document.activeElement.closest('[data-step]').dataset.step") == "0"
-    assert page.get_by_role("textbox", name="Words").input_value() == "loops"
-    page.get_by_role("textbox", name="Author").fill("ann")
-    page.get_by_role("button", name="Add").click()
-    page.get_by_text("Annotations (1)").wait_for()
-    assert page.get_by_role("button", name="Add").is_visible()
+    of = browsed_page.get_by_role("combobox", name="Of")
+    of.and_(browsed_page.locator("[value='step 1']")).wait_for()
+    browsed_page.get_by_role("textbox", name="Words").fill("loops")
+    browsed_page.locator("[data-step='0'] .head").focus()
+    browsed_page.keyboard.press("Enter")
+    of.and_(browsed_page.locator("[value='step 0']")).wait_for()
+    browsed_page.locator("[data-step='1'] .body").wait_for()
+    assert browsed_page.evaluate("document.activeElement.closest('[data-step]').dataset.step") == "0"
+    assert browsed_page.get_by_role("textbox", name="Words").input_value() == "loops"
+    browsed_page.get_by_role("textbox", name="Author").fill("ann")
+    browsed_page.get_by_role("button", name="Add").click()
+    browsed_page.get_by_text("Annotations (1)").wait_for()
+    assert browsed_page.get_by_role("button", name="Add").is_visible()
     query = "SELECT step_index, text, author FROM latest_annotations WHERE episode_id = ?"
-    assert lk.sql(query, [episode]).rows() == [(0, "loops", "ann")]
-    assert address(page) == {"episode": ids.to_text(episode), "step": "0"}
+    assert browsed_lake.sql(query, [episode]).rows() == [(0, "loops", "ann")]
+    assert address(browsed_page) == {"episode": ids.to_text(episode), "step": "0"}
     # Queues offer what was said before: other tests do not see this.
-    annotate(lk, [Annotation(episode_id=episode, step_index=0)], "ann")
+    annotate(browsed_lake, [Annotation(episode_id=episode, step_index=0)], "ann")
 
 
-def test_a_queue_is_answered_by_keys_and_back_returns_to_what_was_answered(page: Any, lk: Lake) -> None:
-    go(page, "/episodes?task=mixed&round=1", "Episodes")
-    page.get_by_role("button", name="Annotate").click()
-    author = page.get_by_role("textbox", name="Author")
+def test_a_queue_is_answered_by_keys_and_back_returns_to_what_was_answered(
+    browsed_page: Any, browsed_lake: Lake
+) -> None:
+    go(browsed_page, "/episodes?task=mixed&round=1", "Episodes")
+    browsed_page.get_by_role("button", name="Annotate").click()
+    author = browsed_page.get_by_role("textbox", name="Author")
     author.fill("bob")
     author.press("Enter")
-    link = page.get_by_role("link", name="Annotate these")
-    page.wait_for_function("document.querySelector('a[href*=\"by%3Dbob\"]')")
+    link = browsed_page.get_by_role("link", name="Annotate these")
+    browsed_page.wait_for_function("document.querySelector('a[href*=\"by%3Dbob\"]')")
     link.focus()
-    page.keyboard.press("Enter")
-    settled(page, "Episode")
-    page.get_by_text("4 of 4 left to label").wait_for()
-    page.locator("[data-step='0']").wait_for()
+    browsed_page.keyboard.press("Enter")
+    settled(browsed_page, "Episode")
+    browsed_page.get_by_text("4 of 4 left to label").wait_for()
+    browsed_page.locator("[data-step='0']").wait_for()
     for key in ("j", "j", "Enter"):
-        page.keyboard.press(key)
-    page.locator("[data-step='0'] .body").wait_for()
-    page.wait_for_function("location.search.includes('step=0')")
-    here, before = address(page), entries(page)
-    page.get_by_role("combobox", name="Of").and_(page.locator("[value='step 0']")).wait_for()
-    settled(page, "Episode")
-    page.keyboard.press("0")
-    page.get_by_text("3 of 4 left to label").wait_for()
-    settled(page, "Episode")
-    assert address(page)["episode"] != here["episode"]
-    assert "step" not in address(page)
-    assert entries(page) == before + 1
-    page.go_back()
-    page.locator("[data-step='0'] .body").wait_for()
-    assert address(page) == here
+        browsed_page.keyboard.press(key)
+    browsed_page.locator("[data-step='0'] .body").wait_for()
+    browsed_page.wait_for_function("location.search.includes('step=0')")
+    here, before = address(browsed_page), entries(browsed_page)
+    browsed_page.get_by_role("combobox", name="Of").and_(browsed_page.locator("[value='step 0']")).wait_for()
+    settled(browsed_page, "Episode")
+    browsed_page.keyboard.press("0")
+    browsed_page.get_by_text("3 of 4 left to label").wait_for()
+    settled(browsed_page, "Episode")
+    assert address(browsed_page)["episode"] != here["episode"]
+    assert "step" not in address(browsed_page)
+    assert entries(browsed_page) == before + 1
+    browsed_page.go_back()
+    browsed_page.locator("[data-step='0'] .body").wait_for()
+    assert address(browsed_page) == here
     query = "SELECT step_index, value FROM latest_annotations WHERE author = 'bob' AND episode_id = ?"
-    assert lk.sql(query, [ids.from_text(here["episode"])]).rows() == [(0, 0.0)]
+    assert browsed_lake.sql(query, [ids.from_text(here["episode"])]).rows() == [(0, 0.0)]
 
 
 # ---------------------------------------------------------------- SQL
 
 
 @pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
-def test_a_query_is_completed_run_opened_as_a_list_and_come_back_to_by_keys(page: Any) -> None:
-    go(page, "/sql?q=SELECT+1+AS+one", "SQL")
-    rows_of(page, "Rows").first.wait_for()
-    field = page.get_by_role("textbox", name="One SELECT")
+def test_a_query_is_completed_run_opened_as_a_list_and_come_back_to_by_keys(browsed_page: Any) -> None:
+    go(browsed_page, "/sql?q=SELECT+1+AS+one", "SQL")
+    rows_of(browsed_page, "Rows").first.wait_for()
+    field = browsed_page.get_by_role("textbox", name="One SELECT")
     field.focus()
-    page.keyboard.press("ControlOrMeta+a")
-    page.keyboard.type("SELECT episode_id, env_return FROM ep")
-    offered = page.get_by_role("listbox", name="Completions")
+    browsed_page.keyboard.press("ControlOrMeta+a")
+    browsed_page.keyboard.type("SELECT episode_id, env_return FROM ep")
+    offered = browsed_page.get_by_role("listbox", name="Completions")
     offered.get_by_role("option", name="episodes table", exact=True).wait_for()
     names = [option.split()[0] for option in offered.get_by_role("option").all_inner_texts()]
     for _ in range(names.index("episodes")):
-        page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
+        browsed_page.keyboard.press("ArrowDown")
+    browsed_page.keyboard.press("Enter")
     offered.wait_for(state="detached")
-    page.keyboard.type(" WHERE task_id = 'dead' ORDER BY ALL")
+    browsed_page.keyboard.type(" WHERE task_id = 'dead' ORDER BY ALL")
     query = "SELECT episode_id, env_return FROM episodes WHERE task_id = 'dead' ORDER BY ALL"
     assert field.input_value() == query
-    page.keyboard.press("Control+Enter")
-    link = page.get_by_role("link", name="Open as list: 8 episodes")
+    browsed_page.keyboard.press("Control+Enter")
+    link = browsed_page.get_by_role("link", name="Open as list: 8 episodes")
     link.wait_for()
-    settled(page, "SQL")
+    settled(browsed_page, "SQL")
     for _ in range(20):
-        page.keyboard.press("Tab")
+        browsed_page.keyboard.press("Tab")
         if link.evaluate("link => link === document.activeElement"):
             break
-    page.keyboard.press("Enter")
-    settled(page, "Episodes")
-    page.get_by_text("1 to 8 of 8 episodes").wait_for()
-    page.go_back()
-    settled(page, "SQL")
+    browsed_page.keyboard.press("Enter")
+    settled(browsed_page, "Episodes")
+    browsed_page.get_by_text("1 to 8 of 8 episodes").wait_for()
+    browsed_page.go_back()
+    settled(browsed_page, "SQL")
     assert field.input_value() == query
-    page.go_back()
-    rows_of(page, "Rows").filter(has_text=re.compile("^1$")).wait_for()
+    browsed_page.go_back()
+    rows_of(browsed_page, "Rows").filter(has_text=re.compile("^1$")).wait_for()
     assert field.input_value() == "SELECT 1 AS one"
-    page.go_forward()
+    browsed_page.go_forward()
     link.wait_for()
     assert field.input_value() == query
 
@@ -354,6 +356,7 @@ def test_a_query_is_completed_run_opened_as_a_list_and_come_back_to_by_keys(page
 # ---------------------------------------------------------------- a loop
 
 
+@pytest.mark.slow("a round that a loop writes is drawn without a click")
 def test_the_page_of_a_loop_follows_it(page: Any, lk: Lake) -> None:
     """A round that the loop writes is drawn without a click, and the page stays with its job."""
     train = lk.job(kind="train", run_id="looped", parameters={"loss": {"name": "ppo"}}).__enter__()

@@ -17,6 +17,7 @@ import pytest
 from lake import Lake, ids
 from lake.errors import UsageError
 from testkit.commands import trajlake
+from testkit.examples import mostly_slow
 from testkit.lakes import build_lake, rollout
 from testkit.viewer_process import Viewer, free_port, viewer
 from testkit.wording import Wording
@@ -255,7 +256,7 @@ def test_a_browser_shows_it_in_no_frame_of_another_page(running: Viewer, page: A
     assert [frame.url for frame in page.frames[1:]] == [f"{running.address}/"]
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", mostly_slow([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def test_a_signal_ends_it_without_a_traceback(lk: Lake, ending: signal.Signals) -> None:
     with viewer(lk.uri) as running:
         running.process.send_signal(ending)
@@ -273,3 +274,10 @@ def test_a_setting_of_the_reader_does_not_open_the_viewer_to_the_network(running
         pytest.skip("needs /proc/net/tcp to see who listens")
     mine = [line.split()[1] for line in listening.read_text().splitlines()[1:] if line.split()[3] == "0A"]
     assert [place for place in mine if place.endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
+
+
+def test_a_page_is_written_without_a_word_of_streamlit(lk: Lake, tmp_path: Path) -> None:
+    (episode,) = lk.sql("SELECT id_text(episode_id) FROM episodes").row(0)
+    done = trajlake("page", episode, "--lake", lk.uri, "--out", tmp_path / "page.html")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "page.html").stat().st_size > 1000

@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from viewer.links import Page
 from viewer.navigation import href
 from viewer.queries import Reads, in_spans, runs
 from viewer.queries.once import once
+from viewer.remembered import Remembered
 
 
 @pytest.fixture
@@ -356,8 +358,45 @@ def test_a_reader_takes_one_select_and_nothing_else(tmp_path: Path) -> None:
     assert reader.sql("SELECT count(*) FROM episodes").item() == 24
 
 
+def test_many_sessions_name_their_versions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that forget the oldest name do not get in each other's way."""
+    states = threading.local()
+    monkeypatch.setattr(pinned, "era", lambda: b"era")
+    monkeypatch.setattr(pinned, "versions", lambda: (("episodes", states.version),))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def session(first: int) -> None:
+        for version in range(first, first + 3000):
+            states.version = version
+            pinned.name()
+
+    monkeypatch.setattr(pinned, "_read_from", lambda versions: versions)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(session, range(0, 80_000, 10_000)))
+    finally:
+        sys.setswitchinterval(interval)
+    states.version = -1
+    assert pinned.known(pinned.name()) == (("episodes", -1),)
+
+
 def test_state_lives_in_the_session_alone(lk: Lake) -> None:
     pinned.versions()
     kept: dict[str, Any] = {name: st.session_state[name] for name in ("pinned_versions", "pinned_at")}
     assert isinstance(kept["pinned_versions"], tuple)
     assert not isinstance(kept["pinned_versions"], pl.DataFrame)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 9, 1000])
+def test_the_last_answers_are_remembered_however_few_there_is_room_for(most: int) -> None:
+    remembered: Remembered[int] = Remembered(most)
+    for key in range(most + 1):
+        remembered.put(key, key)
+    assert [remembered.get(key) for key in range(most + 1)] == [None, *range(1, most + 1)]
+
+
+def test_nothing_is_remembered_where_there_is_no_room() -> None:
+    remembered: Remembered[int] = Remembered(0)
+    remembered.put("a", 1)
+    assert remembered.get("a") is None

@@ -14,7 +14,7 @@ from typing import Any, cast
 import duckdb
 import polars as pl
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lake import Lake, Snapshot, ids
@@ -26,7 +26,9 @@ from lake.write.jobs import Job
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.copies import empty_lake
+from testkit.examples import examples
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, judged_lake, rollout, siblings
+from trainer.evaluation.success import read_attempts, success_rows
 from viewer import download
 from viewer.pinned import Reader
 from viewer.queries import (
@@ -154,6 +156,7 @@ filters = st.builds(
 orders = st.none() | st.builds(Sort, st.sampled_from(sorted(episodes.ORDERS)), st.booleans())
 
 
+@settings(max_examples=examples(50))
 @given(wanted=filters, order=orders, size=st.integers(1, 9))
 @example(wanted=EpisodeFilter(low=0.5, high=0.5), order=None, size=9)
 def test_pages_hold_every_matching_episode_once(
@@ -259,6 +262,7 @@ def test_the_batch_of_an_update_as_a_filter(snap: Reader, training_job: int) -> 
     assert episodes.totals(snap, EpisodeFilter(update=(training_job, 99)))["episodes"] == 0
 
 
+@settings(max_examples=examples(50))
 @given(wanted=filters)
 @example(EpisodeFilter(score="env_return", low=0.5))
 @example(EpisodeFilter(run=ODD))
@@ -431,6 +435,26 @@ def test_the_interval_is_wilsons(tmp_path: Path) -> None:
     points = runs.curve(build_lake(tmp_path, good + bad).snapshot(), RUN, "collection_round", 1.0).to_dicts()
     assert (points[0]["low"], points[0]["high"]) == pytest.approx((0.4902, 0.9433), abs=5e-5)
     assert (points[1]["low"], points[1]["high"]) == pytest.approx((0.0, 0.2775), abs=5e-5)
+
+
+def test_a_curve_has_the_intervals_of_eval(tmp_path: Path) -> None:
+    """Attempts at a task are no independent trials: the tasks are the sample."""
+    rates = {0: (8, 0, 8, 1), 1: (4, 5, 3, 4)}
+    lk = build_lake(
+        tmp_path,
+        [
+            rollout(task, i, float(i < wins), collection_round=number)
+            for number, of_tasks in rates.items()
+            for task, wins in zip("abcd", of_tasks, strict=True)
+            for i in range(8)
+        ],
+    )
+    points = {point["x"]: point for point in runs.curve(lk.snapshot(), RUN, "collection_round", 1.0).to_dicts()}
+    for number in rates:
+        attempts = read_attempts(lk.snapshot(), by="run_id", score="env_return", where=f"collection_round = {number}")
+        by_eval = success_rows(attempts).row(0, named=True)
+        assert (points[number]["low"], points[number]["high"]) == pytest.approx((by_eval["low"], by_eval["high"]))
+    assert points[0]["high"] - points[0]["low"] > 1.5 * (points[1]["high"] - points[1]["low"])
 
 
 def test_a_round_without_scores_is_a_gap(tmp_path: Path) -> None:
@@ -833,6 +857,7 @@ def test_training_jobs_and_their_curves(snap: Reader, training_job: int) -> None
     assert training.checkpoints(snap, training_job)["optimizer_step"].to_list() == [4]
 
 
+@settings(max_examples=examples(50))
 @given(active=st.lists(st.sampled_from([0.0, 1.0, 2.0, None]), max_size=12), gap=st.integers(1, 3))
 def test_stretches_of_alarms(active: list[float | None], gap: int) -> None:
     """Steps may be apart: a stretch ends where an update without an alarm is, and nowhere else."""

@@ -23,7 +23,8 @@ VIEWPORT = {"width": 1440, "height": 900}
 
 MARK = "window.hostile = (window.hostile || 0) + 1"
 HOSTILE = f"<script>{MARK}</script><img src=x onerror='{MARK}'> [click](javascript:{MARK}) \u202e"
-LONG = 2_000_000
+LONG = 600_000
+"""Characters of a text that is cut twice: in a page, and where all of it is asked for."""
 MANY = 1000
 NODES = 5000
 """Elements that a page may have."""
@@ -41,7 +42,7 @@ def pixel() -> str:
 
 
 def chat() -> EpisodeRecord:
-    """Three steps: everything hostile; two calls with their results and an image; a text of two megabytes."""
+    """Three steps: everything hostile; two calls with their results and an image; a long text."""
     record = rollout("chat", 0, 1.0)
     hostile, calls, long = record.steps
     many = 20_000
@@ -177,17 +178,6 @@ def test_a_step_inside_a_fold_is_unfolded(page: Any, lk: Lake) -> None:
     opened(page, 25)
 
 
-def test_repeats_are_folded_and_open_by_a_click(page: Any, lk: Lake) -> None:
-    go(page, lk, "walk")
-    fold = line(page, "fold-20")
-    assert fold.locator(".what").inner_text() == "attic \u2194 cellar \u00d75"
-    assert line(page, 22).count() == 0
-    fold.locator(".head").click()
-    line(page, 29).wait_for()
-    fold.locator(".head").click()
-    line(page, 22).wait_for(state="detached")
-
-
 def test_by_the_keyboard_alone(page: Any, lk: Lake) -> None:
     go(page, lk, "walk")
     page.keyboard.press("j")
@@ -231,8 +221,8 @@ def test_a_walk_through_many_steps_stays_light(page: Any, lk: Lake) -> None:
         assert nodes(page) < NODES
 
 
-def test_opening_steps_takes_few_requests(page: Any, lk: Lake) -> None:
-    """A request each at most; what lies beside an opened step is there before it is asked for."""
+def test_steps_open_with_few_requests_and_repeats_by_a_click(page: Any, lk: Lake) -> None:
+    """A request each at most; what lies beside an opened step is there before it is asked for. Repeats are folded."""
     go(page, lk, "walk")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -246,6 +236,14 @@ def test_opening_steps_takes_few_requests(page: Any, lk: Lake) -> None:
     line(page, 10).locator(".head").click()
     opened(page, 10)
     assert {urlsplit(url).path for url in requests} == {"/transcript"}
+
+    fold = line(page, "fold-20")
+    assert fold.locator(".what").inner_text() == "attic \u2194 cellar \u00d75"
+    assert line(page, 22).count() == 0
+    fold.locator(".head").click()
+    line(page, 29).wait_for()
+    fold.locator(".head").click()
+    line(page, 22).wait_for(state="detached")
 
 
 def test_a_page_whose_versions_the_server_forgot_names_them_anew(page: Any, lk: Lake) -> None:
@@ -301,6 +299,7 @@ def test_answers_are_for_own_pages_and_of_versions_that_the_page_named(page: Any
     assert status(address.replace(episode, "nonsense")) == 400
 
 
+@pytest.mark.slow("find marks what it found, and says of how many steps it is")
 def test_find_reaches_steps_that_are_not_open(page: Any, lk: Lake) -> None:
     go(page, lk, "walk")
     page.get_by_label("Find in all steps").fill("NEEDLE in")
@@ -438,7 +437,7 @@ def test_a_file_to_send_holds_all_and_asks_for_nothing(
     for index, said in (
         (0, f"<script>{MARK}</script>"),
         (1, "It ran."),
-        (2, "The first 3,000 of 2,000,007 characters"),
+        (2, f"The first 3,000 of {LONG + 7:,} characters"),
     ):
         line(page, index).locator(".head").click()
         assert said in opened(page, index).inner_text()

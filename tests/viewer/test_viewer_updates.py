@@ -131,9 +131,14 @@ def test_a_unit_is_clipped_as_a_whole_or_not_told(lk: Lake) -> None:
     ("parameters", "policy", "why"),
     [
         ({"loss": "ppo"}, "run 4", "version in which losses did not own their options"),
-        ({"loss": loss("awr")}, "run 4", "awr limits no ratio"),
+        pytest.param({"loss": loss("awr")}, "run 4", "awr limits no ratio", marks=pytest.mark.slow),
         ({"loss": loss("ppo")}, "no job's", "none of its policies was rescored on this step"),
-        ({"loss": loss("ppo"), "advantages": "nobody"}, "run 4", "the advantage that it took is not known"),
+        pytest.param(
+            {"loss": loss("ppo"), "advantages": "nobody"},
+            "run 4",
+            "the advantage that it took is not known",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["former", "no limit", "no policy", "no advantage"],
 )

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import click
 
 from lake.errors import TrajlakeError
+from lake.execution.cores import usable_cores
 
 T = TypeVar("T")
 LAUNCHER, STORE = "TRAJLAKE_LAUNCHER", "TRAJLAKE_RANKS_STORE"
@@ -208,7 +209,7 @@ def _start(rank: int, count: int, arguments: Sequence[str], store: Path) -> Rank
         STORE: str(store),
     }
     # As torchrun does: the cores are shared out.
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))}
+    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // count))}
     environment = threads | os.environ | own
     return subprocess.Popen([sys.executable, "-m", "trainer", *arguments], env=environment, start_new_session=True)
 

@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: TID253
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard  # noqa: TID253
 from torch.distributed.tensor import DTensor, distribute_tensor  # noqa: TID253
 
-from trainer.atomic import atomic_folder, partial_place
+from lake.storage.atomic import atomic_folder, partial_place
 from trainer.backends.base import PolicyBackend, check_layout
 from trainer.backends.ranks import Ranks
 from trainer.config import OptimizerConfig

@@ -15,6 +15,7 @@ from lake.errors import CheckpointError, UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from lake.settings import validated
+from lake.storage.atomic import settled
 from trainer.runs.runs import RunFolder
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def find_checkpoint(snapshot: Snapshot, text: str) -> Place:
         CheckpointError: its folder is gone.
     """
     path = Path(text)
-    if path.exists():
+    if settled(path).exists():
         return found_on_disk(path.resolve())
     rows = _rows(snapshot, text)
     if rows.is_empty():
@@ -108,17 +109,25 @@ def found_on_disk(path: Path) -> Place:
     if (path / STATE_FILE).is_file():
         return _saved(path, RunFolder(path.parent.parent))
     run = RunFolder(path)
-    if run.read() is None:
+    if not _is_run(run):
         of_run = RunFolder(path.parent)
-        if path.name == of_run.final.name and of_run.read() is not None:
+        if path.name == of_run.final.name and _is_run(of_run):
             return _final(of_run)
-        return Place(path, path.stem if path.suffix == ".gguf" else path.name)
-    if run.final.is_dir():
+        return Place(settled(path), path.stem if path.suffix == ".gguf" else path.name)
+    if settled(run.final).is_dir():
         return _final(run)
     newest = _newest_saved(run)
     if newest is None:
         raise CheckpointError(f"the run in {path} has no checkpoint yet; go on with `trajlake train --resume`")
     return _saved(newest, run)
+
+
+def _is_run(run: RunFolder) -> bool:
+    """Whether a folder is that of a run: a loop's has no record of its own, which the lake holds."""
+    if run.read() is not None:
+        return True
+    is_model = (settled(run.path) / "config.json").exists()
+    return not is_model and (settled(run.final).is_dir() or _newest_saved(run) is not None)
 
 
 def _saved(path: Path, run: RunFolder) -> Place:
@@ -139,11 +148,11 @@ def _final(run: RunFolder) -> Place:
     newest, record = _newest_saved(run), run.read()
     name = run.path.name if record is None else record.run_id
     if newest is None:
-        return Place(run.final, f"{name}@final")
+        return Place(settled(run.final), f"{name}@final")
     state = read_state(newest)
     options = state.config.get("validation")
     options = None if options is None else validated(ValidationConfig, options, f"{newest / STATE_FILE}: ")
-    return Place(run.final, f"{name}@final", exported_step(state.validations, options) or state.optimizer_step)
+    return Place(settled(run.final), f"{name}@final", exported_step(state.validations, options) or state.optimizer_step)
 
 
 def _written(place: Path) -> tuple[int, ...]:

@@ -16,11 +16,12 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.scores import ENV_RETURN
+from lake.judgements.scores import ENV_RETURN, find_score
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.evaluation.estimators import all_estimators
 from trainer.evaluation.estimators.base import Estimator, Turns
+from trainer.evaluation.estimators.fitted import FQE_RIDGE
 from trainer.evaluation.ratios import STORED, Scored, check_support, find_scored, token_facts
 from trainer.evaluation.success import read_attempts
 
@@ -45,7 +46,7 @@ def read_turns(
     target: Scored,
     behaviour: Scored | None,
     *,
-    score: str = ENV_RETURN,
+    score: str | None = None,
     where: str | None = None,
     gamma: float = 1.0,
 ) -> OpeData:
@@ -53,7 +54,8 @@ def read_turns(
 
     Args:
         behaviour: the policy that acted; None takes its log-probabilities as the engine recorded them.
-        score: env_return or a scorer of episodes (one reward, at the last turn), or env_reward (recorded step rewards).
+        score: env_return or a scorer of episodes (one reward, at the last turn), or env_reward (recorded step rewards);
+            None takes the current credit's score of episodes, or env_return without credit.
 
     Raises:
         UsageError: a wrong predicate or scorer.
@@ -190,11 +192,11 @@ def evaluate(
     target: str,
     behaviour: str,
     *,
-    score: str = "env_return",
+    score: str | None = None,
     where: str | None = None,
     gamma: float = 1.0,
     clip: float = 2.0,
-    ridge: float = 1.0,
+    ridge: float = FQE_RIDGE,
 ) -> Evaluation:
     """Estimate the value of a policy from another one's episodes.
 
@@ -220,7 +222,9 @@ def evaluate(
             f"{wanted.checkpoint!r} and {acted.checkpoint!r} were scored by different versions of trajlake, so that "
             "their difference is not one of policies alone; run `trajlake rescore` again with both"
         )
-    data = read_turns(snapshot, wanted, acted, score=score, where=where, gamma=gamma)
+    counted = find_score(snapshot, score)
+    notes.append(f"score: {counted.title}")
+    data = read_turns(snapshot, wanted, acted, score=counted.name, where=where, gamma=gamma)
     if acted is not None:
         notes.append(_compared_with_recorded(snapshot, acted, data.episode_ids_E))
     estimators = all_estimators(clip=clip, ridge=ridge)

@@ -26,9 +26,9 @@ import numpy as np
 import polars as pl
 
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.scores import ENV_RETURN, episode_scores
+from lake.judgements.scores import ENV_RETURN, episode_scores, find_score, is_success
 from lake.read.snapshot import Snapshot
-from lake.statistics.intervals import share_interval, spread_by_task, spread_of_mean, wilson
+from lake.statistics.intervals import share_interval, spread_of_mean, success_interval
 from lake.statistics.paired import Comparison, compare_paired
 from trainer.data.select.selection import select_episodes
 
@@ -47,28 +47,39 @@ SELECT
     env_return AS score,
     coalesce(relation IN ('subagent', 'fork', 'continuation'), false) AS nested
 FROM episodes
+WHERE $run IS NULL OR run_id = $run
 ORDER BY name, task, rollout_index, attempt, episode_id
 """
 
 
-def read_attempts(snapshot: Snapshot, *, by: str, score: str = ENV_RETURN, where: str | None = None) -> pl.DataFrame:
+def read_attempts(
+    snapshot: Snapshot, *, by: str, score: str | None = None, where: str | None = None, run_id: str | None = None
+) -> pl.DataFrame:
     """Attempts with their scores.
 
     Args:
         by: run_id, policy_version (policy and version, as NAME@VERSION) or policy.
-        score: env_return, or a scorer as NAME (its current version) or NAME@VERSION.
+        score: env_return, or a scorer as NAME (its current version) or NAME@VERSION; None takes the current credit's,
+            or env_return without credit (`lake.judgements.scores.find_score`).
+        run_id: only this run's episodes; None takes all runs.
 
     Returns:
         One row per episode: episode_id, name (what it is put together by), task (environment/task_id), score (float64,
         NULL if not known), nested (it came out of another episode).
 
     Raises:
-        UsageError: a wrong predicate, or a scorer that scored no episode.
+        UsageError: a wrong predicate, a scorer that scored no episode, or a run without episodes.
         DataRefusedError: no episode.
     """
     chosen = select_episodes(snapshot, where)
-    rows = snapshot.sql(_EPISODES.replace("{label}", _LABELS[by]))
+    rows = snapshot.sql(_EPISODES.replace("{label}", _LABELS[by]), {"run": run_id})
+    if run_id is not None and rows.is_empty():
+        runs = snapshot.sql("SELECT DISTINCT run_id FROM episodes ORDER BY run_id LIMIT 20")["run_id"].to_list()
+        raise UsageError(f"--run {run_id!r} has no episodes; runs with episodes: {', '.join(runs)}")
     rows = rows.join(chosen, on="episode_id", how="semi", maintain_order="left")
+    if run_id is not None and rows.is_empty():
+        raise DataRefusedError(f"no episode of the run {run_id!r} satisfies --where {where!r}")
+    score = find_score(snapshot).name if score is None else score
     if score == ENV_RETURN:
         return rows
     return rows.drop("score").join(episode_scores(snapshot, score), on="episode_id", how="left", maintain_order="left")
@@ -123,7 +134,7 @@ def per_task(attempts: pl.DataFrame, threshold: float) -> pl.DataFrame:
         .group_by("task")
         .agg(
             attempts=pl.len().cast(pl.Int64),
-            successes=(pl.col("score") >= threshold).sum().cast(pl.Int64),
+            successes=is_success(pl.col("score"), threshold).sum().cast(pl.Int64),
             score=pl.col("score").mean(),
         )
         .sort("task")
@@ -153,12 +164,7 @@ def _measures(tasks: pl.DataFrame, ks: Sequence[int]) -> list[Measured]:
         return [(measure, None, None, 0) for measure in ("success", *measures(ks))]
     trials_P, wins_P = (tasks[name].to_numpy().astype(np.float64) for name in ("attempts", "successes"))
     attempts, share = int(trials_P.sum()), float(wins_P.sum() / trials_P.sum())
-    over_tasks = spread_by_task(
-        lambda counts_P: float(counts_P @ wins_P / (counts_P @ trials_P)), np.arange(tasks.height)
-    )
-    # The attempts of one task are a sample of that task.
-    success = wilson(share, attempts) if over_tasks is None else share_interval(over_tasks, tasks.height, attempts)
-    found: list[Measured] = [("success", share, success, tasks.height)]
+    found: list[Measured] = [("success", share, success_interval(wins_P, trials_P), tasks.height)]
     for measure in measures(ks):
         known_P = np.array([value for value in measure_of(tasks, measure) if value is not None], np.float64)
         if not len(known_P):

@@ -33,6 +33,7 @@ from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.factories import learning_rate, make_reference
 from trainer.runs.loop import StepReport, Update, update
+from trainer.runs.progress import Reminder, outcome
 from trainer.runs.runs import RunFolder, RunJob, prune, retained
 from trainer.runs.training_run import export_model
 
@@ -83,6 +84,7 @@ class Learner:
         versions: where each round's weights go for those who play.
         job: the training job, started.
         say: told alarms.
+        reminder: told what is being done.
     """
 
     def __init__(
@@ -96,10 +98,12 @@ class Learner:
         versions: Versions,
         job: RunJob,
         say: Callable[[str], None],
+        reminder: Reminder,
     ) -> None:
         self._lake, self._run, self._config, self._trainer = lake, run, config, trainer
         self.backend = backend
         self._folder, self._versions, self._job, self._say = folder, versions, job, say
+        self._reminder = reminder
         self._alarms = Alarms(trainer.alarms)
         self._watch = Watch(trainer, backend.policy, 1, self._alarms)
         self._encoding = engine_encoding(load_tokenizer(trainer.model))
@@ -130,18 +134,21 @@ class Learner:
 
     def score(self, where: str) -> None:
         """Score some episodes, and compute their rewards; what was scored is left alone."""
-        score_rollouts(self._lake, self._config.loop.score, where)
+        score_rollouts(self._lake, self._config.loop.score, where, self._remember)
 
     def learn(self, number: int) -> Learned:
         """Score, credit and train on a round, and write the weights for those who play; nothing is saved yet."""
         where = of_round(self._run, number)
         refuse_failed(self._lake, where)
         self.score(where)
+        self._remember("computing the advantages")
         credit, live, dead = self._credit(where)
+        self._remember("preparing the updates")
         done = None if live == 0 else self._update(number, where, credit)
         self._pending = done
         self.version = number + 1
         self.optimizer_steps += 0 if done is None else len(done.reports)
+        self._remember("writing the weights")
         self._versions.write(self.backend, self.version)
         return Learned(live, dead, done)
 
@@ -228,7 +235,11 @@ class Learner:
             self._say(str(error))  # the next round may have some
             return None
 
+    def _remember(self, doing: str) -> None:
+        self._reminder.doing = doing
+
     def _observe(self, report: StepReport, total: int) -> None:
         self._watch.observe(report)
+        self._remember(f"{report.step.index + 1} of {total} updates: {outcome(report)}")
         for alarm in report.alarms:
             self._say(alarm)

@@ -32,7 +32,8 @@ from trainer.online.rollouts import Evaluated, Rollouts, Say
 from trainer.online.settings import OnlineConfig
 from trainer.online.versions import Versions
 from trainer.runs.metrics import metrics_frame
-from trainer.runs.runs import RunFolder, newest_checkpoint, sweep
+from trainer.runs.progress import Reminder
+from trainer.runs.runs import RunFolder, newest_checkpoint
 
 _ROUND = """
 SELECT
@@ -78,13 +79,13 @@ class OnlineRun:
     job: Any
     """The `loop` job."""
     say: Say
+    reminder: Reminder
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     """Of the rounds so far."""
     evaluations: dict[int, Evaluated] = field(default_factory=dict)
 
     def go_on(self, train_job: int) -> None:
         """Put the run back where the newest checkpoint of its training job is, with what was decided until then."""
-        sweep(self.folder.checkpoints)
         row = newest_checkpoint(self.lake, train_job)
         if row is not None:
             self.learner.restore(row)
@@ -98,6 +99,8 @@ class OnlineRun:
         while True:
             number = learner.version
             began = time.monotonic()
+            round_name = f"round {min(number + 1, config.rounds)}/{config.rounds}"
+            self.reminder.begin(round_name, "giving engines the weights")
             engines.push(self.lake, self.run_id, self.versions.played(number), learner.backend, self.say)
             used_up = self._used_up(number)
             row = self._evaluated(number, engines, is_last=used_up is not None)
@@ -106,8 +109,11 @@ class OnlineRun:
                 if row:
                     self._note(number, row)
                 return stopped_by
+            self.reminder.begin(round_name, "collecting")
             self.rollouts.collect(number, self.versions.played(max(0, number - config.ahead)), engines)
+            self.reminder.begin(round_name, "learning")
             learned = self._learned(number, engines)
+            self.reminder.begin(round_name, "writing the checkpoint")
             row |= self._figures(number) | learned.metrics() | {"loop/seconds": time.monotonic() - began}
             self._note(number, row)
             learner.save()
@@ -118,6 +124,7 @@ class OnlineRun:
     def finish(self, stopped_by: str) -> LoopResult:
         """Write the final model, and what the run came to."""
         learner, digest = self.learner, self.learner.backend.digest()
+        self.reminder.begin("", "writing the final model")
         learner.export(self.folder.final)
         winner = self._best_version() if self.evaluations else None
         self.job.counts |= {"rounds": learner.version, "stopped_by": stopped_by, "weights_sha256": digest}
@@ -155,6 +162,7 @@ class OnlineRun:
         if config is None or (version % config.every and not is_last):
             return {}
         index = -(-version // config.every)
+        self.reminder.begin(f"version {version}", "evaluating")
         self.rollouts.evaluate(index, self.versions.played(version), config, engines)
         self.learner.score(of_round(self.rollouts.evaluation_run, index))
         found = self.rollouts.evaluated(index, config)

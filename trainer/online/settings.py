@@ -7,7 +7,7 @@
     [loop.credit]      the estimator; its options in [credit.NAME], as for `trajlake credit`
     [loop.sync]        how weights reach engines
     [loop.engine]      an engine of the loop's own
-    [loop.sft]         the stage before (modes sft and sft+rl), with fields of [trainer]
+    [loop.sft]         the stage before (modes sft and sft+rl), with fields of [trainer], whose machine settings it has
     [trainer]          the update of a round, as for `trajlake train`
 
 The run's job holds the whole document, so a resumed run is compared with what it was started with.
@@ -27,11 +27,11 @@ from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.scheduler import Limits
 from pipelines.collect.tasks import TaskSet, read_tasks, seeds
 from pipelines.collect.wiring import PROMPTS, PlayerOptions
-from pipelines.credit.estimators import estimator_class
+from pipelines.credit.estimators import estimator_class, for_lone_episodes, needs_siblings
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.score.reward_definition import load_reward
 from pipelines.score.scoring import ScoringConfig
-from trainer.config import TrainConfig
+from trainer.config import MACHINE, TrainConfig
 from trainer.frozen import FrozenModel
 from trainer.train_settings import configured, layered
 
@@ -235,7 +235,25 @@ class OnlineConfig(FrozenModel):
             raise ValueError(f"mode {self.loop.mode}: [loop.sft] is for the modes sft and sft+rl, and they need it")
         if self.trainer.validation is not None or self.trainer.mixture:
             raise ValueError("`validation` and `mixture` are for `trajlake train`; a loop has [loop.evaluation]")
+        self._check_siblings()
         return self
+
+    def _check_siblings(self) -> None:
+        """Refuse (ValueError) rounds of lone episodes where what is learned from compares siblings."""
+        needs = self.trainer.loss.needs
+        if self.loop.collect.group_size > 1 or not self.loop.trained_rounds or not needs.credit:
+            return
+        if needs.pairs is not None:
+            raise ValueError(
+                f"`loop.collect.group_size` is 1, and the loss {self.trainer.loss.name} compares siblings: no round "
+                f"would train anything. Valid: 2 or more"
+            )
+        estimator = self.loop.credit.build()
+        if needs_siblings(estimator):
+            raise ValueError(
+                f"`loop.collect.group_size` is 1, and {estimator.name} compares siblings: every advantage would be 0, "
+                f"and no round would train anything. Valid: 2 or more, {for_lone_episodes(estimator)}"
+            )
 
     def wanted(self, run: str) -> Wanted:
         """What a run's rollouts are, for the manager."""
@@ -277,7 +295,8 @@ def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
     if isinstance(names := _section(loop, "score").get("rewards"), list):
         loop = merged(loop, {"score": {"rewards": [load_reward(file, str(name)) for name in names]}})
     if isinstance(loop.get("sft"), Mapping):
-        loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"}, loop["sft"])
+        machine = {name: trainer[name] for name in MACHINE if name in trainer}
+        loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"} | machine, loop["sft"])
     update = configured(trainer, ("[trainer] model", "[trainer] loss"))
     config = validated(OnlineConfig, {"loop": loop, "trainer": update.model_dump(exclude_unset=True)})
     config.loop.credit.build()

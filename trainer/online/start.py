@@ -19,7 +19,7 @@ from lake.write.jobs import Job
 from pipelines.collect.manager.run import StoppedError
 from pipelines.collect.wiring import told_options, without_keys
 from trainer.backends.base import SingleDevice
-from trainer.config import TrainConfig
+from trainer.config import MACHINE, TrainConfig
 from trainer.online.checks import WHERE
 from trainer.online.engines import engines_of, known_engines
 from trainer.online.learner import Learner
@@ -28,7 +28,8 @@ from trainer.online.run import LoopResult, OnlineRun, evaluations_in, noted
 from trainer.online.settings import OnlineConfig
 from trainer.online.versions import Versions
 from trainer.policy.model import policy_of
-from trainer.runs.offline import make_deterministic, resolve, resume, train, training_code
+from trainer.runs.offline import make_deterministic, resolve, resume, train, training_code, with_threads
+from trainer.runs.progress import LINE_SECONDS, ProgressReporter, Reminder
 from trainer.runs.runs import RunFolder, differences, left_open_when_interrupted, next_attempt
 
 _OWN = ("versions", "checkpoints", "final", "best", "run.json")
@@ -36,6 +37,7 @@ _OWN = ("versions", "checkpoints", "final", "best", "run.json")
 _MAY_CHANGE = (
     *("loop.tokens", "loop.hours", "loop.collect.parallel", "loop.engine", "loop.sync"),
     *("loop.collect.player.engines", "loop.collect.player.api", "loop.collect.player.parallel_calls"),
+    *(f"loop.sft.{name}" for name in MACHINE),
 )
 """Settings that a resumed run may have others of: they change no result."""
 
@@ -60,6 +62,7 @@ def run_loop(
     resumes: bool,
     say: Say,
     progress: Say,
+    quiet_seconds: float = LINE_SECONDS,
 ) -> LoopResult:
     """Run the loop in a folder, or go on with it.
 
@@ -71,15 +74,19 @@ def run_loop(
         run_id: the run's name.
         resumes: go on with the run of that name, if there is one; else another of that name is refused.
         say: called with a line for each round and evaluation.
-        progress: called with how far collecting is.
+        progress: called with how far collecting is, and with what is being done.
+        quiet_seconds: without a line, until one says what is being done.
 
     Raises:
         UsageError: the run exists already, or was started with another document, or no engine answers.
         CheckpointError: what a resumed run needs is gone or damaged.
         StoppedError: Ctrl-C, or an engine that is gone; the run goes on when it is resumed.
     """
-    folder = RunFolder(out)
-    with folder.locked(), _going_on_by("; the same command with --resume goes on"):
+    folder, reminder = RunFolder(out), Reminder(progress, quiet_seconds)
+    say, progress = _heard(say, reminder), _heard(progress, reminder)
+    reminder.begin(f"run {run_id}", "looking at what is there")
+    advice = "; the same command with --resume goes on"
+    with folder.locked(), _going_on_by(advice), reminder.running():
         parameters = job_parameters(config)
         started = _find(lake, run_id)
         _check_started(started, parameters, run_id, resumes=resumes)
@@ -92,20 +99,24 @@ def run_loop(
             return _finished(lake, started, folder)
         rollouts = Rollouts(collecting, run_id, config, config.trainer.model, say=say, progress=progress)
         apis = known_engines(config.loop)  # before a job says that the run has begun
-        model = _start(lake, config, folder, run_id, say)
-        trainer = config.trainer.model_copy(update={"model": model})
+        model = _start(lake, config, folder, run_id, say, reminder)
+        reminder.begin(f"run {run_id}", "loading the model")
+        trainer, note = with_threads(config.trainer.model_copy(update={"model": model}))
+        if note is not None:
+            say(note)
         make_deterministic(trainer)
         backend = SingleDevice(policy_of(trainer), trainer.optimizer)
         trainer = resolve(trainer, backend.policy)
         job, train_job = _jobs(lake, run_id, parameters, trainer, started)
         with left_open_when_interrupted(job), left_open_when_interrupted(train_job):
             versions = Versions(folder.path / "versions", trainer)
-            learner = Learner(lake, run_id, config, trainer, backend, folder, versions, train_job, say)
-            run = OnlineRun(lake, run_id, config, folder, learner, rollouts, versions, job, say)
+            learner = Learner(lake, run_id, config, trainer, backend, folder, versions, train_job, say, reminder)
+            run = OnlineRun(lake, run_id, config, folder, learner, rollouts, versions, job, say, reminder)
             if started is None:
                 versions.write(backend, 0)
             else:
                 run.go_on(started.train_job)
+            reminder.begin(f"run {run_id}", "starting")
             with engines_of(config.loop, apis, versions.played(learner.version).folder, say) as engines:
                 return run.finish(run.play(engines))
 
@@ -141,14 +152,32 @@ def _jobs(
     return job, train_job
 
 
-def _start(lake: Lake, config: OnlineConfig, folder: RunFolder, run_id: str, say: Say) -> str:
+def _heard(say: Say, reminder: Reminder) -> Say:
+    """The same, and the reminder hears of it."""
+
+    def speak(line: str) -> None:
+        reminder.hear()
+        say(line)
+
+    return speak
+
+
+def _start(lake: Lake, config: OnlineConfig, folder: RunFolder, run_id: str, say: Say, reminder: Reminder) -> str:
     """The model that the rounds start from: the configured one, or what the stage [loop.sft] makes of it."""
     sft = config.loop.sft
     if sft is None:
         return config.trainer.model
     place, name = folder.path / "sft", f"{run_id}/sft"
     is_new = RunFolder(place).read() is None
-    result = train(lake, sft, place, run_id=name) if is_new else resume(lake, place)
+    reminder.begin("sft", "")
+    reporter = ProgressReporter(lambda line: say(f"sft: {line}"), reminder=reminder)
+    if is_new:
+        result = train(lake, sft, place, run_id=name, on_step=reporter.on_step, on_plan=reporter.on_plan)
+    else:
+        result = resume(lake, place, on_step=reporter.on_step, on_plan=reporter.on_plan)
+    reporter.summarise()
+    for note in result.notes:
+        say(f"sft: {note}")
     say(f"sft: {counted(result.optimizer_steps, 'update')}, {result.model}")
     return str(result.model.resolve())
 

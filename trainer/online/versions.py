@@ -6,9 +6,9 @@ A version is the number of rounds that were trained on. Engines read the folder 
 import shutil
 from pathlib import Path
 
-from lake.errors import CheckpointError
+from lake.errors import CheckpointError, UsageError
+from lake.storage.atomic import atomic_folder, check_whole, recover, remove_folder
 from pipelines.collect.wiring import PlayedWeights
-from trainer.atomic import atomic_folder
 from trainer.backends.base import SingleDevice
 from trainer.config import TrainConfig
 from trainer.runs.training_run import export_model
@@ -18,11 +18,12 @@ class Versions:
     """The folders `v0`, `v1`, ... of a run.
 
     Args:
-        folder: of these folders.
+        folder: of these folders; nobody else may be writing there.
         config: of the training run.
     """
 
     def __init__(self, folder: Path, config: TrainConfig) -> None:
+        recover(folder)
         self._folder = folder
         self._config = config
 
@@ -31,13 +32,17 @@ class Versions:
         return (self._folder / f"v{version}").absolute()
 
     def played(self, version: int) -> PlayedWeights:
-        """A version for a player. Raises CheckpointError: its folder is gone."""
+        """A version for a player. Raises CheckpointError: its folder is gone, or lacks files."""
         place = self.place(version)
         if not place.is_dir():
             raise CheckpointError(
                 f"{place} is gone, with the weights that the next rollouts are to be played by; restore it, or start "
                 "another run into another --out"
             )
+        try:
+            check_whole(place)
+        except UsageError as error:
+            raise CheckpointError(f"{error}; or start another run into another --out") from error
         return PlayedWeights(place, version)
 
     def write(self, backend: SingleDevice, version: int) -> None:
@@ -51,11 +56,11 @@ class Versions:
     def copy(self, version: int, target: Path) -> None:
         """Put a version into another folder, in place of what is there."""
         with atomic_folder(target) as partial:
-            shutil.copytree(self.place(version), partial, dirs_exist_ok=True)
+            shutil.copytree(self.played(version).folder, partial, dirs_exist_ok=True)
 
     def prune(self, first: int) -> None:
         """Remove versions that nobody plays again: those before `first`."""
         for place in self._folder.glob("v*"):
             number = place.name.removeprefix("v")
             if number.isdecimal() and int(number) < first:  # a copy that somebody made, `v3.old`, is not ours
-                shutil.rmtree(place)
+                remove_folder(place)

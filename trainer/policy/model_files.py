@@ -13,7 +13,7 @@ import torch  # noqa: TID253 - loaded by commands only when they train
 from huggingface_hub.errors import StrictDataclassError
 
 from lake.errors import UsageError
-from trainer.atomic import atomic_folder
+from lake.storage.atomic import atomic_folder, read_whole, settled
 from trainer.policy.model_folder import INDEX, check_model_folder, check_no_code, stored_names
 
 if TYPE_CHECKING:
@@ -47,10 +47,13 @@ def load_model(source: str | Path) -> Any:
         UsageError: no such model, no causal language model in it, damaged or missing weights (transformers would draw
             random ones), what `check_model_folder` refuses, or a GGUF file without the package gguf.
     """
+    return read_whole(Path(source), _load_model)
+
+
+def _load_model(path: Path) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    path = Path(source)
     place, options = checked_place(path)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -75,10 +78,10 @@ def empty_model(source: str | Path) -> Any:
     """The model that `load_model` takes, without weights, on the meta device: for a rank that is sent its part."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    place, options = checked_place(Path(source))
-    if options:
-        return load_model(source)
-    config = AutoConfig.from_pretrained(place, **_LOCAL)
+    path = Path(source)
+    if path.suffix == ".gguf":
+        return load_model(path)
+    config = read_whole(path, lambda folder: AutoConfig.from_pretrained(checked_place(folder)[0], **_LOCAL))
     factory: Any = AutoModelForCausalLM
     with torch.device("meta"):
         return factory.from_config(config, dtype=torch.float32, trust_remote_code=False).eval()
@@ -86,9 +89,13 @@ def empty_model(source: str | Path) -> Any:
 
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
     """The tokenizer of a model; a UsageError where there is none, a slow one, or a folder that is refused."""
+    return read_whole(Path(source), _load_tokenizer)
+
+
+def _load_tokenizer(source: Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    place, options = checked_place(Path(source))
+    place, options = checked_place(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(place), **_LOCAL, **options)
     except (*_UNREADABLE, StructError) as error:
@@ -140,7 +147,7 @@ def add_tied(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 def lacks_tied(folder: Path) -> bool:
     """Whether the files of a model folder lack weights that are tied to others."""
-    return not empty_model(folder).state_dict().keys() <= stored_names(folder)
+    return not empty_model(folder).state_dict().keys() <= stored_names(settled(folder))
 
 
 def checked_place(path: Path) -> tuple[Path, dict[str, str]]:

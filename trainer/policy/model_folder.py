@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from lake.errors import UsageError
+from lake.storage.atomic import check_whole
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -41,6 +42,7 @@ def check_model_folder(folder: Path) -> None:
     _check_unquantised(folder, config)
     _check_end_tokens(folder, config)
     _check_weights(folder, config)
+    check_whole(folder)
 
 
 def context_length(folder: Path) -> int | None:

@@ -19,8 +19,8 @@ from pydantic import Field
 from lake.errors import DataRefusedError, UsageError
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
+from lake.storage.atomic import atomic_folder
 from lake.write.rows import inlined
-from trainer.atomic import atomic_folder
 from trainer.data.render.chat import STEP_DOCUMENTS, UnrenderableError, texts_of, turns_of
 from trainer.frozen import FrozenModel
 

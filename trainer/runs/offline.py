@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from lake import ids
 from lake.errors import CheckpointError, UsageError
+from lake.execution.cores import threads_for
 from lake.lake import Lake
 from lake.settings import validated
+from lake.storage.atomic import settled
 from trainer.backends.ranks import Ranks, join_ranks
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import Prepared, find_source, prepare, prepare_at
 from trainer.data.select.refusals import refuse
 from trainer.monitor.loggers import check_installed
-from trainer.policy.model_folder import check_model_folder
+from trainer.policy.model_folder import check_model_folder, stored_parameters
 from trainer.runs.runs import (
     RunFolder,
     RunRecord,
@@ -39,7 +41,6 @@ from trainer.runs.runs import (
     next_attempt,
     prepare_on_ranks,
     run_job,
-    sweep,
 )
 from trainer.train_settings import describe_idle, idle_options
 
@@ -79,6 +80,21 @@ def make_deterministic(config: TrainConfig) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+
+
+def with_threads(config: TrainConfig) -> tuple[TrainConfig, str | None]:
+    """The configuration with the number of torch threads that suits its model, and a note that says so.
+
+    A number that is given stays. torch's own number stays for a large model, for a GGUF file, and on a GPU.
+    """
+    if config.threads is not None or config.device != "cpu":
+        return config, None
+    size = None if config.model.endswith(".gguf") else stored_parameters(settled(Path(config.model)))
+    number = None if size is None else threads_for(size)
+    if size is None or number is None:
+        return config, "threads: as many as torch takes by itself; `threads` sets another number"
+    note = f"threads: {number}, for a model of {size:,} parameters; `threads` sets another number"
+    return config.model_copy(update={"threads": number}), note
 
 
 def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None) -> TrainConfig:
@@ -122,6 +138,9 @@ def train(
         ranks.on_rank_zero(lambda: refuse(prepared.refusals))
         if idle := idle_options(config):
             prepared.notes.append(describe_idle(idle))
+        config, note = with_threads(config)
+        if note is not None:
+            prepared.notes.append(note)
         if on_plan is not None and ranks.leads:
             on_plan(prepared)
         backend = _backend(config, ranks)
@@ -237,7 +256,6 @@ def _previous(lk: Lake, folder: RunFolder) -> _Previous:
         query = f"SELECT error FROM job_runs WHERE job_id = id('{ids.to_text(record.job_id)}')"
         msg = f'the run in {folder.path} {row["status"]}; `trajlake sql "{query}"` says why; start another'
         raise CheckpointError(msg)
-    sweep(folder.checkpoints)
     final = (final_digest(row["counts"]) or newest["sha256"]) if finished and newest is not None else None
     return _Previous(record, newest, checkpoints_of(lk, record.job_id, folder), final)
 
@@ -256,7 +274,7 @@ def check_model(config: TrainConfig) -> None:
     """
     for model in filter(None, (config.model, config.reference)):
         if not model.endswith(".gguf"):
-            check_model_folder(Path(model))
+            check_model_folder(settled(Path(model)))
     check_installed(config.loggers)
     if config.device != "cpu":
         from trainer.policy.model import check_device

@@ -7,7 +7,7 @@ while a single update takes longer than that.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -16,29 +16,80 @@ if TYPE_CHECKING:
     from trainer.data.plan.preparation import Prepared
     from trainer.runs.loop import StepReport
 
-_LINE_SECONDS = 20.0
+LINE_SECONDS = 20.0
 """Between two lines of progress."""
+
+
+class Reminder:
+    """Says what is being done, once nothing was said for a while.
+
+    Args:
+        say: takes the line.
+        seconds: for which nothing was said.
+    """
+
+    def __init__(self, say: Callable[[str], None], seconds: float = LINE_SECONDS) -> None:
+        self._say, self._seconds = say, seconds
+        self._began = self._heard = time.monotonic()
+        self.subject = ""
+        """What the work is for: a round, a stage."""
+        self.doing = ""
+        """The work."""
+
+    def begin(self, subject: str, doing: str) -> None:
+        """Take note of work that begins now."""
+        self.subject, self.doing, self._began = subject, doing, time.monotonic()
+
+    def hear(self) -> None:
+        """Take note that something was said."""
+        self._heard = time.monotonic()
+
+    def remind(self) -> None:
+        """Say what is being done, and for how long."""
+        self.hear()
+        what = ": ".join(filter(None, (self.subject, self.doing)))
+        self._say(f"{what}, {time.monotonic() - self._began:.0f} s")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While the block lasts, say every so often what is being done, if nothing else is said."""
+        stop = threading.Event()
+
+        def watch() -> None:
+            while not stop.wait(max(0.0, self._heard + self._seconds - time.monotonic())):
+                if time.monotonic() - self._heard >= self._seconds:
+                    self.remind()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
 
 class ProgressReporter:
     """Says what a run does, stage by stage.
 
     Args:
+        say: takes a line.
         show: takes updates done, all updates, and how the last one went, after each; None says it in lines.
         seconds: between two lines of progress.
+        reminder: says them; one of its own unless given.
     """
 
     def __init__(
         self,
         say: Callable[[str], None],
         show: Callable[[int, int, str], None] | None = None,
-        seconds: float = _LINE_SECONDS,
+        seconds: float = LINE_SECONDS,
+        reminder: Reminder | None = None,
     ) -> None:
         self._say = say
         self._show = show
-        self._seconds = seconds
-        self._began = self._said = time.monotonic()
-        self._doing = "looking at the data"
+        self._reminder = reminder or Reminder(say, seconds)
+        self._reminder.doing = "looking at the data"
         self._losses: list[tuple[int, str]] = []
 
     def on_plan(self, prepared: "Prepared") -> None:
@@ -47,23 +98,20 @@ class ProgressReporter:
         for line in plan_lines(prepared):
             self._report(line)
         prepared.notes.clear()
-        self._doing = "loading the model"
+        self._reminder.doing = "loading the model"
 
     def on_step(self, report: "StepReport", total: int) -> None:
         """Say how an update went; see `trainer.runs.training_run.Progress`."""
-        done, metrics = report.step.index + 1, report.metrics
+        done, went = report.step.index + 1, outcome(report)
         for sentence in report.alarms:
             self._report(f"update {report.step.index}: {sentence}")
-        went = f"loss {metrics['loss']:.4f}"
-        if "logprob" in metrics:
-            went += f", log-probability {metrics['logprob']:.3f} per trained token"
         is_first = not self._losses
         self._losses = [*self._losses[:1], (report.step.index, went)]
-        self._doing = f"{done} of {total} updates: {went}"
+        self._reminder.doing = f"{done} of {total} updates: {went}"
         if self._show is not None:
             self._show(done, total, went)
         elif is_first:
-            self._remind()
+            self._reminder.remind()
 
     def summarise(self) -> None:
         """Say from where to where the loss went."""
@@ -76,27 +124,20 @@ class ProgressReporter:
     @contextmanager
     def reminding(self) -> Iterator[None]:
         """While the block lasts, say every so often what is being done, if nothing else is said."""
-        stop = threading.Event()
-
-        def remind() -> None:
-            while not stop.wait(max(0.0, self._said + self._seconds - time.monotonic())):
-                if time.monotonic() - self._said >= self._seconds:
-                    self._remind()
-
-        thread = threading.Thread(target=remind, daemon=True)
-        if self._show is None:
-            thread.start()
-        try:
+        with nullcontext() if self._show is not None else self._reminder.running():
             yield
-        finally:
-            stop.set()
-
-    def _remind(self) -> None:
-        self._report(f"{self._doing}, {time.monotonic() - self._began:.0f} s")
 
     def _report(self, line: str) -> None:
-        self._said = time.monotonic()
+        self._reminder.hear()
         self._say(line)
+
+
+def outcome(report: "StepReport") -> str:
+    """How an update went."""
+    went = f"loss {report.metrics['loss']:.4f}"
+    if "logprob" in report.metrics:
+        went += f", log-probability {report.metrics['logprob']:.3f} per trained token"
+    return went
 
 
 def counted(number: int, noun: str) -> str:

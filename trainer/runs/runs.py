@@ -8,13 +8,12 @@ final/                 the trained model in Hugging Face layout
 Rank 0 reads and writes the lake and the run folder; the others get its results and follow. Every rank goes through the
 same code; what only rank 0 may do stands here, or asks `Ranks.leads`.
 
-A checkpoint is removed only after a newer one is complete and in the table. Its folder is renamed first, so
-that a kill in between leaves either all of it or none under its name. Rows of `checkpoints` stay: they tell what was.
+A checkpoint is removed only after a newer one is complete and in the table. A kill in between leaves all of it or
+nothing under its name. Rows of `checkpoints` stay: they tell what was.
 """
 
 import fcntl
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,13 +24,14 @@ import msgspec
 import polars as pl
 
 from lake import ids
+from lake.documents import json_object
 from lake.errors import CheckpointError, ContractError, UsageError
 from lake.judgements.credit import Credit
 from lake.lake import Lake
 from lake.read.parquet import collected
 from lake.settings import validated
+from lake.storage.atomic import atomic_text, recover, remove_folder
 from lake.write.jobs import Job
-from trainer.atomic import PARTIAL, atomic_text
 from trainer.backends.ranks import Ranks
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import Prepared, prepare_at
@@ -85,7 +85,7 @@ class RunFolder:
             return None
         try:
             record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CheckpointError(f"{path} is damaged: {error}; train again into another --out") from error
         return msgspec.structs.replace(record, config=renewed_record(record.config))
 
@@ -95,7 +95,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out (UsageError there); the lock goes with the process, however it ends."""
+        """Keep other processes out (UsageError there); the lock goes with the process, however it ends.
+
+        Folders that killed processes left half written, replaced or removed are put in order first.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -109,6 +112,8 @@ class RunFolder:
                 ) from error
             os.truncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            recover(self.path)
+            recover(self.checkpoints)
             yield
         finally:
             os.close(descriptor)
@@ -224,9 +229,6 @@ def prepare_on_ranks(lk: Lake, config: TrainConfig, make: Callable[[], Prepared]
     return made[0] if made else prepare_at(lk.at(versions), config, source)
 
 
-_REMOVED = ".removed-"
-
-
 def retained(written: Sequence[tuple[int, Path]], keep_last: int | None, best: int | None) -> list[tuple[int, Path]]:
     """The (updates done, folder) of `written` that stay: the newest `keep_last` (None: all), and the best.
 
@@ -238,19 +240,13 @@ def retained(written: Sequence[tuple[int, Path]], keep_last: int | None, best: i
     return [one for position, one in enumerate(written) if position >= newest or one[0] == best]
 
 
-def sweep(checkpoints: Path) -> None:
-    """Remove what killed attempts left half written or half removed; nobody else may be writing there."""
-    for left in [*checkpoints.glob(f".*{PARTIAL}"), *checkpoints.glob(f"{_REMOVED}*")]:
-        shutil.rmtree(left)
-
-
 def prune(checkpoints: Path, keep: Sequence[Path]) -> list[Path]:
     """Remove every other checkpoint, those included that a killed attempt left without a row; what was removed."""
-    sweep(checkpoints)
+    recover(checkpoints)
     names = {path.name for path in keep}
     removed = sorted(path for path in checkpoints.glob("step-*") if path.name not in names)
     for path in removed:
-        shutil.rmtree(path.rename(checkpoints / f"{_REMOVED}{path.name}"))
+        remove_folder(path)
     return removed
 
 
@@ -290,7 +286,7 @@ def final_digest(counts: str | None) -> str | None:
 
     These are not the weights of its newest checkpoint where it exported the best.
     """
-    digest = None if counts is None else msgspec.json.decode(counts, type=dict[str, Any]).get("weights_sha256")
+    digest = json_object(counts).get("weights_sha256")
     return None if digest is None else str(digest)
 
 

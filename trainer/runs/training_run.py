@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from trainer.atomic import atomic_folder
+from lake.storage.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import Prepared

@@ -94,12 +94,13 @@ def push(
 
 
 def _source(model: str, lk: "Lake | None", *, adapters_only: bool) -> "Source":
+    from lake.storage.atomic import settled
     from trainer.evaluation.checkpoints import find_checkpoint, found_on_disk
     from trainer.sync.source import Source
 
     if lk is not None:
         return Source(find_checkpoint(lk.snapshot(), model), adapters_only)
-    if not Path(model).exists():
+    if not settled(Path(model)).exists():
         raise UsageError(f"there is no {model}; give the folder of a model or a run, or --lake and RUN[@STEP]")
     return Source(found_on_disk(Path(model)), adapters_only)
 

@@ -5,11 +5,10 @@ engines, and one that was away is given the same folder when it comes back. Adap
 """
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.atomic import PARTIAL
+from lake.storage.atomic import recover, remove_folder
 from trainer.sync import Push, Weights
 from trainer.sync.fleet import Fleet
 from trainer.sync.probe import Reference
@@ -69,9 +68,8 @@ class DiskSync:
 
 
 def _prune(folder: Path, keep: Path) -> None:
-    """Remove all but the newest folders, and what a killed push left half written."""
-    for left in folder.glob(f".v*{PARTIAL}"):
-        shutil.rmtree(left)
+    """Remove all but the newest folders, and what a killed push left half written or half removed."""
+    recover(folder)
     written = sorted((path for path in folder.glob("v*") if path != keep), key=lambda path: path.stat().st_mtime_ns)
     for old in written[: len(written) + 1 - KEPT]:
-        shutil.rmtree(old)
+        remove_folder(old)

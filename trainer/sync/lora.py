@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lake.errors import UsageError
-from trainer.atomic import atomic_folder
+from lake.storage.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
 from trainer.policy.lora import save_adapters

@@ -80,9 +80,13 @@ class NcclSync:
         async def load(_: Engine) -> None:
             await asyncio.shield(sending)
 
-        self._done = await self._fleet.deliver(Weights(version=version), reference, load)
-        if not self._fleet.engines:
-            await sending
+        try:
+            self._done = await self._fleet.deliver(Weights(version=version), reference, load)
+        finally:
+            # No engine may have come as far as to wait for it; the trainer changes its weights as soon as this returns.
+            await asyncio.wait([sending])
+        if (error := sending.exception()) is not None and not self._done.failed:
+            raise error
 
     async def wait(self) -> Push | None:
         """What the last push came to."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lake.errors import UsageError
 from lake.read.snapshot import Snapshot
+from lake.storage.atomic import check_whole
 from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.evaluation.checkpoints import Place, config_of, open_policy
@@ -31,7 +32,7 @@ class Source:
         """What engines can read as it is; None if it has to be written first.
 
         Raises:
-            UsageError: adapters are wanted, and the model has none.
+            UsageError: adapters are wanted, and the model has none, or lacks files of theirs.
         """
         path = self.place.path
         if self.place.is_checkpoint:
@@ -41,6 +42,7 @@ class Source:
         found = [folder for folder in (path, path / "adapter") if (folder / _ADAPTER).is_file()]
         if not found:
             raise UsageError(f"{path} holds no adapters ({_ADAPTER}); push it without --adapter")
+        check_whole(path)
         return found[0]
 
     @property

@@ -142,7 +142,7 @@ def taken_back(lake: Reads, episode_ids: Sequence[int]) -> list[Row]:
     None of those that never were.
     """
     query = """
-        SELECT episode_id, kind, "at", left(reason, 1000) AS reason, superseded_by FROM retractions
+        SELECT episode_id, kind, "at", left(reason, 1000) AS reason, superseded_by FROM current_retractions
         WHERE episode_id IN (SELECT unnest($episodes::BIGINT[]))
         QUALIFY row_number() OVER (PARTITION BY episode_id ORDER BY "at" DESC) = 1
         ORDER BY "at" DESC, episode_id

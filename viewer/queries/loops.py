@@ -15,7 +15,7 @@ from lake import ids
 from lake.documents import json_object
 from lake.judgements.scores import ENV_RETURN
 from lake.read.online_runs import LOOP, evaluation_run, of_round
-from lake.statistics.intervals import share_interval, spread_of_mean
+from lake.statistics.intervals import success_interval
 from viewer.queries import Params, Reads, Window, only_row, outcomes
 from viewer.queries.training import POINTS
 
@@ -278,9 +278,10 @@ def _evaluation(version: object, tasks: pl.DataFrame) -> tuple[object, ...]:
         return version, None, None, None, None, 0, attempts
     known = tasks.filter(pl.col("scored") > 0)
     success = float((known["hits"] * known["tasks"]).sum()) / scored
-    rate_P = np.repeat((known["hits"] / known["scored"]).to_numpy(), known["tasks"].to_numpy())
-    spread = spread_of_mean(rate_P)
-    low, high = (None, None) if spread is None else share_interval(spread._replace(value=success), len(rate_P), scored)
+    wins_P, trials_P = (
+        np.repeat(known[name].to_numpy().astype(np.float64), known["tasks"].to_numpy()) for name in ("hits", "scored")
+    )
+    low, high = success_interval(wins_P, trials_P)
     return version, success, low, high, float(tasks["total"].sum()) / scored, scored, attempts - scored
 
 

@@ -1,14 +1,15 @@
 """How episodes went: by the return that the environment recorded, or by what a scorer says of them.
 
-A choice of outcome (`score`) is `env_return`, the name of a scorer, or None for each run's own: `env_return` where an
-episode of the run has one, else the first scorer that has values for most of its episodes (`own`). Lists, rates and
-orders read `judged` instead of `episodes`, which turns a choice into SQL: its column `outcome` is NULL where it is not
-known.
+A choice of outcome (`score`) is `env_return`, the name of a scorer, or None for the usual one. That is the score of
+the current credit, as everywhere (`lake.judgements.scores.find_score`). Without credit it is each run's own:
+`env_return` where an episode of the run has one, else the first scorer that has values for most of its episodes
+(`own`). Lists, rates and orders read `judged` instead of `episodes`, which turns a choice into SQL: its column
+`outcome` is NULL where it is not known.
 """
 
 import polars as pl
 
-from lake.judgements.scores import ENV_RETURN, current_rows, current_scorers
+from lake.judgements.scores import ENV_RETURN, current_rows, current_scorers, episode_score_rows, find_score
 from viewer.queries import Params, Reads
 
 _RETURNS = f"(SELECT *, {ENV_RETURN} AS outcome FROM episodes)"
@@ -20,18 +21,18 @@ def judged(lake: Reads, score: str | None, run: str | None = None) -> tuple[str,
     Args:
         run: the one that the query is about, if it is about one: its own outcome alone is then looked up.
     """
-    if run is not None:
-        score = of_run(lake, run, score)
+    score = of_run(lake, run, score) if run is not None else score or of_credit(lake)
     if score == ENV_RETURN:
         return _RETURNS, {}
     if score is not None:
-        return _joined(lake, "s.value", "scorer = $score"), {"score": score}
+        return _joined("s.value", episode_score_rows(lake, score)), {}
     found = own(lake)
     if not found:
         return _RETURNS, {}
     chosen = "(run_id, scorer) IN (SELECT (unnest($own_runs::VARCHAR[]), unnest($own_scorers::VARCHAR[])))"
     params: Params = {"own_runs": list(found), "own_scorers": list(found.values())}
-    return _joined(lake, f"coalesce(e.{ENV_RETURN}, s.value)", chosen), params
+    scores = f"(SELECT episode_id, value FROM {current_rows(lake)} WHERE step_index IS NULL AND {chosen})"
+    return _joined(f"coalesce(e.{ENV_RETURN}, s.value)", scores), params
 
 
 def of_group(lake: Reads, group_id: int, score: str | None) -> tuple[str, Params]:
@@ -53,14 +54,20 @@ def regrouped(relation: str, which: str) -> str:
     )
 
 
-def _joined(lake: Reads, outcome: str, condition: str) -> str:
-    scores = f"SELECT episode_id, value FROM {current_rows(lake)} WHERE step_index IS NULL AND {condition}"
-    return f"(SELECT e.*, {outcome} AS outcome FROM episodes AS e LEFT JOIN ({scores}) AS s USING (episode_id))"
+def _joined(outcome: str, scores: str) -> str:
+    rows = f"(SELECT episode_id, value FROM {scores})"
+    return f"(SELECT e.*, {outcome} AS outcome FROM episodes AS e LEFT JOIN {rows} AS s USING (episode_id))"
 
 
 def of_run(lake: Reads, run: str, score: str | None) -> str:
     """What a choice means for a run."""
-    return score or own(lake).get(run, ENV_RETURN)
+    return score or of_credit(lake) or own(lake).get(run, ENV_RETURN)
+
+
+def of_credit(lake: Reads) -> str | None:
+    """The score of the current credit; None without credit."""
+    usual = find_score(lake)
+    return None if usual.estimator is None else usual.name
 
 
 def own(lake: Reads) -> dict[str, str]:

@@ -1,21 +1,22 @@
 """Runs: what a lake holds, and how a run's outcomes develop.
 
 A success is an outcome (`viewer.queries.outcomes`: `score` chooses it) of at least a threshold that the reader chooses.
-Rates and means are over scored episodes; of none they are NULL. Intervals are Wilson's 95 % (Wilson 1927).
+Rates and means are over scored episodes; of none they are NULL. Intervals are those of `trajlake eval`
+(`lake.statistics.intervals.success_interval`).
 """
 
 from typing import Literal
 
+import numpy as np
 import polars as pl
 
+from lake.statistics.intervals import success_interval
 from viewer.queries import Reads, Row, Sort, Window, count, order_by, outcomes, themselves
 
 Axis = Literal["collection_round", "policy_version"]
 
 POINTS = 400
 """Points of a curve at most: beyond, neighbouring rounds are put together."""
-Z = 1.959964
-"""Standard normal quantile of a 95 % interval."""
 
 # One row per group: dead when two or more siblings are scored and all the same.
 _GROUPS = """
@@ -155,17 +156,38 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | Non
             FROM ({_GROUPS.format(episodes=judged)}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         )
         SELECT x, x + width - 1 AS last, episodes, scored, success,
-               if(scored > 0, greatest(0.0, centre - half), NULL) AS low,
-               if(scored > 0, least(1.0, centre + half), NULL) AS high,
                mean_return, sd_return, mean_steps, mean_tokens, truncated_share, dead_share
-        FROM (
-            SELECT *, (success + $z * $z / (2 * scored)) / (1 + $z * $z / scored) AS centre,
-                   $z / (1 + $z * $z / scored)
-                   * sqrt(success * (1 - success) / scored + $z * $z / (4 * scored * scored)) AS half
-            FROM points LEFT JOIN groups USING (x)
-        ), span ORDER BY x
+        FROM points LEFT JOIN groups USING (x), span ORDER BY x
         """
-    return lake.sql(query, params | {"run": run, "success_at": success_at, "z": Z})
+    points = lake.sql(query, params | {"run": run, "success_at": success_at})
+    intervals = _intervals(lake, run, axis, success_at, score)
+    columns = [*points.columns[:5], "low", "high", *points.columns[5:]]
+    return points.join(intervals, on="x", how="left", maintain_order="left").select(columns)
+
+
+def _intervals(lake: Reads, run: str, axis: Axis, success_at: float, score: str | None) -> pl.DataFrame:
+    """Return x, low and high of the points of `curve` with a scored episode: the interval over the point's tasks."""
+    judged, params = outcomes.judged(lake, score, run)
+    query = f"""
+        WITH span AS (
+            SELECT min({axis}) AS first, greatest(1, ceil((max({axis}) - min({axis}) + 1) / {POINTS}))::BIGINT AS width
+            FROM episodes WHERE run_id = $run
+        ),
+        tasks AS (
+            SELECT first + ({axis} - first) // width * width AS x, count(outcome) AS trials,
+                   count(*) FILTER (outcome >= $success_at) AS wins
+            FROM {judged}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x, environment, task_id
+        )
+        SELECT x, trials, wins, count(*) AS tasks FROM tasks WHERE trials > 0 GROUP BY ALL ORDER BY ALL
+        """
+    alike = lake.sql(query, params | {"run": run, "success_at": success_at})
+    rows = []
+    for (x,), part in alike.group_by("x", maintain_order=True):
+        tasks_P = part["tasks"].to_numpy()
+        wins_P, trials_P = (np.repeat(part[name].to_numpy().astype(np.float64), tasks_P) for name in ("wins", "trials"))
+        rows.append((x, *success_interval(wins_P, trials_P)))
+    schema = {"x": alike.schema["x"], "low": pl.Float64(), "high": pl.Float64()}
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 _HARDEST = "success NULLS LAST, mean_return, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id"

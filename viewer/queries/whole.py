@@ -59,12 +59,17 @@ def by_ids(lake: Reads, wanted: EpisodeFilter) -> str | None:
 
 def _outcome(lake: Reads, wanted: EpisodeFilter) -> str:
     """An episode's outcome as SQL over `episodes`."""
-    score = wanted.score if wanted.run is None else outcomes.of_run(lake, wanted.run, wanted.score)
+    given = wanted.score or outcomes.of_credit(lake)
+    score = given if wanted.run is None else outcomes.of_run(lake, wanted.run, given)
     if score == ENV_RETURN:
         return ENV_RETURN
-    value = "SELECT s.value FROM current_scores AS s WHERE s.episode_id = episodes.episode_id AND s.step_index IS NULL"
+    condition = "WHERE s.episode_id = episodes.episode_id AND s.step_index IS NULL"
+    value = f"SELECT s.value FROM current_scores AS s {condition}"
     if score is not None:
-        return f"({value} AND s.scorer = {literal(score)})"
+        name, at, version = score.partition("@")
+        if at:
+            value = f"SELECT s.value FROM latest_scores AS s {condition} AND s.scorer_version = {literal(version)}"
+        return f"({value} AND s.scorer = {literal(name)})"
     own = outcomes.own(lake)
     if not own:
         return ENV_RETURN

@@ -23,6 +23,8 @@ def page(lake_uri: Lakes, wanted: str, out: Path, credit: str | None) -> None:
     It opens in any browser, without a server, and asks nothing of the network.
     """
     import lake
+
+    _quiet()
     from viewer.pinned import Reader
     from viewer.queries import training
     from viewer.transcript import page as made
@@ -43,3 +45,10 @@ def page(lake_uri: Lakes, wanted: str, out: Path, credit: str | None) -> None:
         click.echo(f"{out}: {len(found)} episode{'s' if len(found) > 1 else ''}, {out.stat().st_size:,} bytes")
         return
     raise UsageError(f"{wanted!r} is the id of no episode and of no group; `trajlake sql` lists them")
+
+
+def _quiet() -> None:
+    """Keep Streamlit's warnings that no server runs off the terminal: none is needed to write a file."""
+    from streamlit.logger import set_log_level
+
+    set_log_level("ERROR")

@@ -33,6 +33,7 @@ from pipelines.collect.engines.serve_checks import (
     check_options,
     find_installation,
 )
+from pipelines.collect.model_folder import policy_name
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 MODEL = "policy"
@@ -150,7 +151,8 @@ def _command(
     is_cpu = installation.device == "cpu"
     words = [str(installation.python), "-m", "vllm.entrypoints.openai.api_server", *options.further]
     folder = model.resolve()
-    names = dict.fromkeys((MODEL, folder.name))  # the first is the one that answers bear
+    # The first is the one that answers bear, and so what `trajlake record` calls the policy.
+    names = dict.fromkeys((policy_name(model), MODEL, folder.name))
     words += ["--model", str(folder), "--served-model-name", *names, "--host", _HOST, "--port", str(port)]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"]
     words += ["--dtype", _dtype(config, is_cpu=is_cpu) if options.dtype == "auto" else options.dtype]

@@ -99,19 +99,30 @@ class Meter:
     def __init__(self) -> None:
         self._at, self._steps, self._tokens = time.monotonic(), 0, 0
 
-    def line(self, figures: Figures, steps: int, running: int, player: Mapping[str, float], problem: str | None) -> str:
+    def line(
+        self,
+        figures: Figures,
+        *,
+        steps: int,
+        tokens: int,
+        running: int,
+        mean_return: float | None,
+        player: Mapping[str, float],
+        problem: str | None,
+    ) -> str:
         """How far a round is.
 
         Args:
             figures: of the round.
             steps: decisions of this process so far, those of running rollouts among them.
+            tokens: sampled by this process so far, those of running rollouts among them.
             running: rollouts in flight.
+            mean_return: of whole groups; None before there is one.
             player: `Player.figures`.
             problem: why nothing goes on, if so.
         """
         now = time.monotonic()
         seconds = max(now - self._at, 1e-3)
-        tokens = int(player.get("tokens", figures.tokens))
         parts = [
             f"{figures.ended}/{figures.planned} episodes",
             f"{figures.failed} failed",
@@ -121,8 +132,8 @@ class Meter:
         ]
         if slots := player.get("slots"):
             parts.append(f"engines {min(1.0, player.get('in_flight', 0.0) / slots):.0%} busy")
-        if figures.mean_return is not None:
-            parts.append(f"return {figures.mean_return:.2f}")
+        if mean_return is not None:
+            parts.append(f"return {mean_return:.2f}")
         if problem is not None:
             parts.append(f"waiting: {problem}")
         self._at, self._steps, self._tokens = now, steps, tokens

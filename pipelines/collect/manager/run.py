@@ -5,6 +5,8 @@ missing and nothing else.
 """
 
 import asyncio
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ import polars as pl
 
 from lake.care.claims import Claim
 from lake.errors import TrajlakeError
+from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
 from lake.live.delivery import Deliveries
 from lake.read.text_table import counted
@@ -25,11 +28,14 @@ from pipelines.collect.manager.interrupts import INTERRUPTED, Interrupts
 from pipelines.collect.manager.rounds import KIND, Plan, Planned, Wanted, next_round, played, retract_broken, starts
 from pipelines.collect.manager.scheduler import Limits, Scheduler
 from pipelines.collect.manager.store import Store
+from pipelines.collect.oversampling import best_selection
 from pipelines.collect.players import Player, StartError
 from pipelines.collect.tasks import TaskSet
 from pipelines.select import Selection, Status, TopQ, run_select
 
 Say = Callable[[str], None]
+_LOOK_SECONDS = 1.0
+"""Until it is asked again whether the run may go on."""
 _FRUITLESS = 2
 """Times that a round is played again in a row although no rollout more got into the lake."""
 
@@ -67,7 +73,8 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """That the run has in the end."""
     settings: dict[str, Any] = {}
     """Of the player: for the jobs' parameters."""
-    progress_seconds: float = 1.0
+    progress_seconds: float = msgspec.field(default_factory=lambda: 1.0 if sys.stderr.isatty() else 10.0)
+    """Between two lines of progress: on a terminal each takes the place of the one before."""
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -187,16 +194,29 @@ class _Collector:
 
     async def _watch(self, scheduler: Scheduler) -> None:
         """Tell every so often how far it is; stop once the run is somebody else's, or what it needs is given up."""
-        meter = Meter()
+        meter, seconds = Meter(), self.what.progress_seconds
+        said = time.monotonic()
         while True:
-            await asyncio.sleep(self.what.progress_seconds)
-            problem = self.store.problem or self.player.problem
-            # The store has the steps of running rollouts, too; agents' steps are known when they have ended.
-            steps, running = self.store.steps or scheduler.figures.steps, scheduler.in_flight
-            self.progress(meter.line(scheduler.figures, steps, running, self.player.figures(), problem))
+            await asyncio.sleep(min(seconds, _LOOK_SECONDS))
             if (why := self.lost()) is not None:
                 scheduler.stop(why)
                 scheduler.abort()
+            if time.monotonic() - said < seconds:
+                continue
+            said = time.monotonic()
+            problem = self.store.problem or self.player.problem
+            # The store has the steps of running rollouts, too; agents' steps are known when they have ended.
+            figures, player = scheduler.figures, self.player.figures()
+            line = meter.line(
+                figures,
+                steps=self.store.steps or figures.steps,
+                tokens=int(player.get("tokens", self.store.tokens or figures.tokens)),
+                running=scheduler.in_flight,
+                mean_return=scheduler.mean_return,
+                player=player,
+                problem=problem,
+            )
+            self.progress(line)
 
 
 async def play_round(lake: Lake, scheduler: Scheduler, plan: Plan, tasks: Sequence[Task]) -> Figures:
@@ -265,9 +285,10 @@ def write_metrics(job: Job, step: int, metrics: Mapping[str, float | None]) -> N
 def keep_best(lake: Lake, run: str, plan: Plan) -> str:
     """Select the best siblings of all groups of a run so far; what was chosen, as a line."""
     best = TopQ(count=plan.group_size, within="group")
-    chosen = Selection(name=f"best-{run}", filters=(Status(), best))
+    chosen = Selection(name=best_selection(run), filters=(Status(), best))
     quoted = run.replace("'", "''")
-    report = run_select(lake, chosen, where=f"run_id = '{quoted}'")
+    # Siblings are chosen as they come, before any scorer has seen them.
+    report = run_select(lake, chosen, where=f"run_id = '{quoted}'", score=ENV_RETURN)
     return f"selection {chosen.name}: {report.kept} of {report.episodes} episodes are the best of their groups"
 
 

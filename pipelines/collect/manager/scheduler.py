@@ -7,6 +7,7 @@ those that are carried over run on while the next round begins.
 import asyncio
 from collections.abc import Iterable, Mapping
 from functools import partial
+from math import isfinite
 from types import TracebackType
 from typing import Literal, Self
 
@@ -73,6 +74,8 @@ class Scheduler:
         self._changed = asyncio.Event()
         self.figures = Figures()
         """Of the round that is played."""
+        self._groups: list[Siblings] = []
+        """Of that round."""
         self.stopped_by: str | Exception | None = None
         """Why nothing new begins."""
         self._ended: set[Slot] = set()
@@ -100,6 +103,16 @@ class Scheduler:
         """How many rollouts of a round have ended and the lake has not got, of what it has (`found`)."""
         own = [slot for slot in self._ended if slot.group.number == plan.round]
         return sum(slot not in found or not found[slot].is_over(self._limits.retries) for slot in own)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Of the groups of the round of which nothing is played any more; None if there is none.
+
+        Short rollouts end first. Their mean alone would say another thing than that of the round.
+        """
+        returns = [value for one in self._groups if one.ended == one.total for value in one.returns]
+        total = sum(returns)
+        return total / len(returns) if returns and isfinite(total) else None
 
     @property
     def in_flight(self) -> int:
@@ -131,6 +144,7 @@ class Scheduler:
             starts: how groups of the round began, where the lake knows.
         """
         groups = [siblings_of(plan, task, self._limits.keep, starts) for task in tasks]
+        self._groups = groups
         self.figures = Figures(planned=sum(siblings.total for siblings in groups))
         self._ended.clear()
         began = asyncio.get_running_loop().time()
@@ -221,6 +235,8 @@ class Scheduler:
                 is_last = not self._is_tried_again(todo, ending)
                 self.figures.add(ending, is_last=is_last)
                 if is_last:
+                    if ending.status in FINISHED and ending.env_return is not None:
+                        todo.siblings.returns.append(ending.env_return)
                     self._ended.add(todo.slot)
                     self._count(todo.siblings)
                     return

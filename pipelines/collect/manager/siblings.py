@@ -40,6 +40,8 @@ class Siblings(msgspec.Struct, kw_only=True):
     """Each records a failure whose environment did not open, while nobody knows as yet what it calls the task."""
     unwritten: int = 0
     """Rollouts that have ended and wait for the disk."""
+    returns: list[float] = []
+    """Of those that finished in this process and were rewarded."""
     broken: str | None = None
     """Why its rewards cannot be compared."""
 

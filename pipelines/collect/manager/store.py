@@ -15,14 +15,16 @@ import msgspec
 from lake.errors import LakeAccessError, UsageError
 from lake.lake import Lake
 from lake.live.assembly import assemble
+from lake.live.bell import TimeLimit
 from lake.live.delivery import Deliveries, Delivery
 from lake.live.frames import Begin, End, Frame, Lost, Step, encode, new_key
+from lake.live.group_sync import GroupSync
 from lake.live.log import EpisodeLog
 from lake.live.places import root_of
 from lake.live.sink import told
 from lake.live.spool import Spool
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.collect.episode_records import Sums
+from pipelines.collect.episode_records import Sums, sampled_tokens
 from pipelines.collect.manager.folder_lock import FolderLock
 from pipelines.collect.manager.rounds import Group, Slot
 from pipelines.collect.players import Ending
@@ -74,6 +76,8 @@ class Store:
         self.record_only = record_only
         self.steps = 0
         """Decisions that were taken in this process."""
+        self.tokens = 0
+        """Sampled for these decisions, as far as they are counted."""
         self.dropped = 0
         """Episodes that `record_only` did not want."""
         self.is_leaving = False
@@ -86,8 +90,7 @@ class Store:
         self._delivery = Delivery(
             lambda: lake, self._spool, root=self.root, unfinished="drop", batch_seconds=batch_seconds
         )
-        self._syncing: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
+        self._group = GroupSync(self._sync)
         self._delivery.start()
         self.flush()
 
@@ -119,12 +122,13 @@ class Store:
 
     def flush(self, timeout: float = 60.0) -> None:
         """Have all that has ended in the lake. Raises LakeAccessError: it or the disk does not take it."""
-        if not self._spool.sync(timeout, unless_refused=self.is_leaving):
+        limit = TimeLimit(timeout)
+        if not self._spool.sync(limit.left, unless_refused=self.is_leaving):
             raise LakeAccessError(
                 f"{self._spool.folder} cannot be written: {self.problem or 'the disk is too slow'}; what has ended and "
                 "is not on the disk is played again: make room, and the same command goes on"
             )
-        if not self._delivery.flush(timeout):
+        if not self._delivery.flush(limit.left):
             raise LakeAccessError(
                 f"the lake does not take what has ended: {self.problem or 'it is too slow'}; nothing is lost, it is "
                 f"in {self._spool.folder}, and the same command goes on"
@@ -153,16 +157,12 @@ class Store:
 
     async def synced(self) -> None:
         """Wait until what was appended is on the disk, or nobody waits any more; waits of one time share a sync."""
-        if self._syncing is None:
-            self._syncing = asyncio.create_task(self._sync())
-        await asyncio.shield(self._syncing)
+        await self._group.wait()
 
-    async def _sync(self) -> None:
-        async with self._turn:
-            # Whoever comes from now on needs the next one: this one may be under way.
-            self._syncing = None
-            while not await asyncio.to_thread(self._spool.sync, 1.0) and not self.is_leaving:
-                pass
+    def _sync(self) -> bool:
+        while not (is_synced := self._spool.sync(1.0)) and not self.is_leaving:
+            pass
+        return is_synced
 
     def wants(self, record: EpisodeRecord) -> bool:
         """Whether an episode is recorded. Raises UsageError: whoever decides that failed."""
@@ -260,6 +260,7 @@ class Recording:
         """See `RolloutLog.step`."""
         self._put(record)
         self._store.steps += 1
+        self._store.tokens += sampled_tokens(record) or 0
         await self._store.room()
 
     def _put(self, step: StepRecord) -> None:

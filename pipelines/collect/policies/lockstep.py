@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lake.errors import UsageError
+from lake.errors import ContractError, UsageError
 from pipelines.collect.players import ReplayError
 from pipelines.collect.policies import Decision, Message, Policy, PolicyCard, Session, Turn
 
@@ -88,18 +88,23 @@ class LockStepSpeaker:
             self._gather()
             return
         if all(each.asked is not None for each in self._waiting):
-            self._cohort, self._waiting = sorted(self._waiting, key=lambda each: each.key), []
-            self._session = self._policy.start([each.seed for each in self._cohort])
-            for index, each in enumerate(self._cohort):
+            cohort, self._waiting = sorted(self._waiting, key=lambda each: each.key), []
+            for index, each in enumerate(cohort):
                 each.index = index
+            try:
+                self._session = self._policy.start([each.seed for each in cohort])
+            except Exception as error:
+                # It may be a timer that began the cohort: raised here, nobody would hear of it.
+                _answer(cohort, error)
+                return
+            self._cohort = cohort
 
     async def _act(self, session: Session, cohort: "list[LockStepConversation]") -> None:
         turns = [each.turn() for each in cohort]
         try:
-            decisions = await asyncio.to_thread(session.act, turns)
+            decisions = _one_each(await asyncio.to_thread(session.act, turns), len(turns), self.card)
         except Exception as error:
-            for each in cohort:
-                each.answer(error)
+            _answer(cohort, error)
             return
         self._decisions += len(decisions)
         for each, decision in zip(cohort, decisions, strict=True):
@@ -108,6 +113,26 @@ class LockStepSpeaker:
     def _acted(self, _: "asyncio.Task[None]") -> None:
         self._acting = None
         self.advance()
+
+
+def _one_each(decisions: Any, count: int, card: PolicyCard) -> list[Decision]:
+    """What a policy decided; a ContractError unless it is a list of a decision for each turn.
+
+    A conversation that gets no answer waits for ever.
+    """
+    if isinstance(decisions, Sequence) and len(decisions) == count:
+        return list(decisions)
+    given = f"{len(decisions)} decisions" if isinstance(decisions, Sequence) else type(decisions).__name__
+    raise ContractError(
+        f"policy {card.name!r} was asked for {count} decisions and returned {given}; valid: a list of a `Decision` for "
+        "each turn, in their order"
+    )
+
+
+def _answer(cohort: "Sequence[LockStepConversation]", error: Exception) -> None:
+    """Fail all conversations of a cohort."""
+    for each in cohort:
+        each.answer(error)
 
 
 class LockStepConversation:

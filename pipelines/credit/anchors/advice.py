@@ -16,14 +16,17 @@ It is one if all of this holds, over the steps where it follows another text (it
    then took the same action, they met the same next text less than half as often (`SAME_NEXT`) as two steps do that
    took the same action in any one other state; of at least five such pairs (`PAIRS`), in a world where the latter is
    usual (`REPEATS`: in half of the cases). After a room, even one with many doors, the same action leads to the same
-   place. The state that a step came from is the last one that does not itself pass 1 and 2; steps that such a text
+   place. The state that a step came from is the last one that is not itself suspected; steps that a suspected text
    follows are left out, for what makes no sense makes none anywhere.
 
-With fewer pairs, or where nothing repeats itself, 3 is not known: such a text is reported as undecided, unless three
-pairs or more (`UNDECIDED`) speak against it. On the text game of examples/, over seven draws, the error texts meet the
-same next text in at most 7 % of their pairs and rooms in all; on the demo's house, where nothing is an error alone, no
-text passes 2 (at most 2.2 effective actions); on tau-bench the empty answer and `[]` pass 2 (85 and 12), with one pair
-each, and stay undecided.
+All texts that pass 1 and 2 are suspected at first. Rooms with many doors then hide the pairs of each other, so the
+search goes in rounds. In each, texts that three pairs (`UNDECIDED`), or two that agree (`AGREE`), speak for are
+cleared, and the rest is looked at again. A text that still has fewer pairs is looked at with the decided error texts
+alone hidden, and cleared by three pairs that nearly always (`ALONE`) meet the same next text. With fewer pairs, or
+where nothing repeats itself, 3 is not known: such a text is reported as undecided. On the text game of examples/, over
+seven draws, the error texts meet the same next text in at most 7 % of their pairs and rooms in all; on the demo's
+house, where nothing is an error alone, no text passes 2 (at most 2.2 effective actions); on tau-bench the empty answer
+and `[]` pass 2 (85 and 12), with one pair each, and stay undecided.
 
 What this cannot tell: an answer that hides the state and is asked for by one command, such as a list of what is
 carried; and an error text that repeats what was said, which is another text each time.
@@ -40,7 +43,7 @@ from pipelines.credit.anchors.texts import NoErrors, Substitutions
 
 LONGEST, ENTRIES, COMMON = 300, 10, 0.005
 STATES_BEFORE, ACTIONS_BEFORE = 4.0, 3.0
-SAME_NEXT, REPEATS, PAIRS, UNDECIDED = 0.5, 0.5, 5, 3
+SAME_NEXT, REPEATS, PAIRS, UNDECIDED, AGREE, ALONE = 0.5, 0.5, 5, 3, 2, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,31 @@ def find_error_texts(walks: Walks, texts_V: pl.DataFrame, codes_N: pl.Series) ->
     entries = rows.filter(pl.col("came") != pl.col("place"), pl.col("taken").is_not_null())
     short = texts_V.filter(pl.col("text").str.len_chars() <= LONGEST).join(names_V, on="code")
     passing = _widely_reached(entries, rows.height).join(short.unique("place").select("place", "text"), on="place")
-    pairs, usual = _pairs(rows, passing["place"])
-    found = passing.join(pairs, on="place", how="left").join(rows.group_by("place").agg(steps=pl.len()), on="place")
-    same_next = pl.col("same") / pl.when(pl.col("pairs") > 0).then("pairs")
-    found = found.with_columns(pl.col("pairs").fill_null(0), same_next=same_next, usual=pl.lit(usual))
-    found = found.filter((pl.col("pairs") < UNDECIDED) | (pl.col("same_next") < SAME_NEXT * usual))
+    found = _suspected(rows, passing).join(rows.group_by("place").agg(steps=pl.len()), on="place")
     found = found.sort("steps", "text", descending=[True, False])
     return [ErrorText(**row) for row in found.select(ErrorText.__slots__).iter_rows(named=True)]
+
+
+def _suspected(rows: pl.DataFrame, passing: pl.DataFrame) -> pl.DataFrame:
+    """Return the passing texts that no pairs clear, with pairs, same_next and usual."""
+    few, agree = pl.col("pairs") < UNDECIDED, pl.col("same").fill_null(0) >= AGREE
+    is_state = (~few | agree) & (pl.col("same_next") >= SAME_NEXT * pl.col("usual"))
+    cleared = -1
+    while cleared:
+        suspected = _with_pairs(rows, passing, hidden=passing["place"])
+        passing = suspected.filter(~is_state.fill_null(value=False)).select(passing.columns)
+        cleared = suspected.height - passing.height
+    errors, rest = suspected.filter(~few), suspected.filter(few)
+    alone = _with_pairs(rows, rest.select(passing.columns), hidden=errors["place"])
+    is_state = ~few & (pl.col("same_next") >= ALONE * pl.col("usual"))
+    return pl.concat([errors, rest.join(alone.filter(is_state), on="place", how="anti")])
+
+
+def _with_pairs(rows: pl.DataFrame, texts: pl.DataFrame, *, hidden: pl.Series) -> pl.DataFrame:
+    """Return the texts with pairs, same_next (NULL without pairs) and usual, as `_pairs` counts them."""
+    pairs, usual = _pairs(rows, texts["place"], hidden)
+    found = texts.join(pairs, on="place", how="left").with_columns(pl.col("pairs").fill_null(0), usual=pl.lit(usual))
+    return found.with_columns(same_next=pl.col("same") / pl.when(pl.col("pairs") > 0).then("pairs"))
 
 
 def _widely_reached(entries: pl.DataFrame, steps: int) -> pl.DataFrame:
@@ -106,17 +127,19 @@ def _widely_reached(entries: pl.DataFrame, steps: int) -> pl.DataFrame:
     return both.select("place", states_before="came", actions_before="led_here")
 
 
-def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]:
+def _pairs(rows: pl.DataFrame, places: pl.Series, hidden: pl.Series) -> tuple[pl.DataFrame, float]:
     """Pairs of steps of a group in one place that did the same, and those of them that met the same next text.
 
-    Per passing place, of pairs that came from different states: place, pairs, same. And over all other places the
-    share of the pairs that met the same next text (0 without any pair).
+    Per place of `places`, of pairs that came from different states: place, pairs, same. And over all other places the
+    share of the pairs that met the same next text (0 without any pair). Hidden texts, and a place itself, are no state
+    that its steps come from or go to.
     """
-    state = pl.when(~pl.col("place").is_in(passing.implode())).then("place")
+    state = pl.when(~pl.col("place").is_in(hidden.implode())).then("place")
     rows = rows.with_columns(state.forward_fill().over("episode_id").alias("last_state"), state.alias("state"))
     rows = rows.with_columns(before("last_state").alias("origin"), after("state").alias("goes"))
     rows = rows.drop_nulls(["goes", "taken"])
-    widely = rows.join(passing.to_frame(), on="place", how="semi").drop_nulls("origin")
+    widely = rows.join(places.to_frame(), on="place", how="semi").drop_nulls("origin")
+    widely = widely.filter(pl.col("origin") != pl.col("place"), pl.col("goes") != pl.col("place"))
 
     def alike(of: pl.DataFrame, *names: str) -> pl.DataFrame:
         counts = of.group_by("place", "group_id", "taken", *names).agg(n=pl.len().cast(pl.Int64))
@@ -126,7 +149,7 @@ def _pairs(rows: pl.DataFrame, passing: pl.Series) -> tuple[pl.DataFrame, float]
     found = alike(widely)
     for names in (("origin",), ("goes",), ("origin", "goes")):
         found = found.join(alike(widely, *names), on="place")
-    elsewhere = rows.filter(pl.col("state").is_not_null())
+    elsewhere = rows.filter(pl.col("state").is_not_null(), ~pl.col("place").is_in(places.implode()))
     pairs, same = (int(alike(elsewhere, *names).drop("place").to_series().sum()) for names in ((), ("goes",)))
     return found.select(
         "place",

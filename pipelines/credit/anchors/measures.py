@@ -139,7 +139,7 @@ def _measured(name: str, definition: Anchors, walks: Walks) -> pl.DataFrame:
             pl.len().alias("steps"),
             pl.col("episode_id").n_unique().alias("episodes"),
             pl.when(pl.col("has_actions").any()).then(pl.col("taken").n_unique()).alias("actions"),
-            pl.when(pl.col("has_actions").any()).then(pl.col("led_here").n_unique()).alias("ways_in"),
+            pl.when(pl.col("has_actions").any()).then(pl.col("led_here").drop_nulls().n_unique()).alias("ways_in"),
             pl.col("is_error").sum().alias("errors"),
             pl.col("is_error").count().alias("marked"),
         )

@@ -72,6 +72,21 @@ ESTIMATORS: Mapping[str, "type[Estimator]"] = _Registry(
 """Every estimator by name."""
 
 
+ALONE = ("gae", "reinforce_pp")
+"""Estimators that compare no siblings: an episode that is alone in its group has an advantage."""
+
+
+def needs_siblings(estimator: "Estimator") -> bool:
+    """Whether an episode that is alone in its group can have no advantage but 0."""
+    return estimator.name not in ALONE and getattr(estimator, "singleton", "zero") == "zero"
+
+
+def for_lone_episodes(estimator: "Estimator") -> str:
+    """What credit can be computed by where each group holds one episode, for messages."""
+    own = f'`singleton = "raw"` of {estimator.name}, ' if "singleton" in type(estimator).model_fields else ""
+    return f"{own}or the estimators {' and '.join(ALONE)}"
+
+
 def one_line(name: str) -> str:
     """What an estimator is: the first line of its module, which is read and not imported."""
     text = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))) or ""

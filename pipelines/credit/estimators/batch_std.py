@@ -4,10 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipelines.credit.estimators.normalise import EPSILON, Moments
+from pipelines.credit.estimators.normalise import Moments
 from pipelines.credit.estimators.options import BatchOptions
-from pipelines.credit.estimators.siblings import Compared, SiblingEstimator, credit_of_episodes
-from pipelines.credit.flags import Flag
+from pipelines.credit.estimators.siblings import Compared, SiblingEstimator, batch_flags, credit_of_episodes
 from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
 
 
@@ -20,7 +19,8 @@ class BatchStd(BatchOptions, SiblingEstimator):
 
     over its task group g and its batch b, one score per trajectory, sample deviation of the scores themselves (not of
     the centred ones, see `reinforce_pp_baseline`). A group where scores hardly differ is not blown up to the size of
-    the others. TRL adds 1e-4. An episode of no batch (batch key NULL) is a sibling and has no advantage.
+    the others. A batch of one scored episode, or of equal scores, gives exactly 0, also where a group spans batches.
+    TRL adds 1e-4. An episode of no batch (batch key NULL) is a sibling and has no advantage.
     """
 
     name: ClassVar[str] = "batch_std"
@@ -29,7 +29,5 @@ class BatchStd(BatchOptions, SiblingEstimator):
         member_E = ~excluded_E & ~np.isnan(score_E)
         siblings = Moments.of(score_E, member_E, batch.siblings)
         centred_E = siblings.normalise(score_E, member_E, batch.siblings, "mean_norm", "zero")
-        batches = self._batches_E(batch)
-        a_episode_E = centred_E / (batches.deviation(score_E, member_E) + EPSILON)
-        flags = {Flag.UNKNOWN_BATCH: batch.episodes.spread(~batches.known_N)}
-        return credit_of_episodes(batch, a_episode_E, siblings), flags
+        scaled = self._batches_E(batch).scale(centred_E, score_E, member_E)
+        return credit_of_episodes(batch, scaled.value_N, siblings), batch_flags(batch, scaled)

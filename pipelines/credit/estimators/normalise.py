@@ -100,25 +100,50 @@ class Batches:
         opens_M[0] = True
         return cls(order.cast(pl.Int64).to_numpy(), Segments.opening_at(opens_M), key_N.is_not_null().to_numpy())
 
-    def whiten(self, values_N: Floats, member_N: Bools) -> tuple[Floats, Bools, Bools]:
-        """(x - mean) / (std + 1e-6) over the members of each batch; exactly 0 where they are all equal, or only one.
+    def whiten(self, values_N: Floats, member_N: Bools) -> "BatchCredit":
+        """Return (x - mean) / (std + 1e-6) over the members of each batch; 0 where they are all equal, or only one."""
+        return self._credit(None, values_N, member_N)
 
-        NaN for units that take no part. Then which unit is the only one of its batch, or one of several equal ones.
+    def scale(self, centred_N: Floats, values_N: Floats, member_N: Bools) -> "BatchCredit":
+        """Return centred / (std of values + 1e-6) of each batch; 0 where its values are all equal, or only one.
+
+        The centred values come from elsewhere (a group that may span batches), so they need not be 0 where the batch
+        has no spread.
         """
-        values_M, member_M, moments = self._moments(values_N, member_N)
-        whitened_M = moments.normalise(values_M, member_M, self.runs, "mean_std_norm", "zero")
+        return self._credit(centred_N, values_N, member_N)
+
+    def _credit(self, centred_N: Floats | None, values_N: Floats, member_N: Bools) -> "BatchCredit":
+        values_M, member_M = values_N[self.order_M], (member_N & self.known_N)[self.order_M]
+        moments = Moments.of(values_M, member_M, self.runs)
+        if centred_N is None:
+            result_M = moments.normalise(values_M, member_M, self.runs, "mean_std_norm", "zero")
+        else:
+            flat_K = moments.tied_K | (moments.count_K == 1)
+            result_M = centred_N[self.order_M] / self.runs.spread(moments.std_K + EPSILON)
+            result_M[self.runs.spread(flat_K)] = 0.0
+            result_M[~member_M] = np.nan
         single_M = member_M & self.runs.spread(moments.count_K == 1)
         tied_M = member_M & self.runs.spread(moments.tied_K)
-        return scatter(whitened_M, self.order_M), scatter(single_M, self.order_M), scatter(tied_M, self.order_M)
+        return BatchCredit(
+            value_N=scatter(result_M, self.order_M),
+            single_N=scatter(single_M, self.order_M),
+            tied_N=scatter(tied_M, self.order_M),
+            unknown_N=~self.known_N,
+        )
 
-    def deviation(self, values_N: Floats, member_N: Bools) -> Floats:
-        """Sample deviation of the members of each unit's batch; NaN for units of no batch."""
-        deviation_N = scatter(self.runs.spread(self._moments(values_N, member_N)[2].std_K), self.order_M)
-        return np.where(self.known_N, deviation_N, np.nan)
 
-    def _moments(self, values_N: Floats, member_N: Bools) -> tuple[Floats, Bools, Moments]:
-        values_M, member_M = values_N[self.order_M], (member_N & self.known_N)[self.order_M]
-        return values_M, member_M, Moments.of(values_M, member_M, self.runs)
+@dataclass(frozen=True, slots=True)
+class BatchCredit:
+    """Units normalised inside their batches."""
+
+    value_N: Floats
+    """NaN for units that take no part."""
+    single_N: Bools
+    """The unit is the only one of its batch."""
+    tied_N: Bools
+    """The unit is one of two or more of its batch, all with equal values."""
+    unknown_N: Bools
+    """The unit belongs to no batch."""
 
 
 def discounted_returns(rewards_N: Floats, episodes: Segments, gamma: float) -> Floats:

@@ -32,19 +32,19 @@ class ReinforcePP(BatchOptions, ReturnOptions):
         """Advantages of checked, sorted, active steps; see `Estimator.credit`."""
         return_N = self._returns_N(batch)
         excluded_E = self._excluded_E(batch, batch.score_E)
-        batches = self._batches_N(batch)
-        a_step_N, single_N, tied_N = batches.whiten(return_N, ~batch.episodes.spread(excluded_E) & ~np.isnan(return_N))
+        member_N = ~batch.episodes.spread(excluded_E) & ~np.isnan(return_N)
+        whitened = self._batches_N(batch).whiten(return_N, member_N)
         flags = {
             **self._fate_flags(batch, excluded_E),
             Flag.UNKNOWN_RETURN: np.isnan(return_N),
-            Flag.CONSTANT_BATCH: tied_N,
-            Flag.SINGLETON_BATCH: single_N,
-            Flag.UNKNOWN_BATCH: ~batches.known_N,
+            Flag.CONSTANT_BATCH: whitened.tied_N,
+            Flag.SINGLETON_BATCH: whitened.single_N,
+            Flag.UNKNOWN_BATCH: whitened.unknown_N,
         }
         return CreditRows(
-            advantage_N=np.where(self._masked_N(batch), np.nan, a_step_N),
+            advantage_N=np.where(self._masked_N(batch), np.nan, whitened.value_N),
             size_P=self._siblings_P(batch, return_N, excluded_E),
             flags=flags,
             return_N=return_N,
-            a_step_N=a_step_N,
+            a_step_N=whitened.value_N,
         )

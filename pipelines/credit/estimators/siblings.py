@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from pipelines.credit.estimators.normalise import Moments, Scaling, Singleton
+from pipelines.credit.estimators.normalise import BatchCredit, Moments, Scaling, Singleton
 from pipelines.credit.estimators.options import BatchOptions, ScoreOptions
 from pipelines.credit.estimators.protocol import CreditRows
 from pipelines.credit.flags import Flag
@@ -151,6 +151,15 @@ def credit_of_episodes(batch: StepBatch, a_episode_E: Floats, siblings: Moments)
     return EpisodeCredit(batch.episodes.spread(a_episode_E), size_P, siblings.tied_K)
 
 
+def batch_flags(batch: StepBatch, credit: BatchCredit) -> Mapping[Flag, Bools]:
+    """Return what the comparison of episodes inside their batches rests on."""
+    return {
+        Flag.CONSTANT_BATCH: batch.episodes.spread(credit.tied_N),
+        Flag.SINGLETON_BATCH: batch.episodes.spread(credit.single_N),
+        Flag.UNKNOWN_BATCH: batch.episodes.spread(credit.unknown_N),
+    }
+
+
 class WhitenedSiblings(BatchOptions, SiblingEstimator, ABC):
     """Base of the estimators with a group stage and a batch stage."""
 
@@ -162,8 +171,6 @@ class WhitenedSiblings(BatchOptions, SiblingEstimator, ABC):
         `compared_E` is what the group stage gave each episode. Silent groups count in the statistics and get exactly 0:
         the batch mean is 0 only up to rounding where batches hold whole groups.
         """
-        batches = self._batches_E(batch)
-        whitened_E, _, _ = batches.whiten(compared_E, member_E)
-        silent_E = batch.siblings.spread(silent_P) & ~np.isnan(whitened_E)
-        flags = {Flag.UNKNOWN_BATCH: batch.episodes.spread(~batches.known_N)}
-        return np.where(silent_E, 0.0, whitened_E), flags
+        whitened = self._batches_E(batch).whiten(compared_E, member_E)
+        silent_E = batch.siblings.spread(silent_P) & ~np.isnan(whitened.value_N)
+        return np.where(silent_E, 0.0, whitened.value_N), batch_flags(batch, whitened)

@@ -75,7 +75,9 @@ def purity(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     if "taken" in facts.columns:
         taken_M, led_M = (facts[name].fill_null(0).to_numpy()[order_M] for name in ("taken", "led_here"))
         differs_M = np.append(False, taken_M[1:] != taken_M[:-1]) & ~opens_M
-        ways_K = batch.distinct(led_M, anchors).astype(np.float64)
+        began_M = facts["led_here"].is_null().to_numpy()[order_M]
+        # No action led to the first state of an episode: the value that stands for NULL is no way in.
+        ways_K = (batch.distinct(led_M, anchors) - anchors.any(began_M)).astype(np.float64)
         figures["one_action_anchors"] = pl.Series(of_group.count(~anchors.any(differs_M)))
         figures["last_actions_mean"] = pl.Series(of_group.sum(ways_K) / of_group.lengths_K)
     error_K = np.zeros(len(anchors.lengths_K), np.bool_)

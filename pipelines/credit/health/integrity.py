@@ -65,7 +65,7 @@ FINDINGS = {
     "oversized": Finding(
         "complete",
         "more episodes than were meant to run",
-        lambda row: f"{row['episodes']} for {row['expected']}",
+        lambda row: f"{row['episodes']} for {row['meant']}",
         "Look for a run that was ingested twice under two names: "
         "`trajlake sql 'SELECT run_id, count(*) FROM episodes GROUP BY ALL' --lake LAKE`",
     ),
@@ -179,7 +179,7 @@ _WRONG = {
     "copied_siblings": pl.col("copies") > 0,
     "incomplete": pl.col("episodes") < pl.col("expected"),
     "mixed_policies": pl.col("policies") > 1,
-    "oversized": pl.col("episodes") > pl.col("expected"),
+    "oversized": pl.col("episodes") > pl.col("meant"),
     "several_starts": pl.col("starts") > 1,
     "several_tasks": pl.col("tasks") > 1,
     "singleton": pl.col("scored") < 2,
@@ -221,7 +221,8 @@ def check_groups(
 
     Args:
         episodes: one row per episode: `episode_id`, `group_id` (the one the job uses), and where known `task_id`,
-            `expected_group_size`, `policy`, `policy_version`, `num_steps`, `initial_messages`, `episode_score`.
+            `expected_group_size`, `spare` (siblings beyond it that were meant to run as well), `policy`,
+            `policy_version`, `num_steps`, `initial_messages`, `episode_score`.
         steps: all their steps, inactive ones included: `episode_id`, `step_index`, and where known `state_hash`; or
             `ranges.episode_figures` of them, which is needed to find copies.
         config: what to check.
@@ -263,9 +264,14 @@ def _figures(episodes: pl.LazyFrame, steps: pl.LazyFrame | None, config: Integri
 
     known_decisions = pl.col("decisions").drop_nulls()
     expected = pl.col("expected_group_size").max() if "expected_group_size" in present else _UNKNOWN
+    if config.expected_group_size is not None:
+        expected = pl.lit(config.expected_group_size)
+    is_oversampled = config.expected_group_size is None and "spare" in present
+    spare = pl.col("spare").max().fill_null(0) if is_oversampled else pl.lit(0)
     return table.group_by("group_id").agg(
         pl.len().alias("episodes"),
-        (expected if config.expected_group_size is None else pl.lit(config.expected_group_size)).alias("expected"),
+        expected.alias("expected"),
+        (expected.cast(pl.Int64) + spare.cast(pl.Int64)).alias("meant"),
         (pl.col("broken").sum() if "broken" in present else _UNKNOWN).alias("broken"),
         distinct("policy", "policy_version").alias("policies"),
         distinct("initial_messages", "first_state").alias("starts"),

@@ -8,6 +8,7 @@ that is seldom meant, as a function that failed on every row was the last to run
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import polars as pl
 
@@ -18,12 +19,18 @@ from lake.judgements.selections import read_grouping
 from lake.read.parquet import collected
 from lake.read.show import one_line
 from lake.read.snapshot import Snapshot
+from lake.read.text_table import counted
+from pipelines.collect.oversampling import left_out, oversampled_rounds
 from pipelines.credit.inputs.columns import COMPONENT
 
 ENV_REWARD = "env_reward"
 REWARD_JOB = "reward_job"
 """The job whose step scores are the episode's rewards, where rewards come from a scorer."""
-_COLUMNS = ("episode_id", "group_id", "run_id", "status", "write_id", "num_steps", "env_return")
+SPARE = "spare"
+"""How many siblings beyond the wanted ones were meant to run in the episode's round, those left out not counted."""
+_COLUMNS = ("episode_id", "group_id", "run_id", "collection_round", "status", "write_id", "num_steps", "env_return")
+
+Siblings: TypeAlias = Literal["kept", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,8 @@ class Sources:
     """Step rewards: `env_reward` (as recorded), or the name of a scorer or reward of steps, @VERSION or not."""
     grouping: str | None = None
     """Name of a definition in `groupings`; None takes the groups as collected."""
+    siblings: Siblings = "kept"
+    """Of an oversampled group: those that its collection kept, or all that were played."""
 
 
 def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> pl.DataFrame:
@@ -47,7 +56,7 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
 
     One row per episode, sorted by (group_id, episode_id): episode_id, group_id (the one the job uses),
     collected_group_id, run_id, status, write_id, num_steps, episode_score, a float64 column `score_<name>` per
-    component, and `reward_job` where step rewards come from a scorer.
+    component, `reward_job` where step rewards come from a scorer, and `spare` where some round was oversampled.
 
     Raises:
         UsageError: a bad predicate, a scorer that scored nothing, an unknown grouping.
@@ -59,7 +68,7 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
         # Groups of a grouping may hold siblings that were collected in others.
         collected_groups = wanted["group_id"].unique() if sources.grouping is None else None
     episodes = select_where(snapshot, _COLUMNS, sources.where, groups=collected_groups)
-    episodes = episodes.with_columns(collected_group_id="group_id")
+    episodes = _of_siblings(snapshot, sources, episodes).with_columns(collected_group_id="group_id")
     if sources.grouping is not None:
         groups = read_grouping(snapshot, sources.grouping).select("episode_id", "group_id")
         episodes = episodes.drop("group_id").join(groups, on="episode_id")
@@ -88,6 +97,26 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
         jobs = step_score_jobs(snapshot, sources.rewards).rename({"job_id": REWARD_JOB})
         episodes = episodes.join(jobs, on="episode_id", how="left")
     return episodes.sort("group_id", "episode_id")
+
+
+def _of_siblings(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> pl.DataFrame:
+    """The episodes whose siblings count, and their `spare`. Raises DataRefusedError: none is left."""
+    rounds = oversampled_rounds(snapshot)
+    if rounds.is_empty():
+        return episodes.drop("collection_round")
+    keys = ["run_id", "collection_round"]
+    episodes = episodes.join(rounds.select(*keys, SPARE), on=keys, how="left", maintain_order="left").drop(keys[1])
+    if sources.siblings == "all":
+        return episodes
+    is_left_out = pl.col("episode_id").is_in(left_out(snapshot, rounds).implode())
+    of_group = is_left_out.sum().cast(pl.Int64).over("group_id")
+    kept = episodes.with_columns((pl.col(SPARE) - of_group).clip(lower_bound=0)).filter(~is_left_out)
+    if kept.is_empty():
+        raise DataRefusedError(
+            f"the collection left out all {counted(episodes.height, 'chosen episode')} as siblings too many; --siblings "
+            "all compares them all the same"
+        )
+    return kept
 
 
 def scorer_versions(snapshot: Snapshot, sources: Sources, components: tuple[str, ...] = ()) -> dict[str, str]:
@@ -161,12 +190,12 @@ def _any_step(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> b
 
 def _line(snapshot: Snapshot, scorer: str, version: str, episodes: pl.DataFrame) -> str:
     scored = reasons(snapshot, scorer, version).join(episodes.select("episode_id"), on="episode_id", how="semi")
-    counted = scored.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
+    causes = scored.drop_nulls("why")["why"].value_counts(sort=True).sort("count", "why", descending=[True, False])
     message = f"{scorer}@{version} has no value for any of the {episodes.height} chosen episodes"
     if scored.is_empty():
         message += ", which it has not scored"
-    elif counted.height:
-        why, count = counted.row(0)
+    elif causes.height:
+        why, count = causes.row(0)
         message += f", most often ({count}) because: {one_line(why)}"
     others = ", ".join(f"{scorer}@{other}" for other in other_versions(snapshot, scorer, version))
     return f"{message}. {f'Other versions: {others}' if others else 'There is no other version'}"

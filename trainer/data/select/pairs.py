@@ -25,6 +25,7 @@ import numpy.typing as npt
 import polars as pl
 
 from lake import ids
+from lake.judgements.scores import is_success
 from trainer.data.select.sequences import fingerprints
 from trainer.data.stream.batch import Ints
 from trainer.losses.base import PairsConfig
@@ -224,7 +225,7 @@ def labels(outcomes: pl.DataFrame, threshold: float | None) -> Preferences:
     """
     known = outcomes.filter(pl.col("outcome").is_finite())
     outcome = pl.col("outcome")
-    sign = outcome.sign() if threshold is None else pl.when(outcome >= threshold).then(1).otherwise(-1)
+    sign = outcome.sign() if threshold is None else pl.when(is_success(outcome, threshold)).then(1).otherwise(-1)
     signed = known.with_columns(sign=sign.cast(pl.Int8)).filter(pl.col("sign") != 0).sort("episode_id")
     sides = signed.select(
         pair=pl.lit(None, pl.Int64),

@@ -15,6 +15,7 @@ import polars as pl
 
 from lake import ids
 from lake.errors import DataRefusedError
+from lake.formats.chat.chat_completions import LOGPROBS_LEFT_OUT
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.data.select.portions import only
@@ -133,8 +134,15 @@ _CHECKS = (
         f"{_ALTERNATIVE}, or {_RECORD}",
     ),
     _Check(
+        "wrong_logprobs",
+        pl.col("is_wrong").fill_null(value=False),
+        f"have no behaviour log-probabilities, because their engine told some that are none (steps.extra: "
+        f"{LOGPROBS_LEFT_OUT})",
+        f"{_ALTERNATIVE}, or collect from an engine whose log-probabilities are at most 0",
+    ),
+    _Check(
         "no_logprobs",
-        ~pl.col("has_logprobs"),
+        ~pl.col("has_logprobs") & ~pl.col("is_wrong").fill_null(value=False),
         "have no behaviour log-probabilities",
         f"{_ALTERNATIVE}, or {_RECORD}",
     ),
@@ -179,8 +187,9 @@ _ONE_LABEL = _Check(
 )
 
 
+_ROW = ["episode_id", "step_index"]
 _KEYS = {
-    Unit.TURN: ["episode_id", "step_index"],
+    Unit.TURN: _ROW,
     Unit.SEQUENCE: ["episode_id", "sequence"],
     Unit.EPISODE: ["episode_id"],
 }
@@ -194,9 +203,8 @@ def _distribution(snapshot: Snapshot, trained: pl.DataFrame, loss: Loss) -> list
     if trained["provenance"].eq("rendered").any():
         # Rendered rows lack everything else too; one reason says it all.
         return _found(trained, loss, _CHECKS[:1])
-    return _found(
-        trained.join(_constrained(snapshot, trained), on=["episode_id", "step_index"], how="left"), loss, _CHECKS
-    )
+    known = trained.join(_constrained(snapshot, trained), on=_ROW, how="left")
+    return _found(known.join(_wrong(snapshot, trained), on=_ROW, how="left"), loss, _CHECKS)
 
 
 def _advantages(trained: pl.DataFrame, loss: Loss) -> list[Refusal]:
@@ -253,6 +261,16 @@ def _message(loss: Loss, check: _Check, count: str, example: tuple[int, int]) ->
 
 def _row(example: tuple[int, int]) -> str:
     return f"episode_id={ids.to_text(example[0])}, step_index={example[1]}"
+
+
+def _wrong(snapshot: Snapshot, trained: pl.DataFrame) -> pl.DataFrame:
+    """episode_id, step_index, is_wrong: steps whose engine told log-probabilities that are none."""
+    bare = trained.filter(~pl.col("has_logprobs")).select(_ROW)
+    if bare.is_empty():
+        return bare.with_columns(is_wrong=pl.lit(value=True))
+    said = pl.col("extra").str.contains(f'"{LOGPROBS_LEFT_OUT}":', literal=True)
+    rows = snapshot.scan("steps").filter(said).select(*_ROW, is_wrong=pl.lit(value=True))
+    return collected(rows).join(bare, on=_ROW, how="semi").unique(_ROW)
 
 
 def _constrained(snapshot: Snapshot, trained: pl.DataFrame) -> pl.DataFrame:

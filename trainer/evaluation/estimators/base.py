@@ -7,7 +7,8 @@ Whether a value may be told depends on how many episodes it rests on, and on wha
 sample size sees only weights that occurred. An action of probability 0.001 that the target takes every other time is
 missing from most data sets, and then all weights are alike: small, and very even. What is missing shows in their mean,
 which is 1 in expectation: E_b[pi_e / pi_b] is the probability, under the target, of all that the behaviour policy can
-do.
+do. A test of the mean does not see a small mass among noisy weights. Therefore every interval also has room for the
+mass that may be missing, with the smallest and the largest outcome that it can have (`Estimator.bounds`).
 
 Axes: `_E` episodes, `_H` turns (shorter episodes are padded at the end), `_P` tasks.
 """
@@ -80,6 +81,13 @@ class Turns:
         """Discounted return of each episode."""
         return np.asarray(self.reward_EH @ self.discount_H, np.float64)
 
+    @cached_property
+    def extremes_H(self) -> tuple[Floats, Floats]:
+        """Smallest and largest discounted sum of rewards from each turn on in any episode, 0 included."""
+        gains_EH = self.reward_EH * self.discount_H
+        rest_EH = np.cumsum(gains_EH[:, ::-1], axis=1)[:, ::-1]
+        return np.minimum(0.0, rest_EH.min(axis=0)), np.maximum(0.0, rest_EH.max(axis=0))
+
 
 def exp_clamped(log_EH: Floats) -> Floats:
     """Weights of their logarithms, finite."""
@@ -95,6 +103,9 @@ MEAN_LEVEL = 0.05
 """Probability that the mean weights of a fair data set are refused, all turns together."""
 MEAN_SLACK = 1e-3
 """Distance of a mean weight from 1 that is never refused: arithmetic of engines, and too little to matter."""
+BOUND_TAIL = 0.01
+"""Probability outside of each bound for missing mass. Smaller than an interval's 0.025, because the values that are
+reported are those whose mean weight is high by chance, and then the bound is too low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +225,39 @@ class Estimator(ABC):
         found = spread_by_task(value, turns.task_E)
         if found is None or found.error == 0:
             return Estimate(None, refused="every task gives the same value, so that nothing tells how far off it is")
-        return self._with_interval(turns, found)
+        return self._with_room(turns, self._with_interval(turns, found))
+
+    def weights(self, turns: Turns) -> Floats | None:
+        """Return the product of ratios up to each turn, float64 [E, H]; None for an estimator that rests on none."""
+        return turns.weight_EH
+
+    def bounds(self, turns: Turns) -> list[Spread]:
+        """Return what the value is at least and at most, whatever the target does that these episodes do not show.
+
+        The value is E_b[sum_t gamma^t W_t r_t] plus the rest: the target's mass on actions that are missing (or were
+        clipped away), times what follows them. From turn t on that mass is E_b[W_{t-1} - W_t]. What follows lies in the
+        range of the rewards that were seen from that turn on, 0 included. The bound holds for every estimator, as it
+        bounds the value and not the estimate.
+        """
+        weight_EH = self.weights(turns)
+        if weight_EH is None:
+            return []
+        missing_EH = -np.diff(weight_EH, axis=1, prepend=1.0)
+        seen_E = (weight_EH * turns.reward_EH) @ turns.discount_H
+        spreads = (spread_by_task(mean(seen_E + missing_EH @ rest_H), turns.task_E) for rest_H in turns.extremes_H)
+        return [spread for spread in spreads if spread is not None]
+
+    def _with_room(self, turns: Turns, sampled: Estimate) -> Estimate:
+        """Return the interval that reaches to the bounds and beyond them by their own errors."""
+        if sampled.low is None or sampled.high is None:
+            return sampled
+        bounds = self.bounds(turns)
+        low = min([sampled.low, *(bound.value - bound.half(BOUND_TAIL) for bound in bounds)])
+        high = max([sampled.high, *(bound.value + bound.half(BOUND_TAIL) for bound in bounds)])
+        return sampled._replace(low=low, high=high)
 
     def _with_interval(self, turns: Turns, found: Spread) -> Estimate:
-        """The estimate with its interval, which an estimator with an error beyond sampling makes wider."""
+        """The estimate with its interval, which an estimator with another error makes wider."""
         del turns
         return Estimate(found.value, *(found.interval() or (None, None)))
 
@@ -244,6 +284,10 @@ class Behaviour(Estimator):
     def reliability(self, turns: Turns) -> Reliability:
         """Every episode alike."""
         return reliability(np.ones(turns.episodes))
+
+    def weights(self, turns: Turns) -> None:
+        """Return None: nothing is weighed."""
+        del turns
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`."""

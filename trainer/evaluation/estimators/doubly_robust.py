@@ -66,7 +66,7 @@ class DoublyRobust(Estimator):
     name: ClassVar[str] = "dr"
 
     ridge: float = 1.0
-    """Of the fit."""
+    """Of the critic's fit. Any critic gives the same mean, and this one takes more variance away than one without."""
 
     def value(self, turns: Turns) -> Value:
         """See `Estimator.value`; the critic is fitted once."""
