@@ -17,7 +17,7 @@ from lake.formats.base.lines import is_cut, read_lines, reject
 from lake.formats.base.look import Look
 from lake.formats.base.source import Input
 from lake.formats.base.unseen import marked
-from lake.records import EpisodeRecord, Reject, check
+from lake.records import EpisodeRecord, Reject, check, tell_sampling
 
 NAME = "jsonl"
 _FIELDS = frozenset(EpisodeRecord.__struct_fields__)
@@ -75,6 +75,7 @@ class Lines:
         if problem := problem or check(record, is_plain=is_plain):
             return reject(number, line, "invalid", problem)
         record.steps = marked(record)
+        tell_sampling(record)
         return number, record
 
 

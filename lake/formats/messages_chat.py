@@ -41,7 +41,7 @@ from lake.formats.base.source import Input
 from lake.formats.chat.chat_messages import answered, chat_messages, decoded
 from lake.formats.chat.data_files import SCORES, no_trajectory, recognise
 from lake.formats.chat.data_rows import SIDES, chats_of, spelled
-from lake.formats.chat.exported_rows import CALLED, NAMES, names_its_episode, tell_its_name
+from lake.formats.chat.exported_rows import CALLED, NAMES, names_its_episode, outcome_columns, return_of, tell_its_name
 from lake.formats.chat.messages import Conversation
 from lake.records import EpisodeRecord
 
@@ -103,7 +103,7 @@ def _exported(row: dict[str, Any]) -> EpisodeRecord:
     chat = answered(chat_messages(row["messages"], "messages"), whole(row["prompt_messages"]) or 0, place="messages")
     record = EpisodeRecord(
         task_id="",
-        env_return=number(row.get("reward")),
+        env_return=number(return_of(row, "reward")),
         initial_messages=chat.initial_messages,
         final_observation=chat.final_observation,
         steps=chat.steps,
@@ -115,7 +115,8 @@ def _exported(row: dict[str, Any]) -> EpisodeRecord:
     scores = Scores()
     for name, score in as_object(given).items():
         scores.add(name, score)
-    left = rest(row, *_OURS, *CALLED, "reward", "scores", "advantages", "further") or {}
+    ours = (*_OURS, *CALLED, *outcome_columns(row), "reward", "scores", "advantages", "further")
+    left = rest(row, *ours) or {}
     _tell(record, left | as_object(further), scores)
     record.scores = scores.records
     return record
@@ -157,7 +158,11 @@ def _tell_origin(record: EpisodeRecord, left: dict[str, Any]) -> None:
         record.agent_id = " ".join(filter(None, (record.agent_id, f"step {index}")))
         left.pop("advantage", None)
         if record.steps:
-            record.steps[-1].reward = number(left.pop("reward", None))
+            record.steps[-1].reward = number(left.pop("step_reward", None))
+        # The row's reward is that of the whole episode, of which the decision is one.
+        record.env_return = number(return_of(left, "reward"))
+        for name in ("reward", *outcome_columns(left)):
+            left.pop(name, None)
 
 
 def _task(row: dict[str, Any], place: int, file: Input) -> tuple[str, str]:

@@ -23,7 +23,14 @@ from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, items_of, parquet_rows, rest
 from lake.formats.base.source import Input
 from lake.formats.chat.data_rows import chats_of
-from lake.formats.chat.exported_rows import CALLED, names_its_episode, take_scores, tell_its_name
+from lake.formats.chat.exported_rows import (
+    CALLED,
+    names_its_episode,
+    outcome_columns,
+    return_of,
+    take_scores,
+    tell_its_name,
+)
 from lake.records import EpisodeRecord
 
 NAME = "trl_completions"
@@ -57,18 +64,20 @@ def to_record(row: dict[str, Any], rewards: list[str], file: Input) -> EpisodeRe
     task = prompt_task(row["prompt"])
     others = rest(row, *_COLUMNS, *rewards) or {}
     is_named = names_its_episode(others)
+    ours = outcome_columns(row) if is_named else []
+    others = {key: value for key, value in others.items() if key not in ours}
     total = _RETURN if is_named or _RETURN in rewards else rewards[0] if len(rewards) == 1 else ""
     scores = Scores()
     for name in rewards:
         # A row of ours has the columns of all others too, and its return is no score.
-        if not is_named or (name != _RETURN and row.get(name) is not None):
+        if not is_named or (name not in (_RETURN, *ours) and row.get(name) is not None):
             scores.add(name, row.get(name))
     take_scores(others, scores)
     record = EpisodeRecord(
         task_id=task,
         rollout_index=file.next_index(step, task),
         collection_round=step,
-        env_return=finite(row.get(total)),
+        env_return=finite(return_of(row, total) if is_named else row.get(total)),
         initial_messages=chat.initial_messages,
         final_observation=chat.final_observation,
         steps=chat.steps,

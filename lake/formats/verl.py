@@ -26,7 +26,14 @@ from lake.formats.base.format import Format, its_folder
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, episode_text_id, items_of, line_values, rest
 from lake.formats.base.source import Input
-from lake.formats.chat.exported_rows import CALLED, names_its_episode, take_scores, tell_its_name
+from lake.formats.chat.exported_rows import (
+    CALLED,
+    names_its_episode,
+    outcome_columns,
+    return_of,
+    take_scores,
+    tell_its_name,
+)
 from lake.formats.chat.messages import conversation
 from lake.records import EpisodeRecord, Index
 
@@ -68,6 +75,9 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
     if not (is_named := names_its_episode(others)):
         scores.add("score", row.score)
     take_scores(others, scores)
+    given = return_of(value, "score") if is_named else row.score
+    for key in outcome_columns(value) if is_named else ():
+        others.pop(key, None)
     named = [key for key, score in others.items() if is_score_name(key) and number(score) is not None]
     for key in named:
         scores.add(key, others.pop(key))
@@ -76,7 +86,7 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
     record = EpisodeRecord(
         task_id=task,
         collection_round=row.step,
-        env_return=finite(row.score),
+        env_return=finite(given),
         ground_truth=row.gts,
         initial_messages=chat.initial_messages,
         steps=chat.steps,

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from lake import ids
+from lake.formats.base.secrets import TOKENS_SPELL_KEY
 from lake.formats.base.unseen import marked
 from lake.formats.chat.messages import Message, decision
 from lake.live.frames import (
@@ -106,7 +107,7 @@ def assemble(frames: Iterable[Frame]) -> EpisodeRecord:
         record.initial_messages,
     )
     for number, step in enumerate(record.steps):
-        _renumber_prefix(step, place)
+        _renumber_prefix(step, place, record.steps[:number])
         _renumber_history(step, number, place)
     spans = {(f.span.trace_id, f.span.span_id): f.span for f in found if isinstance(f, Span)}
     record.spans = [*record.spans, *(_span(tool, tool.number in shown_results) for tool in tools), *spans.values()]
@@ -137,15 +138,21 @@ def _judge(record: EpisodeRecord, frames: Sequence[Frame], place: Mapping[int, i
         record.extra = (record.extra or {}) | {"scores_of_no_step": stray}
 
 
-def _renumber_prefix(step: StepRecord, place: Mapping[int, int]) -> None:
+def _renumber_prefix(step: StepRecord, place: Mapping[int, int], earlier: Sequence[StepRecord]) -> None:
     """Tokens that extend those of a step that is not there would be read as the wrong text, so they are left out."""
-    if step.tokens is None or not isinstance(prefix := step.tokens.prefix_step_index, int):
+    if step.tokens is None or (prefix := step.tokens.prefix_step_index) is None:
         return
-    if prefix in place:
-        step.tokens.prefix_step_index = place[prefix]
-    else:
+    if isinstance(prefix, int):
+        if prefix not in place:
+            step.tokens = None
+            step.extra = (step.extra or {}) | {"tokens_left_out": f"they extend step {prefix}, which was not recorded"}
+            return
+        step.tokens.prefix_step_index = prefix = place[prefix]
+    number = prefix if isinstance(prefix, int) else len(earlier) - 1
+    extended = earlier[number] if 0 <= number < len(earlier) else None
+    if extended is not None and (extended.extra or {}).get("tokens_left_out") == TOKENS_SPELL_KEY:
         step.tokens = None
-        step.extra = (step.extra or {}) | {"tokens_left_out": f"they extend step {prefix}, which was not recorded"}
+        step.extra = (step.extra or {}) | {"tokens_left_out": TOKENS_SPELL_KEY}
 
 
 def _renumber_history(step: StepRecord, number: int, place: Mapping[int, int]) -> None:
@@ -262,13 +269,13 @@ def _taken_out(record: EpisodeRecord) -> dict[str, Json]:
         if value is not None and not is_valid(value):
             wrong[name] = plain(value)
             setattr(record, name, "completed" if name == "status" else None)
-    bad = [score for score in record.scores if not _is_score(score)]
+    bad = [score for score in record.scores if not is_score(score)]
     if bad:
         wrong["scores"] = [plain(score) for score in bad]
-        record.scores = [score for score in record.scores if _is_score(score)]
+        record.scores = [score for score in record.scores if is_score(score)]
     return wrong
 
 
-def _is_score(score: ScoreRecord) -> bool:
+def is_score(score: ScoreRecord) -> bool:
     """Whether the writer takes it."""
     return bool(score.scorer.strip()) and "@" not in score.scorer and math.isfinite(score.value or 0.0)

@@ -1,10 +1,11 @@
-"""What wakes the thread behind a recorder.
+"""What wakes the thread behind a recorder, and one limit for all waits of who waits for it.
 
 An agent may record anywhere: in the handler of a signal, in a destructor. It then interrupts itself, perhaps in the
 middle of waking that thread, and a lock that is not reentrant, as `threading.Event` has one, would hang it for good.
 """
 
 import queue
+import threading
 import time
 from contextlib import suppress
 
@@ -37,3 +38,19 @@ class Bell:
         with suppress(queue.Empty):
             while True:
                 self._rings.get_nowait()
+
+
+class TimeLimit:
+    """A limit over several waits, one after the other.
+
+    Args:
+        seconds: for all of them together; None is no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._until = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds for the next wait."""
+        return threading.TIMEOUT_MAX if self._until is None else max(self._until - time.monotonic(), 0.0)

@@ -35,7 +35,7 @@ from lake.live.frames import (
 from lake.live.off import OFF
 from lake.live.sink import Sink, guarded, told
 from lake.live.steps import LiveStep, ToolCall, is_value, messages, number
-from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, as_str, episode_id
+from lake.records import EpisodeRecord, Json, ScoreRecord, SpanRecord, as_str, episode_id, sampling_of
 
 _NEVER_LEFT = "never_left"
 """`stop_reason` of episodes that were open when their recorder was closed."""
@@ -65,6 +65,9 @@ class Episode(Context):
         """The last call that failed."""
         self._failed_calls = 0
         record.started_at = record.started_at or self._now()
+        settings = sampling_of(record.sampling)
+        self._sampling = {name: value for name, value in settings.items() if value is not None}
+        """How every call was sampled that does not say it itself, as who began the episode says."""
         self.record = record
         """What is known of it from its beginning: until the first thing is recorded, of its first call too."""
         sink.open[self._key] = self

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lake.errors import LakeVersionError
+from lake.formats.base.secrets import BY_NAME, NO_REQUEST, TEXT_FIELDS, TOKENS_SPELL_KEY, has_signs
 from lake.formats.chat.messages import Message
 from lake.records import (
     EpisodeRecord,
@@ -35,6 +36,7 @@ KEY_BYTES = 16
 HEAD = struct.Struct(f"<B{KEY_BYTES}sI")
 NO_KEY = bytes(KEY_BYTES)
 _S = TypeVar("_S", bound=msgspec.Struct)
+_F = TypeVar("_F", bound=msgspec.Struct)
 _DEEPEST = 64
 """Levels of a value that are kept as they are."""
 _MOST_PARTS = 1_000_000
@@ -201,15 +203,58 @@ def encode(key: bytes, number: int | Iterator[int], frame: Frame) -> bytes:
     try:
         body = _ENCODER.encode(frame)
         # MessagePack has keys that JSON has not; a table would refuse the whole episode for one.
-        _JSON.encode(frame)
+        text = _JSON.encode(frame)
     except (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError):
-        body = msgspec.msgpack.encode(plain(frame))
+        spoken = plain(frame)
+        body, text = msgspec.msgpack.encode(spoken), _JSON.encode(spoken)
     try:
         # Structs that are built in Python are not checked; a wrong type would be found when nobody can mend it.
-        _DECODERS[kind].decode(body)
+        decoded = _DECODERS[kind].decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise FrameError(str(error)) from error
+    if (clean := _without_keys(decoded, text)) is not decoded:
+        body = _ENCODER.encode(clean)
     return HEAD.pack(kind, key, number if isinstance(number, int) else next(number)) + body
+
+
+def _without_keys(frame: _F, text: bytes) -> _F:
+    """A frame without keys and passwords; without the tokens of a step, too, if these spell one.
+
+    Args:
+        frame: as it was said.
+        text: the same in JSON.
+    """
+    secrets = NO_REQUEST if has_signs(text.decode()) else BY_NAME
+    clean: _F = secrets.without_keys(frame)
+    if isinstance(frame, Step) and isinstance(clean, Step):
+        _leave_out_tokens([frame.step], [clean.step], is_spelled=clean.initial_messages != frame.initial_messages)
+    elif isinstance(frame, Whole) and isinstance(clean, Whole):
+        before, after = frame.episode, clean.episode
+        is_spelled = after.initial_messages != before.initial_messages
+        _leave_out_tokens(before.steps, after.steps, is_spelled=is_spelled)
+    return clean
+
+
+def _leave_out_tokens(originals: list[StepRecord], steps: list[StepRecord], *, is_spelled: bool) -> None:
+    """Take the tokens from the steps whose text lost a key, and from those that extend them.
+
+    Args:
+        originals: the steps as they were.
+        steps: the same steps without keys.
+        is_spelled: the messages before the first one lost a key.
+    """
+    if originals is steps and not is_spelled:
+        return
+    without: set[int] = set()
+    for index, (before, step) in enumerate(zip(originals, steps, strict=True)):
+        prefix = None if step.tokens is None else step.tokens.prefix_step_index
+        extended = index - 1 if prefix is msgspec.UNSET else prefix
+        is_changed = step is not before and any(getattr(step, name) != getattr(before, name) for name in TEXT_FIELDS)
+        if is_changed or extended in without or (is_spelled and not index):
+            without.add(index)
+            if step.tokens is not None:
+                step.tokens = None
+                step.extra = (step.extra or {}) | {"tokens_left_out": TOKENS_SPELL_KEY}
 
 
 def head(payload: bytes) -> tuple[int, bytes, int]:

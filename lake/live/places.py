@@ -15,6 +15,26 @@ LOCK = "lock"
 """Held on the file of this name: in a spool by the process that it belongs to, in a root by who makes or adopts one."""
 
 
+@contextlib.contextmanager
+def checked_place(uri: str | Path) -> Iterator[None]:
+    """Begin to record where a lake may be; what was made for it is taken away again if that fails. As `check_place`."""
+    made = _missing(parse(uri).folder)
+    try:
+        check_place(uri)
+        yield
+    except BaseException:
+        for folder in made:
+            with contextlib.suppress(OSError):  # it is not empty, or was never made
+                folder.rmdir()
+        raise
+
+
+def _missing(folder: Path | None) -> list[Path]:
+    """A folder and those above it that are not there, the innermost first."""
+    above = [] if folder is None else [folder, *folder.parents]
+    return [path for path in above if not os.path.lexists(path)]
+
+
 def check_place(uri: str | Path) -> None:
     """Refuse a place where no lake can be, before anything is recorded for it.
 

@@ -21,7 +21,6 @@ import logging
 import os
 import secrets
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -30,11 +29,12 @@ import msgspec
 
 from lake.errors import UsageError
 from lake.formats.base.secrets import redacted
+from lake.live.bell import TimeLimit
 from lake.live.delivery import BATCH_EPISODES, BATCH_SECONDS, CLOSING_SECONDS, Delivery, Unfinished
 from lake.live.episode import Episode
 from lake.live.frames import SOURCE_FORMAT, Begin, FrameError, Refused, Whole, encode, fitted, new_key, plain
 from lake.live.off import OFF
-from lake.live.places import check_place, root_of
+from lake.live.places import checked_place, root_of
 from lake.live.sink import CLOSED, Sink, guarded
 from lake.live.spool import MAX_BYTES, Spool
 from lake.records import EpisodeRecord, Reject, excerpt
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _OWN = frozenset(("task_id", "run_id", "steps", "spans", "scores", "source_format"))
 _OF_EPISODES = frozenset(EpisodeRecord.__struct_fields__) - _OWN
 _FULL_DISK_SECONDS = 3.0
+_LETTING_GO_SECONDS = 0.1
+"""How long the end of the thread that writes the spool is waited for, if no time is left."""
 _TASKS_TOLD = 5
 _log = logging.getLogger("trajlake")
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()
@@ -114,12 +116,12 @@ class Recorder:
         _check(run, on_full, unfinished, defaults)
         self.run = run
         self._uri, self._storage_options = str(uri), storage_options
-        check_place(self._uri)
         self._root = root_of(self._uri, "recorder") if spool is None else Path(spool)
         self._max_bytes, self._defaults = max_bytes, defaults
         self._wait = threading.TIMEOUT_MAX if on_full == "block" else 0.0
         self._is_durable = durable
-        self._sink = self._new_sink()
+        with checked_place(self._uri):
+            self._sink = self._new_sink()
         self._delivery: Delivery | None = Delivery(
             self._open_lake,
             self._sink.spool,
@@ -229,11 +231,12 @@ class Recorder:
 
     def flush(self, timeout: float | None = None) -> bool:
         """Deliver what is finished now; whether it is all in the lake, or in `rejects`, within `timeout` seconds."""
-        is_synced = self._sink.spool.sync(timeout)
-        return self._delivery is not None and self._delivery.flush(timeout) and is_synced
+        limit = TimeLimit(timeout)
+        is_synced = self._sink.spool.sync(limit.left)
+        return self._delivery is not None and self._delivery.flush(limit.left) and is_synced
 
     def close(self, timeout: float = CLOSING_SECONDS) -> bool:
-        """Deliver what is finished and end; whether nothing is left in the spool.
+        """Deliver what is finished and end within `timeout` seconds; whether nothing is left in the spool.
 
         Episodes that were never left are told, and end as they stand: `aborted`, with the `stop_reason` `never_left`.
         A lake that cannot be reached does not hold the agent up: what is left is delivered by the next recorder.
@@ -242,14 +245,17 @@ class Recorder:
             return True
         self._sink.is_closed = True
         _recorders.discard(self)
-        self._stop_open(timeout)
+        limit = TimeLimit(timeout)
+        self._sink.spool.limit = limit
+        self._stop_open(limit)
         if undecided := self._sink.counts.undecided:
             _log.warning("steps that were left out, without an action and without tool calls: %d", undecided)
         spool = self._sink.spool
         # A disk that was full is tried once more, for what is only in memory is lost with this process.
-        is_synced = spool.sync(timeout if spool.problem is None else min(timeout, _FULL_DISK_SECONDS))
-        is_empty = self._delivery is not None and self._delivery.close(timeout) and is_synced
-        if not spool.close(remove=is_empty):
+        left = limit.left
+        is_synced = spool.sync(left if spool.problem is None else min(left, _FULL_DISK_SECONDS))
+        is_empty = self._delivery is not None and self._delivery.close(limit.left) and is_synced
+        if not spool.close(remove=is_empty, timeout=max(limit.left, _LETTING_GO_SECONDS)) and spool.held_bytes:
             self._sink.tell(f"{spool.held_bytes:,} bytes of episodes were lost: the disk of the spool takes nothing")
         if not is_empty and self._delivery is not None:
             problem = self.stats().problem or "it was not done in time"
@@ -262,14 +268,11 @@ class Recorder:
             )
         return is_empty
 
-    def _stop_open(self, timeout: float) -> None:
+    def _stop_open(self, limit: TimeLimit) -> None:
         """End the episodes that nobody has left, and say which they were."""
-        end = time.monotonic() + timeout
         tasks = []
         for episode in list(self._sink.open.values()):
-            left = max(end - time.monotonic(), 0.0)
-            self._sink.wait = min(self._sink.wait, left)
-            if episode._stop(left):
+            if episode._stop(limit.left):
                 tasks.append(episode.record.task_id)
         if tasks:
             named = ", ".join(map(repr, tasks[:_TASKS_TOLD])) + (", ..." if len(tasks) > _TASKS_TOLD else "")

@@ -14,7 +14,7 @@ Source: pytest/rollout_processor.py, agent/models.py and models.py of the eval-p
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,8 @@ class RolloutHook:
         *,
         task: str | int,
         rollout_id: str | None = None,
+        rollout_index: int | None = None,
+        completion_params: Mapping[str, Any] | None = None,
         **row: Any,
     ) -> str | None:
         """Record what a rollout worker yields of one episode, when it has ended.
@@ -82,13 +84,21 @@ class RolloutHook:
             messages: the whole conversation, as the reward function is given it.
             ground_truth: what the reward function compares with.
             task: what is tried; episodes of one task and run are siblings.
-            rollout_id: the worker's name of it; its number among the siblings is made of that, else random.
+            rollout_id: the worker's name of it. Its number among the siblings is made of that, else it is random, so
+                that workers that know nothing of each other never share one; `trajlake show --rollout 0` counts them.
+            rollout_index: its number among the siblings, where the worker counts them over all processes.
+            completion_params: how the policy was asked: model, temperature, top_p, ... Ratio losses (ppo, grpo, gspo)
+                need the temperature; it may also stand in `input_metadata`, `execution_metadata` or `policy_logprobs`.
             row: further fields of an `EvaluationRow`: tools, input_metadata, rollout_status, execution_metadata, ...
 
         Returns:
             The episode's id, for `Lake.add_scores`; None if it cannot be recorded.
         """
-        return self._episode(list(steps), messages, ground_truth, task, rollout_id, row) if self._is_on else None
+        if not self._is_on:
+            return None
+        if completion_params is not None:
+            row["input_metadata"] = dict(row.get("input_metadata") or {}) | {"completion_params": completion_params}
+        return self._episode(list(steps), messages, ground_truth, task, rollout_id, rollout_index, row)
 
     def row(self, row: Any, *, attempt: int = 0) -> str | None:
         """Record an `EvaluationRow`, an object or a mapping, as it is now; its episode's id.
@@ -117,6 +127,7 @@ class RolloutHook:
         ground_truth: Any,
         task: str | int,
         rollout_id: str | None,
+        rollout_index: int | None,
         row: dict[str, Any],
     ) -> str | None:
         given = [as_object(plain(step)) for step in steps]
@@ -130,6 +141,8 @@ class RolloutHook:
         execution = {"rollout_id": rollout_id} | as_object(whole_row.get("execution_metadata"))
         extra = as_object(execution.get("extra")) | {"assistant_turn_payloads": payloads}
         record = self._converted(whole_row | {"execution_metadata": execution | {"extra": extra}})
+        if rollout_index is not None:
+            record.rollout_index = rollout_index
         for turn, data in zip(turns, given, strict=True):
             if turn >= len(record.steps):
                 self._sink.trouble(f"step data of turn {turn}: the conversation has {len(record.steps)}")

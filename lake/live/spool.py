@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Self
 
 from lake.errors import LakeAccessError, TrajlakeError
-from lake.live.bell import Bell
+from lake.formats.base.secrets import KeylessRecords
+from lake.live.bell import Bell, TimeLimit
 from lake.live.places import LOCK, turn
 from lake.live.segments import (
     FRAME_BYTES,
@@ -54,6 +55,7 @@ _TOLD_EVERY = 60.0
 """Seconds between two warnings that the disk refuses: a nearly full one takes and refuses in turn."""
 _CLOSING_SECONDS = 5.0
 _log = logging.getLogger("trajlake")
+_log.addFilter(KeylessRecords())
 _sync_data = getattr(os, "fdatasync", os.fsync)
 
 
@@ -93,6 +95,7 @@ class Spool:
         self._waited_at = -1  # frames on the disk when a wait for room was in vain: nobody waits before there are more
         self._is_closing, self._told_at = False, -_TOLD_EVERY
         self._thread: threading.Thread | None = None
+        self.limit = TimeLimit(None)  # of waits for room, once it is going to be closed
 
     @classmethod
     def create(
@@ -197,12 +200,11 @@ class Spool:
             self._pending.append(payload)
             self.held_bytes += size
             self._appended += 1
-            is_first = len(self._pending) == 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="trajlake-spool", daemon=True)
                 self._thread.start()
-        if is_first:
-            self._bell.ring()
+            if len(self._pending) == 1:
+                self._bell.ring()
 
     def sync(self, timeout: float | None = None, *, unless_refused: bool = False) -> bool:
         """Wait until what was appended before is on the disk; False if that took longer than `timeout` seconds.
@@ -284,9 +286,9 @@ class Spool:
         has_disk = self.size + size <= self._max_bytes and self.problem is None
         if has_disk and self._waited_at != self._synced:
             seconds = max(seconds, 1.0 + self.held_bytes / _SLOW_DISK)
+        seconds = min(seconds, self.limit.left)
         found = can_ever_fit and seconds > 0 and self._state.wait_for(lambda: self._has_room(size), seconds)
-        if not found:
-            self._waited_at = self._synced
+        self._waited_at = self._waited_at if found else self._synced
         return found
 
     def _why_full(self, size: int) -> str:

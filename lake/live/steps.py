@@ -190,6 +190,7 @@ class LiveStep(Context):
             started_at=self._started_at,
             latency=(self._decided or time.monotonic()) - self._began,
             policy_version=version if isinstance(version, int) else None,
+            defaults=self._episode._sampling,
             extra=extra,
             **fields,
         )

@@ -29,6 +29,7 @@ from pipelines.score.reward_function import (
     KNOWN_ANSWERS,
     NEW_ANSWERS,
     STEP_INDICES,
+    TRUTHS,
     Mode,
     StepIndex,
 )
@@ -356,7 +357,7 @@ def _texts(value: Any) -> list[str]:
 
 def _wanted(parameters: set[str]) -> frozenset[str]:
     """The arguments behind a function's parameters; batch-wise ones have other names for two of them."""
-    renamed = {joint: name for name, joint in RENAMED.items()}
+    renamed = {joint: name for name, joint in RENAMED.items()} | dict.fromkeys(TRUTHS, "ground_truth")
     return frozenset({"messages"} | {renamed.get(name, name) for name in parameters})
 
 

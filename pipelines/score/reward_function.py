@@ -64,6 +64,8 @@ MODES: tuple[Mode, ...] = ("pointwise", "batch", "group")
 StepIndex = Literal["auto", "step", "message"]
 STEP_INDICES: tuple[StepIndex, ...] = ("auto", "step", "message")
 _OF_ONE, _OF_MANY = "messages", "rollouts_messages"
+TRUTHS = ("ground_truth_list", "ground_truths", "ground_truth")
+"""Names that a joint call's list of ground truths goes by: eval-protocol's, reward-kit's, and the column's."""
 
 
 class RewardFunction:
@@ -150,8 +152,8 @@ class RewardFunction:
         if rollouts is None and (self.mode != "pointwise" or self._alias in self.takes):
             msg = f"reward function `{self.name}` is called with `{self.argument}`"
             raise TypeError(msg)
-        if self.mode != "pointwise" and "ground_truth" in self.takes and "ground_truth_list" in kwargs:
-            kwargs.setdefault("ground_truth", kwargs["ground_truth_list"])
+        if self.mode != "pointwise" and (named := [name for name in TRUTHS if name in kwargs]):
+            kwargs |= {name: kwargs[named[0]] for name in TRUTHS if name in self.takes and name not in kwargs}
         if not self.takes_all:
             kwargs = {key: value for key, value in kwargs.items() if key in self.takes}
         elif self.fixed:

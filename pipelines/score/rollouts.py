@@ -16,7 +16,7 @@ from lake import ids
 from lake.errors import LakeAccessError, UsageError
 from lake.read.episodes import rows_of
 from lake.read.snapshot import Snapshot
-from pipelines.score.reward_function import KNOWN_ANSWERS, Mode
+from pipelines.score.reward_function import KNOWN_ANSWERS, TRUTHS, Mode
 
 _IDS = ("episode_id", "group_id")
 _PLAIN = (
@@ -164,8 +164,7 @@ def given_arguments(mode: Mode) -> frozenset[str]:
     """Names that a call of this mode fills from the lake."""
     if mode == "pointwise":
         return frozenset(ARGUMENTS)
-    # A joint call's truths answer to both names.
-    return frozenset(RENAMED.get(name, name) for name in ARGUMENTS) | {"ground_truth"}
+    return frozenset(RENAMED.get(name, name) for name in ARGUMENTS) | frozenset(TRUTHS)
 
 
 def check_arguments(
@@ -193,8 +192,9 @@ def check_arguments(
         Sentences for the user: arguments that go to `**kwargs`.
 
     Raises:
-        UsageError: a parameter that nothing fills, a function that takes nothing of a rollout, or an argument that the
-            function does not take or the lake gives.
+        UsageError: a parameter that nothing fills, also one with a default whose name is nearly one that a rollout
+            gives; a function that takes nothing of a rollout; an argument that the function does not take or the lake
+            gives.
     """
     given = given_arguments(mode)
     if taken := sorted(arguments.keys() & (given | {KNOWN_ANSWERS})):
@@ -215,6 +215,14 @@ def check_arguments(
             f"{_names_of(mode)}. For a value of yours add {flags}"
         )
         raise UsageError(msg)
+    for each in sorted(set(parameters) - given - arguments.keys()):
+        if (near := _near(each, given - set(parameters))) is not None:
+            count = "each rollout" if mode != "pointwise" else "its rollout"
+            msg = (
+                f"`{name}` takes `{each}`, which a {mode} call does not fill: it would silently have its default. The "
+                f"value of {count} is in `{near}`; rename the parameter, or set a value of yours with --arg {each}=..."
+            )
+            raise UsageError(msg)
     if not takes_all and given.isdisjoint(parameters):
         msg = (
             f"`{name}` takes nothing of a rollout: name what it judges by as parameters. A rollout gives "
@@ -226,6 +234,12 @@ def check_arguments(
         f"its own; its own arguments: {own}"
         for each in unknown
     ]
+
+
+def _near(parameter: str, given: Collection[str]) -> str | None:
+    """The name that a rollout gives, which a parameter of another spelling most likely means; None if there is none."""
+    alike = (RENAMED.get(parameter), parameter.removesuffix("s"), parameter.removesuffix("_list"))
+    return next((name for name in alike if name in given), None)
 
 
 def _names_of(mode: Mode) -> str:

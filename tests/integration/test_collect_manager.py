@@ -7,10 +7,11 @@ import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import Any
 import pytest
 
 import lake
+from lake import ids
 from lake.care.claims import Claim
 from lake.errors import LakeAccessError, UsageError
+from lake.judgements.credit import find_credit, outdated
 from lake.live.frames import Begin
-from lake.records import EpisodeRecord
+from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect import tasks
 from pipelines.collect.engines import EngineBusyError, EngineGoneError
 from pipelines.collect.environments import Outcome, Task
@@ -38,6 +41,8 @@ from pipelines.collect.players import StartError
 from pipelines.collect.policies import Decision, Message, PolicyCard
 from pipelines.collect.policies.lockstep import LockStepSpeaker
 from pipelines.collect.rollouts import GroupConfig, collect_groups
+from pipelines.credit.estimators import estimator_class
+from pipelines.credit.job import CreditReport, run_credit
 from testkit.copies import empty_lake
 from testkit.disks import disk
 from testkit.processes import environment
@@ -699,6 +704,82 @@ def test_the_best_of_each_group_are_a_selection_and_nothing_is_deleted(tmp_path:
         "count(*) FILTER (WHERE kept) AS n FROM selections JOIN episodes AS e USING (episode_id) GROUP BY 1"
     )
     assert kept.select("are_best", "n").rows() == [(True, 2)] * 2
+
+
+class Draws(Countdown):
+    """Two steps; the second is rewarded with the number that the speaker drew."""
+
+    async def reset(self, task: Task) -> Outcome:
+        begun = await super().reset(task)
+        self._left = 2
+        return begun
+
+    async def step(self, action: Message) -> Outcome:
+        self._left -= 1
+        drawn = 0.0 if self._left else float(str(action["content"]))
+        return Outcome(messages=[], reward=drawn, terminated=not self._left)
+
+
+def credited(lk: lake.Lake, **options: Any) -> tuple[CreditReport, dict[int, float]]:
+    """A credit job of leave-one-out baselines, and its advantages by episode."""
+    report = run_credit(lk, estimator_class("rloo")(), **options)
+    found = lk.sql(
+        f"SELECT DISTINCT episode_id, advantage FROM {find_credit(lk.snapshot(), ids.to_text(report.job_id)).rows}"
+    )
+    return report, dict(found.iter_rows())
+
+
+def left_one_out(groups: Iterable[dict[int, float]]) -> dict[int, float]:
+    """Each return minus the mean of the others of its group, by the definition."""
+    return {
+        episode: value - statistics.fmean(other for key, other in group.items() if key != episode)
+        for group in groups
+        for episode, value in group.items()
+    }
+
+
+@pytest.mark.parametrize("keep", ["best", "first", "all"])
+def test_credit_compares_the_siblings_that_a_collection_kept_or_all_of_them(tmp_path: Path, keep: str) -> None:
+    """Neither is taken for a run that was ingested twice, and what was left out is not said to be missing."""
+
+    async def the_last_two_of_each_group_wait(number: int, turn: int) -> None:
+        if keep == "first" and turn and number % 5 in (3, 4):
+            await asyncio.Event().wait()
+
+    run(tmp_path, Draws, Speaks(the_last_two_of_each_group_wait), group_size=3, oversample=2, keep=keep)
+    lk = lake.open(tmp_path / "lake")
+    returns: dict[int, dict[int, float]] = {}
+    for group, episode, value in lk.sql("SELECT group_id, episode_id, env_return FROM episodes").iter_rows():
+        returns.setdefault(group, {})[episode] = value
+    assert [len(group) for group in returns.values()] == [5, 5]
+    scored = [{key: value for key, value in group.items() if value is not None} for group in returns.values()]
+    best = [dict(sorted(group.items(), key=lambda item: -item[1])[:3]) for group in scored]
+    kept, advantages = credited(lk)
+    assert advantages == pytest.approx(left_one_out(scored if keep == "all" else best))
+    assert kept.findings == ()
+    assert outdated(lk.snapshot(), find_credit(lk.snapshot(), ids.to_text(kept.series_id))) is None
+    assert run_credit(lk, estimator_class("rloo")()).skipped
+    whole, advantages = credited(lk, siblings="all")
+    assert {key: value for key, value in advantages.items() if value is not None} == pytest.approx(left_one_out(scored))
+    assert whole.findings == ()
+    assert len(advantages) == 10
+    assert whole.series_id != kept.series_id
+    assert find_credit(lk.snapshot(), ids.to_text(whole.series_id)).title.count("siblings all") == 1
+
+
+def test_a_group_of_more_episodes_than_were_played_is_oversized_whatever_was_left_out(tmp_path: Path) -> None:
+    run(tmp_path, Draws, group_size=3, oversample=2, keep="best")
+    lk = lake.open(tmp_path / "lake")
+    first = lk.sql("SELECT source_format, run_id, collection_round, task_id, seed FROM episodes LIMIT 1").row(
+        0, named=True
+    )
+    step = StepRecord(state=None, action="0.5", reward=0.5)
+    again = [EpisodeRecord(**first, rollout_index=n, steps=[step], env_return=0.5) for n in (7, 8, 9)]
+    lk.append(again, run_id="r")
+    assert max(lk.sql("SELECT count(*) FROM episodes GROUP BY group_id").to_series()) == 8
+    for siblings in ("kept", "all"):
+        report, _ = credited(lk, siblings=siblings)
+        assert [finding.partition(":")[0] for finding in report.findings] == ["oversized"]
 
 
 def test_only_where_asked_something_is_not_recorded(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ EPISODES = {
     "policy": pl.String,
     "policy_version": pl.Int64,
     "expected_group_size": pl.Int32,
+    "spare": pl.Int64,
     "num_steps": pl.Int32,
     "initial_messages": pl.String,
 }
@@ -58,6 +59,7 @@ def groups(draw: st.DrawFn, **options: Any) -> tuple[list[Row], list[Row]]:
             "policy": draw(st.sampled_from(["p", "p", "q", None])),
             "policy_version": draw(st.sampled_from([1, 1, 2, None])),
             "expected_group_size": draw(st.sampled_from([None, 1, 2, 3])),
+            "spare": draw(st.sampled_from([None, 0, 1])),
             "num_steps": draw(st.sampled_from([None, sum(r["episode_id"] == row["episode_id"] for r in rows), 2])),
             "initial_messages": draw(st.sampled_from(["hello", "hello", "bye", None])),
         }

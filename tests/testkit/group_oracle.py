@@ -42,7 +42,7 @@ def findings(episodes: Sequence[Row], steps: Sequence[Row]) -> dict[int, str]:
             "broken_steps": any(is_broken(row) for row in rows),
             "incomplete": bool(sizes) and len(rows) < max(sizes),
             "mixed_policies": several([r["policy"] for r in rows]) or several([r["policy_version"] for r in rows]),
-            "oversized": bool(sizes) and len(rows) > max(sizes),
+            "oversized": bool(sizes) and len(rows) > max(sizes) + max(row["spare"] or 0 for row in rows),
             "several_starts": several([r["initial_messages"] for r in rows]) or several([first_state(r) for r in rows]),
             "several_tasks": several([row["task_id"] for row in rows]),
             "singleton": sum(row["episode_score"] is not None for row in rows) < 2,

@@ -170,6 +170,13 @@ def test_a_completion_of_text_is_one_too(tmp_path: Path) -> None:
     assert (step.tokens.context_ids, step.tokens.action_logprobs) == ([1], [-1.0])
 
 
+def test_a_request_without_settings_does_not_have_those_of_another(tmp_path: Path) -> None:
+    bare = json.loads(json.dumps(SECOND))
+    bare["data"]["request"].pop("temperature")
+    record = only(tmp_path, archive(FIRST, bare))
+    assert [step.tokens and step.tokens.temperature for step in record.steps] == [0.5, None]
+
+
 def test_requests_that_failed_are_no_decisions(tmp_path: Path) -> None:
     failed = request([ASK], {"error": {"message": "overloaded"}}, http_status=500, status="error")
     record = only(tmp_path, archive(failed, FIRST, REWARD))

@@ -118,6 +118,7 @@ def test_items_for_training_carry_exact_tokens_and_end_their_call(tmp_path: Path
         ([1, 2], [3, 4], [-0.5, -0.25], None),
         ([5], [6], [-1.0], 0),
     ]
+    assert [t.temperature for t in tokens] == [0.5, 0.5], "of the request"
     twice = one(tmp_path / "f.jsonl", row(first, SAY))
     assert [bool(step.tokens) for step in twice.steps] == [True, False], "the second call comes right behind the first"
 

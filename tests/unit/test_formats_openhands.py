@@ -276,7 +276,12 @@ def test_exact_tokens_belong_to_the_call_before(tmp_path: Path) -> None:
     events = session()
     events.insert(6, kind("TokenEvent", 30, "agent", prompt_token_ids=[1, 2], response_token_ids=[3]))
     events.insert(8, kind("TokenEvent", 31, "agent", prompt_token_ids=[1, 2, 3, 4], response_token_ids=[5]))
-    tokens = [step.tokens for step in record(tmp_path / "f", events, lines=True).steps if step.tokens]
+    told = {"agent": {"llm": {"model": "m", "temperature": 0.5, "top_p": None}}}
+    events.append(kind("ConversationStateUpdateEvent", 32, key="full_state", value=told))
+    found = record(tmp_path / "f", events, lines=True)
+    assert found.sampling == {"temperature": 0.5}
+    tokens = [step.tokens for step in found.steps if step.tokens]
+    assert [t.temperature for t in tokens] == [0.5, 0.5]
     assert [(t.context_ids, t.action_ids, t.prefix_step_index) for t in tokens] == [
         ([1, 2], [3], UNSET),
         ([4], [5], UNSET),

@@ -24,6 +24,7 @@ from lake.records import (
     printable,
     retyped,
     shown,
+    tell_sampling,
 )
 
 TOKENS = {"context_ids": [1, 2], "action_ids": [3, 4]}
@@ -273,6 +274,36 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
 )
 def test_what_is_unusual_but_meaningful_passes(path: str, value: Any) -> None:
     assert check(decode(changed(path, value))) is None
+
+
+SAMPLED = {"temperature": 0.5, "top_k": -1, "top_p": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("step", "sampling", "known"),
+    [
+        ({}, SAMPLED, (0.5, 0.25, 0)),
+        ({}, {"extra_body": SAMPLED, "top_p": 0.75}, (0.5, 0.75, 0)),
+        ({}, None, (None, None, None)),
+        ({}, {"temperature": "0.5", "top_k": 2.5, "top_p": float("inf")}, (None, None, None)),
+        ({"tokens": {"temperature": 1.0}}, SAMPLED, (1.0, 0.25, 0)),
+        ({"extra": {"sampling": {"temperature": 0.125}}}, SAMPLED, (0.125, None, None)),
+        ({"extra": {"request": {"temperature": 0.125}}}, SAMPLED, (0.125, None, None)),
+        ({"extra": {"sampling": {}}}, SAMPLED, (None, None, None)),
+        ({"extra": {"sampling": "hot"}}, SAMPLED, (0.5, 0.25, 0)),
+    ],
+)
+def test_tokens_are_told_how_they_were_sampled_by_their_step_else_their_episode(
+    step: dict[str, Any], sampling: Any, known: tuple[float | None, ...]
+) -> None:
+    tokens = TOKENS | step.get("tokens", {})
+    record = msgspec.convert(EPISODE | {"steps": [STEP, STEP | step | {"tokens": tokens}]}, EpisodeRecord)
+    record.sampling = sampling
+    tell_sampling(record)
+    sampled = record.steps[1].tokens
+    assert record.steps[0].tokens is None
+    assert sampled is not None
+    assert (sampled.temperature, sampled.top_p, sampled.top_k) == known
 
 
 def test_the_first_step_extends_nothing() -> None:

@@ -18,7 +18,7 @@ from lake.formats.chat.chat_completions import LOGPROBS_LEFT_OUT
 from lake.formats.chat.tokens import Lineage
 from lake.live.calls.clients import api_of, body_of
 from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from lake.records import StepRecord, TokensRecord
+from lake.records import StepRecord, TokensRecord, tell_sampling
 from testkit.spooled import Spooled, spooled
 
 
@@ -236,6 +236,23 @@ def test_an_answer_says_the_action_the_model_and_what_was_used(into: Spooled, an
             logprobs_mode="raw",
             engine="vllm 1",
         )
+
+
+@pytest.mark.parametrize(
+    ("said", "temperatures"),
+    [({}, [0.5, None]), ({"sampling": {"temperature": 0.25}}, [0.5, 0.25])],
+    ids=["calls", "episode"],
+)
+def test_a_call_without_settings_has_the_temperature_of_its_episode_not_of_another_call(
+    into: Spooled, said: dict[str, Any], temperatures: list[float | None]
+) -> None:
+    with into.episode(**said) as episode:
+        for number, settings in enumerate([{"temperature": 0.5}, {}]):
+            with episode.step(request={"model": "m", "messages": [user(f"hi {number}")], **settings}) as step:
+                step.answer(ANSWER)
+    record = into.records()[-1]
+    tell_sampling(record)
+    assert [step.tokens and step.tokens.temperature for step in record.steps] == temperatures
 
 
 @pytest.mark.parametrize(

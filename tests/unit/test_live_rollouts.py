@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 import lake
+from lake.errors import UsageError
 from lake.live.recorder import Recorder
 from lake.live.rollouts import RolloutHook
+from lake.read.show import find_named
 from testkit.copies import empty_lake
 from testkit.eval_protocol_files import CALL, CHAT, END, MOVED, SYSTEM, USER, row, status
 from testkit.round_trips import assert_same, records
@@ -233,6 +235,59 @@ def test_what_a_worker_yields_is_an_episode(tmp_path: Path) -> None:
     assert (last.action, last.state) == (END["content"], "You are there.")
     assert record.initial_messages == [SYSTEM, USER]
     assert second.context == [{key: value for key, value in MOVED.items() if value is not None}]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"completion_params": {"model": "m", "temperature": 0.7, "top_p": 0.9}},
+        {"input_metadata": {"completion_params": {"temperature": 0.7, "extra_body": {"top_p": 0.9}}}},
+        {"execution_metadata": {"temperature": 0.7, "top_p": 0.9}},
+        {"execution_metadata": {"extra": {"sampling_params": {"temperature": 0.7, "top_p": 0.9}}}},
+        {"logprobs": {"temperature": 0.7, "top_p": 0.9}},
+        {"step_info": {"completion_params": {"temperature": 0.7, "top_p": 0.9}}},
+        {"logprobs": {"temperature": 0.7}, "completion_params": {"temperature": 0.2, "top_p": 0.9}},
+    ],
+    ids=lambda where: "-".join(where),
+)
+def test_tokens_have_the_temperature_wherever_a_worker_says_it(tmp_path: Path, where: dict[str, Any]) -> None:
+    row = dict(where)
+    logprobs = STEPS[0]["policy_logprobs"] | row.pop("logprobs", {})
+    steps = [step(0, policy_logprobs=logprobs, step_info=row.pop("step_info", {})), *STEPS[1:]]
+    with recording(tmp_path) as recorder:
+        RolloutHook(recorder).episode(steps, CHAT, task="row-a", rollout_id="w-1", **row)
+        assert recorder.stats().troubles == 0
+    (record,) = records(lake.open(tmp_path / "lake")).values()
+    tokens = record.steps[0].tokens
+    assert tokens is not None
+    assert (tokens.temperature, tokens.top_p, tokens.top_k) == (pytest.approx(0.7), pytest.approx(0.9), None)
+
+
+def test_a_temperature_that_nobody_says_stays_unknown(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        RolloutHook(recorder).episode(STEPS, CHAT, task="row-a", completion_params={"model": "m", "temperature": None})
+    (record,) = records(lake.open(tmp_path / "lake")).values()
+    assert record.steps[0].tokens is not None
+    assert record.steps[0].tokens.temperature is None
+
+
+def test_rollouts_are_shown_by_their_place_or_their_own_number(tmp_path: Path) -> None:
+    with recording(tmp_path) as recorder:
+        hook = RolloutHook(recorder)
+        named = [hook.episode(STEPS, CHAT, task="row-a", rollout_id=f"w-{number}") for number in range(3)]
+        counted = [hook.episode(STEPS, CHAT, task="row-b", rollout_index=number) for number in (0, 2)]
+    snapshot = lake.open(tmp_path / "lake").snapshot()
+
+    def at(task: str, rollout: int) -> str:
+        return lake.ids.to_text(find_named(snapshot, task=task, rollout=rollout, run=None))
+
+    numbers = dict(snapshot.sql("SELECT id_text(episode_id), rollout_index FROM episodes").iter_rows())
+    assert {at("row-a", place) for place in range(3)} == set(named)
+    assert [at("row-a", place) for place in range(3)] == [at("row-a", numbers[at("row-a", p)]) for p in range(3)]
+    assert [at("row-b", 0), at("row-b", 2)] == counted
+    for task, rollout in (("row-a", 3), ("row-b", 1)):
+        with pytest.raises(UsageError):
+            at(task, rollout)
 
 
 def test_a_workers_episode_is_the_row_that_says_it(tmp_path: Path) -> None:

@@ -307,6 +307,17 @@ def test_a_file_that_cannot_be_written_disturbs_nothing_and_is_told(
     assert ["names of ended rollouts" in record.message for record in caplog.records] == [True]
 
 
+def test_the_file_of_ends_names_no_task(tmp_path: Path) -> None:
+    """It outlives what `forget` erases; the same end once more is answered as it was, before and after a restart."""
+    recording, named = recording_in(tmp_path), Address(task="private words", rollout=1)
+    call(recording, named)
+    reply = recording.book.end(named, Ending(reward=1.0), START)
+    assert reply["task_id"] == named.task
+    recording.book.ends.save()
+    assert b"private" not in (tmp_path / FILE).read_bytes()
+    assert recording_in(tmp_path).book.end(named, Ending(reward=1.0), START) == reply
+
+
 def test_a_disk_that_was_full_for_a_while_loses_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the part of a line that it took spoil the next one."""
     file, write = tmp_path / FILE, ends_module._put

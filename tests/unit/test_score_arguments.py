@@ -67,7 +67,37 @@ def test_the_names_that_a_call_fills_are_those_of_the_call(mode: Mode) -> None:
     rollout = Rollout(1, 1, "r", (), (), dict.fromkeys(ARGUMENTS))
     call = one_call(rollout, {}) if mode == "pointwise" else joint_call([rollout], {})
     assert given_arguments(mode) >= call.keys()
-    assert given_arguments(mode) - call.keys() == (set() if mode == "pointwise" else {"ground_truth"})
+    assert given_arguments(mode) - call.keys() == (set() if mode == "pointwise" else {"ground_truth", "ground_truths"})
+
+
+@pytest.mark.parametrize("name", ["ground_truth_list", "ground_truths", "ground_truth"])
+def test_a_joint_call_hands_over_the_truths_by_each_of_their_names(name: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"def judge(rollouts_messages, {name}=None): return {name}", namespace)
+    function = reward_function(namespace["judge"])
+    assert check(function) == []
+    rollouts = [Rollout(n, 1, "r", (), (), {"messages": [], "ground_truth": n}) for n in (1, 2)]
+    assert [result.score for result in function(**joint_call(rollouts, {}))] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "near"),
+    [
+        ("batch", "env_returns", "env_return"),
+        ("group", "task_id_list", "task_id"),
+        ("group", "messages", "rollouts_messages"),
+        ("pointwise", "ground_truths", "ground_truth"),
+        ("pointwise", "ground_truth_list", "ground_truth"),
+    ],
+)
+def test_a_default_that_a_near_name_would_leave_in_silence_is_refused(mode: Mode, name: str, near: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"def judge(status, {name}=None, **kwargs): return 1.0", namespace)
+    function = reward_function(mode=mode)(namespace["judge"])
+    with pytest.raises(UsageError) as refused:
+        check(function)
+    assert {f"`{name}`", f"`{near}`"} <= set(refused.value.args[0].replace(";", " ").replace(",", " ").split())
+    assert check(function, **{name: 1}) == [], "a value of the user's"
 
 
 def test_what_a_call_has_to_fill() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, number, whole
+from lake.formats.base.fields import Scores, number
 from lake.formats.base.rows import rest
 from lake.formats.base.secrets import without_secrets
 from lake.formats.chat.calls import Calls
 from lake.formats.chat.chat_completions import Completion, completion
 from lake.formats.chat.messages import checked, decision
 from lake.formats.chat.tokens import Lineage
-from lake.records import EpisodeRecord, Index
+from lake.records import EpisodeRecord, Index, sampling_of
 
 _NO_SETTING = ("messages", "prompt", "model", "tools", "stream", "return_token_ids", "logprobs", "stream_options")
 _KEPT = ("http_status", "retry_count", "adjusted_params", "routed_experts")
@@ -131,10 +131,7 @@ class Attempt:
                 answer.action_ids,
                 answer.logprobs,
                 policy_version=data.version,
-                temperature=number(request.get("temperature")),
-                top_p=number(request.get("top_p")),
-                top_k=whole(request.get("top_k")),
-                min_p=number(request.get("min_p")),
+                **sampling_of(request),
             )
         tools = request.get("tools")
         if index == 0:
@@ -145,10 +142,11 @@ class Attempt:
             **{name: event.data[name] for name in _KEPT if event.data.get(name)},
             "timestamp": event.timestamp,
             "server": rest(data.server or {}, "model", "version"),
-            "sampling": settings if settings != self.sampling else None,
             "tools": tools if tools != self.tools else None,
         }
-        step.extra = {key: item for key, item in without_secrets(extra).items() if item not in (None, {}, [])} or None
+        kept = {key: item for key, item in without_secrets(extra).items() if item not in (None, {}, [])}
+        # Of a call without settings, too: else those of the episode would hold for it.
+        step.extra = (kept if settings == self.sampling else kept | {"sampling": settings or {}}) or None
 
 
 def _filled(message: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import msgspec
 
 from lake.formats.agent_lightning import calls as told
 from lake.formats.agent_lightning.calls import Recorded
-from lake.formats.base.fields import moment, number, whole
+from lake.formats.base.fields import moment, number
 from lake.formats.base.format import Format, its_folder
 from lake.formats.base.json_array import Element
 from lake.formats.base.look import Look, look
@@ -37,7 +37,7 @@ from lake.formats.chat.messages import tool_call
 from lake.formats.chat.tokens import Lineage
 from lake.formats.tracing.episodes import episodes
 from lake.formats.tracing.tree import Call, Score, Span, Trace, traces
-from lake.records import EpisodeRecord, Reject
+from lake.records import EpisodeRecord, Reject, sampling_of
 
 NAME = "agent_lightning_spans"
 _OWN = frozenset(("rollout_id", "attempt_id", "trace_id", "span_id", "parent_id", "name", "attributes", "status"))
@@ -264,15 +264,12 @@ class _Attempt:
             step.started_at = moment(start)
             step.latency = end - start if start and end and end >= start else None
             if (tokens := self.calls[at].tokens) is not None:
-                sampling = self.calls[at].call.sampling
                 step.tokens = lineage.add(
                     index,
                     tokens.prompt,
                     tokens.action,
                     tokens.logprobs,
-                    temperature=number(sampling.get("temperature")),
-                    top_p=number(sampling.get("top_p")),
-                    top_k=whole(sampling.get("top_k")),
+                    **sampling_of(self.calls[at].call.sampling),
                 )
                 step.trainable = True
         times: list[datetime] = []

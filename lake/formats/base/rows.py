@@ -22,7 +22,7 @@ from lake.formats.base.lines import LINE_LIMIT, is_cut, read_lines, reject
 from lake.formats.base.look import look_or_other
 from lake.formats.base.source import Input, Source
 from lake.formats.base.unseen import marked
-from lake.records import EpisodeRecord, Reject, StepRecord, check, excerpt, identify
+from lake.records import EpisodeRecord, Reject, StepRecord, check, excerpt, identify, tell_sampling
 
 Item = tuple[int, EpisodeRecord] | Reject
 """A record with its position in the file, or why there is none."""
@@ -87,6 +87,7 @@ def _finished(record: EpisodeRecord, name: str, *, is_plain: bool) -> str | None
         record.steps = [StepRecord(state=None, action="", trainable=False)]
     if not record.steps:
         return "it holds no decision of an agent, and no outcome: there is nothing to learn from it"
+    tell_sampling(record)
     problem = check(record, is_plain=is_plain)
     if problem is None:
         spell(record)

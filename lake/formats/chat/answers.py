@@ -4,7 +4,7 @@ from typing import Any
 
 from lake.formats.base.fields import moment, whole
 from lake.formats.base.rows import ShapeError, rest
-from lake.formats.chat.chat_completions import completion
+from lake.formats.chat.chat_completions import completion, settle_logprobs
 from lake.formats.chat.messages import Message, checked
 from lake.formats.chat.tokens import Lineage
 from lake.formats.tracing.shapes import messages_of, split
@@ -32,8 +32,8 @@ def tell(step: StepRecord, answer: Any, lineage: Lineage, index: int) -> Any:
             step.started_at = time
             del left[key]
     if found.prompt_ids and found.action_ids:
-        logprobs = [min(value, 0.0) for value in found.logprobs] if found.logprobs else None
-        step.tokens = lineage.add(index, found.prompt_ids, found.action_ids, logprobs)
+        settle_logprobs(found)
+        step.tokens = lineage.add(index, found.prompt_ids, found.action_ids, found.logprobs)
     message = found.message or {}
     reasoning = message.get("reasoning_content")
     if step.reasoning is None and isinstance(reasoning, str):

@@ -11,7 +11,9 @@ import msgspec
 from lake.formats.base.fields import whole
 from lake.formats.base.rows import ShapeError, rest
 from lake.formats.chat.messages import Message
-from lake.records import Index
+from lake.records import Index, logprob_fault
+
+_PACK, _UNPACK = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -120,6 +122,22 @@ def logprobs_of(logprobs: Any, count: int) -> list[float] | None:
     return numbers if len(numbers) == len(values) == count else None
 
 
+LOGPROBS_LEFT_OUT = "logprobs_left_out"
+"""In `extra` of a step: why the log-probabilities that its engine told are not stored."""
+
+
+def settle_logprobs(answer: Completion) -> None:
+    """Take out log-probabilities of an answer that are none, and say why in its `extra`; what engines round becomes 0.
+
+    A loss with ratios refuses such tokens; any number in place of a wrong one would be taken for what was sampled.
+    """
+    if answer.logprobs is None:
+        return
+    if (fault := logprob_fault(answer.logprobs)) is not None:
+        answer.extra[LOGPROBS_LEFT_OUT] = f"the engine tells log-probability {fault}"
+    answer.logprobs = None if fault else [min(value, 0.0) for value in answer.logprobs]
+
+
 class _Chunk(msgspec.Struct):
     choices: list[dict[str, Any]] | None = None
     usage: dict[str, Any] | None = None
@@ -170,8 +188,10 @@ class _StreamedChoice:
         self._texts: dict[str, list[str]] = {}
         self._said: dict[str, Any] = {}
         """What the message says besides texts and calls."""
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._logprobs: dict[str, list[Any]] = {}
+        self._calls: dict[int, tuple[dict[str, Any], dict[str, list[str]]]] = {}
+        """What each says of itself, and the texts of its function."""
+        self._logprobs: dict[str, list[bytes]] = {}
+        """Lists of them as JSON: millions of small objects would keep the collector of garbage busy."""
 
     def add(self, piece: _Piece, given: dict[str, Any]) -> None:
         """What one chunk says of it. Raises msgspec.ValidationError."""
@@ -180,7 +200,7 @@ class _StreamedChoice:
         if isinstance(piece.logprobs, dict):
             for key in ("content", "token_logprobs"):
                 if isinstance(values := piece.logprobs.get(key), list):
-                    self._logprobs.setdefault(key, []).extend(values)
+                    self._logprobs.setdefault(key, []).append(_PACK(values))
         if piece.text is not None:
             self._texts.setdefault("text", []).append(piece.text)
         for key, value in (piece.delta or {}).items():
@@ -195,21 +215,25 @@ class _StreamedChoice:
     def _add_call(self, delta: dict[str, Any]) -> None:
         given = delta.get("index")
         index = given if isinstance(given, int) else len(self._calls)
-        call = self._calls.setdefault(index, {"function": {"name": "", "arguments": ""}})
-        call |= rest(delta, "index", "function") or {}
+        about, texts = self._calls.setdefault(index, ({}, {"name": [], "arguments": []}))
+        about |= rest(delta, "index", "function") or {}
         for key, value in msgspec.convert(delta.get("function") or {}, dict[str, str | None]).items():
-            call["function"][key] = call["function"].get(key, "") + (value or "")
+            texts.setdefault(key, []).append(value or "")
 
     def whole(self) -> dict[str, Any]:
         """As if it had come whole."""
         message = {key: "".join(parts) for key, parts in self._texts.items() if key != "text"} | self._said
         if self._calls:
-            message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
+            message["tool_calls"] = [
+                {"function": {key: "".join(parts) for key, parts in texts.items()}} | about
+                for _, (about, texts) in sorted(self._calls.items())
+            ]
         choice = {**self._about, "token_ids": self._token_ids, "message": message or None}
         if "text" in self._texts and not message:
             choice["text"] = "".join(self._texts["text"])
         if self._logprobs:
-            choice["logprobs"] = self._logprobs
+            lists = {key: [_UNPACK(part) for part in parts] for key, parts in self._logprobs.items()}
+            choice["logprobs"] = {key: [value for part in parts for value in part] for key, parts in lists.items()}
         return choice
 
 

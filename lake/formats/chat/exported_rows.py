@@ -2,7 +2,8 @@
 
 Any row of `lake.export` that says all of `NAMES` is of an episode that came from another format. Its return is a column
 of the format, its scores are columns of their names; those whose names or values no column can have are in `SCORES`, an
-object (in a table, JSON text of one). What the format itself takes for a score is then the return alone.
+object (in a table, JSON text of one). What the format itself takes for a score is the score that the export counted:
+the return, unless `REWARD_OF` names a scorer.
 """
 
 from typing import Any
@@ -18,6 +19,9 @@ CALLED = (*NAMES, *_FURTHER)
 """Columns that tell episodes apart; of the further ones a row has those that say anything."""
 _PLAIN = EpisodeRecord(task_id="", steps=[])
 SCORES = "scores"
+REWARD_OF, ENV_RETURN = "reward_of", "env_return"
+OUTCOME = (REWARD_OF, ENV_RETURN)
+"""Columns of a row whose reward is a scorer's: which one's, and the return."""
 
 
 def names_its_episode(row: dict[str, Any]) -> bool:
@@ -42,6 +46,17 @@ def tell_its_name(record: EpisodeRecord, row: dict[str, Any]) -> None:
     if type(seed := row.get("seed")) is int:
         record.seed = seed
     record.agent_id = as_text(row.get("agent_id"))
+
+
+def return_of(row: dict[str, Any], column: str) -> Any:
+    """Read the return that a row of ours tells: its column of the score, unless that is a scorer's."""
+    return row.get(column if row.get(REWARD_OF) is None else ENV_RETURN)
+
+
+def outcome_columns(row: dict[str, Any]) -> list[str]:
+    """List the keys of `OUTCOME` that an export added; without `REWARD_OF` what is there is the source's own."""
+    is_of_scorer = row.get(REWARD_OF) is not None
+    return [key for key in OUTCOME if is_of_scorer or row.get(key) is None]
 
 
 def take_scores(row: dict[str, Any], scores: Scores) -> None:

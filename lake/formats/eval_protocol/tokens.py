@@ -6,6 +6,10 @@ tracing gateway, {logprobs: {data}, prompt_token_ids: {data}}, are base64 of zst
 little endian (magic, version, flags, 2 reserved, number of tokens, bytes of the body, 8 reserved), and the body: `LP01`
 has an int32 id (-1 if it is missing) and a float32 log-probability for each token of the completion, `PTI1` an int32 id
 for each token of the prompt. Newer prompts are a JSON list instead.
+
+How tokens were sampled is said by the turn's payload or its `step_info`, else by the `extra` of `execution_metadata`,
+by that, or by the row: `temperature`, `top_p`, ... themselves, or in an object of one of the names `_SETTINGS`. Where
+none says it, `completion_params` do, as for every format (`lake.records.tell_sampling`). It stays where it stood, too.
 """
 
 import base64
@@ -19,7 +23,7 @@ import msgspec
 from lake.formats.base.fields import as_object, number, whole
 from lake.formats.base.rows import rest
 from lake.formats.chat.tokens import Lineage
-from lake.records import StepRecord, TokensRecord
+from lake.records import StepRecord, TokensRecord, sampling_of
 
 _HEADER = struct.Struct("<4sBBHIIQ")
 _LARGEST = 1 << 28
@@ -30,6 +34,8 @@ _OF_ONE = ("prompt_ids", "completion_ids", "completion_logprobs")
 _ABOUT = ("logprobs_metadata", "prompt_token_ids_metadata", "assistant_turn_index")
 """Repeats what the lists show."""
 _KINDS = ("prompt_token_ids", "logprobs")
+_SETTINGS = ("completion_params", "sampling_params", "sampling")
+"""Names of objects that hold the settings of a request."""
 
 
 def add_tokens(steps: Sequence[StepRecord], row: dict[str, Any], execution: dict[str, Any]) -> None:
@@ -49,6 +55,8 @@ def add_tokens(steps: Sequence[StepRecord], row: dict[str, Any], execution: dict
             holders += [(extra, _OF_ONE), (raw, _IDS)]
         for holder, keys in holders:
             _use(holder, keys, step, index, lineage)
+        if step.tokens is not None:
+            _tell_sampling(step.tokens, turn, as_object(turn.get("step_info")), extra, execution, row)
         for holder in (said, *((row, extra) if index == len(steps) - 1 else ())):
             _forget(holder, step.tokens)
         if left := rest(turn, "assistant_turn_index"):
@@ -85,6 +93,15 @@ def _use(holder: dict[str, Any], keys: Sequence[str], step: StepRecord, index: i
     if logprobs in (None, tokens.action_logprobs):
         for key in (*keys, *_ABOUT):
             holder.pop(key, None)
+
+
+def _tell_sampling(tokens: TokensRecord, *holders: dict[str, Any]) -> None:
+    """Write to tokens how they were sampled, as the first of the holders says that says it."""
+    for holder in holders:
+        for settings in (holder, *(as_object(holder.get(name)) for name in _SETTINGS)):
+            for name, value in sampling_of(settings).items():
+                if value is not None and getattr(tokens, name) is None:
+                    setattr(tokens, name, value)
 
 
 def _forget(holder: dict[str, Any], tokens: TokensRecord | None) -> None:

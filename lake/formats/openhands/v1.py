@@ -86,6 +86,8 @@ class _Event(msgspec.Struct):
     log_data: str | None = None
     key: str | None = None
     value: Any = None
+_SETTINGS = ("temperature", "top_p", "top_k", "max_output_tokens", "seed")
+"""How the agent's model was asked, of what the state says of it."""
 
 
 class Events:
@@ -145,9 +147,10 @@ class Events:
                 setattr(record, field, sum(found))
         costs = [cost for usage in spent if (cost := number(usage.get("accumulated_cost"))) is not None]
         record.cost = sum(costs) if costs else record.cost
-        model = _object(_object(self._state.get("agent")).get("llm")).get("model")
-        names = [model, *(usage.get("model_name") for usage in spent)]
+        llm = _object(_object(self._state.get("agent")).get("llm"))
+        names = [llm.get("model"), *(usage.get("model_name") for usage in spent)]
         record.policy = next((name for name in names if isinstance(name, str) and name), record.policy)
+        record.sampling = record.sampling or {key: llm[key] for key in _SETTINGS if llm.get(key) is not None} or None
         if self._state:
             record.extra = {"state": without_secrets(self._state)}
         self._end(record)

@@ -16,7 +16,7 @@ from lake.formats.verifiers import graph as verifiers_graph
 from lake.formats.verifiers.annotations import LATER, STAMPED, Annotations
 from lake.formats.verifiers.graph import Branch, Node, Talk
 from lake.formats.verifiers.messages import as_object, filled, message
-from lake.records import EpisodeRecord, StepRecord
+from lake.records import EpisodeRecord, StepRecord, sampling_of
 
 NAME = "verifiers_traces"
 COUNTED = ("num_input_tokens", "num_output_tokens", "num_total_tokens")
@@ -198,9 +198,8 @@ class Reading:
             step.latency = end - start if end and end >= start else None
         if step.tokens is not None:
             step.tokens.policy_version = step.policy_version
-            step.tokens.temperature = number(sampling.get("temperature"))
-            step.tokens.top_p, step.tokens.min_p = number(sampling.get("top_p")), number(sampling.get("min_p"))
-            step.tokens.top_k = whole(sampling.get("top_k"))
+            for name, value in sampling_of(sampling).items():
+                setattr(step.tokens, name, value)
         extra["usage"] = rest(usage, "prompt_tokens", "completion_tokens", "cost")
         extra["call"] = filled(rest(call, "node", "model", "finish_reason", "usage", "time") or {})
         extra["earlier_calls"] = earlier

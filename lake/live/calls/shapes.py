@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import number, whole
+from lake.formats.base.fields import whole
 from lake.formats.base.rows import ShapeError, rest
 from lake.formats.base.secrets import without_secrets
 from lake.formats.chat.answers import of_output
@@ -17,7 +17,7 @@ from lake.formats.chat.chat_messages import chat_messages
 from lake.formats.chat.messages import Message, checked
 from lake.formats.chat.response_items import chat_tool, item_messages
 from lake.formats.tracing.shapes import split
-from lake.records import Index
+from lake.records import Index, sampling_of
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "chat/completions", "completions", "responses", "messages"
 APIS = {f"/v1/{name}": name for name in (CHAT, COMPLETIONS, RESPONSES, MESSAGES)}
@@ -78,15 +78,8 @@ class Asked(msgspec.Struct, kw_only=True):
     """A grammar or a bias changes what may be sampled, so that it is not the policy's own distribution."""
 
     def sampling(self) -> dict[str, Any]:
-        """The fields of `TokensRecord` that say how tokens were sampled; engines spell `off` as -1."""
-        said = self.settings or {}
-        top_k = said.get("top_k")
-        return {
-            "temperature": number(said.get("temperature")),
-            "top_p": number(said.get("top_p")),
-            "top_k": 0 if top_k == -1 else whole(top_k),
-            "min_p": number(said.get("min_p")),
-        }
+        """The fields of `TokensRecord` that say how tokens were sampled."""
+        return sampling_of(self.settings)
 
 
 def asked(api: str, body: dict[str, Any]) -> Asked:

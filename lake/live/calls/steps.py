@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
+from lake.formats.base.fields import prompt_task
 from lake.formats.chat.calls import step_of
-from lake.formats.chat.chat_completions import Completion
+from lake.formats.chat.chat_completions import Completion, settle_logprobs
 from lake.formats.chat.messages import Message, checked, is_assistant, text_of
 from lake.live.calls.address import Address
 from lake.live.calls.prefixes import Heads, Known, Match, Prefixes, Prompt, Run, as_bytes, instructions_of
@@ -59,6 +60,11 @@ class Call(msgspec.Struct, kw_only=True):
     defaults: dict[str, float | int] = {}
     """How the engine samples where the request does not say: fields of `TokensRecord`."""
     extra: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        """Take nothing for a log-probability that is none."""
+        if self.answer is not None:
+            settle_logprobs(self.answer)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -213,6 +219,19 @@ def span_of(call: Call, span_id: str, steps: int) -> SpanRecord:
     )
 
 
+def begun_by(call: Call, answer: Completion | None) -> dict[str, Any]:
+    """What a call says of the episode that it begins: fields of `EpisodeRecord`."""
+    asked = call.asked
+    return {
+        "task_id": call.address.task or prompt_task(asked.messages or (answer and answer.prompt_ids)),
+        "policy": (answer and answer.model) or asked.model,
+        "started_at": call.started_at,
+        "initial_messages": [] if answer else asked.messages,
+        "tools": asked.tools,
+        "sampling": asked.settings,
+    }
+
+
 def _place(match: Match | None, since: list[Message], index: int) -> dict[str, Any]:
     """What is said of where the prompt of a later step goes on."""
     if match is None:
@@ -239,6 +258,9 @@ def _settings(call: Call, record: EpisodeRecord) -> dict[str, Any]:
     asked = call.asked
     given = (("sampling", asked.settings, record.sampling), ("tools", asked.tools, record.tools))
     found: dict[str, Any] = {name: value for name, value, first in given if value != first and value is not None}
+    if asked.settings is None and record.sampling:
+        # Else those of the episode, which are those of its first call, would hold for this one.
+        found["sampling"] = {}
     return found if call.api == CHAT else found | {"api": call.api}
 
 
@@ -250,7 +272,7 @@ def tokens_of(call: Call, answer: Completion, prompt: Prompt, prefixes: Prefixes
     return TokensRecord(
         context_ids=answer.prompt_ids[match.length // _ID_BYTES if match else 0 :],
         action_ids=answer.action_ids,
-        action_logprobs=None if answer.logprobs is None else [min(value, 0.0) for value in answer.logprobs],
+        action_logprobs=answer.logprobs,
         constrained=[True] * len(answer.action_ids) if call.asked.is_constrained else None,
         prefix_step_index=match.known.step if match else None,
         logprobs_mode=call.logprobs_mode if answer.logprobs is not None else None,

@@ -204,6 +204,16 @@ class _Blocks:
         return self._message | {"content": content} if self._message or content else None
 
 
+def says_end(data: Any) -> bool:
+    """Whether an event says why an answer, or one choice of it, ended: it is whole but for what is said about it."""
+    if not isinstance(data, dict):
+        return bool(data == DONE)
+    choices = data.get("choices")
+    listed = choices if isinstance(choices, list) else []
+    is_over = any(isinstance(choice, dict) and choice.get("finish_reason") is not None for choice in listed)
+    return is_over or data.get("type") == "message_delta"
+
+
 def _refuse_error(data: dict[str, Any]) -> None:
     """Raise ShapeError for an event that says that the call failed."""
     if data.get("error") is not None and not data.get("choices"):

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import aiohttp
@@ -20,16 +20,18 @@ from aiohttp import web
 from yarl import URL
 
 from lake.errors import UsageError
+from lake.formats.base.secrets import Secrets
 from lake.live.calls.address import Address
 from lake.live.calls.shapes import APIS, NO_JSON
 from lake.live.calls.steps import Call
+from lake.live.proxy.answers import AnswerRoom
 from lake.live.proxy.book import Book
 from lake.live.proxy.connections import Gate
 from lake.live.proxy.forward import ENDED, Passage, Settings
 from lake.live.proxy.keys import NAME_LIMIT, TOKEN_HEADER, addressed
 from lake.live.proxy.replies import ClientLeftError, RefusedError, broken, refusal, send
 from lake.live.proxy.rollouts import EndedError, Ending
-from lake.live.proxy.secrets import Secrets
+from lake.live.proxy.secrets import call_without_keys
 from lake.live.proxy.traces import PATHS, acknowledged, received, refuse_misplaced
 from lake.live.proxy.upstream import Upstream, passed_on
 
@@ -55,6 +57,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of a request."""
     max_bodies: int = 512 << 20
     """Bytes of all requests at a time."""
+    max_answers: int = 512 << 20
+    """Bytes of all answers at a time."""
     body_seconds: float = 60.0
     """How long a body may take to arrive."""
 
@@ -70,6 +74,7 @@ class Proxy:
         has_room: whether there is room to record calls of so many bytes; else they are refused, unless they are to go
             on unrecorded.
         sync: brings what was recorded to the disk; whether that was possible.
+        kept: waits until what was recorded is on the disk, for calls whose answers wait for that; None: they do not.
         flush: brings what has ended to the lake; what is in the way of it.
         refuses: calls are refused while there is no room.
     """
@@ -85,14 +90,17 @@ class Proxy:
         token: str | None,
         has_room: Callable[[int], bool],
         sync: Callable[[], bool],
+        kept: Callable[[], Awaitable[bool]] | None,
         flush: Callable[[], str | None],
         refuses: bool,
     ) -> None:
         self._upstream, self._book = upstream, book
         self._settings, self._limits, self._gate, self._token = settings, limits, gate, token
         self._has_room, self._sync, self._flush_spool, self._refuses = has_room, sync, flush, refuses
+        self._kept = kept
         self._held = 0
         """Bytes of the bodies of requests that are under way."""
+        self._answers = AnswerRoom(limits.max_answers)
         self._unpacking = asyncio.Semaphore(2)
         """Spans take ten times their room once they are unpacked."""
         self._is_stopping = False
@@ -191,23 +199,24 @@ class Proxy:
             raise RefusedError(503, _NO_ROOM)
         own = self._book.own(address)
         self._book.check(own)
-        secrets = self._secrets(request)
-        if secrets.stand_in(str(address)):
-            raise RefusedError(400, "a name of the rollout is a key that the request sends, and names are recorded")
+        secrets = self._secrets(request, address)
 
-        def record(call: Call) -> None:
+        def record(call: Call) -> bool:
+            is_taken = False
             try:
-                self._book.add(secrets.hidden(call))
+                is_taken = self._book.add(call_without_keys(call, secrets))
             except Exception as error:
                 # Whatever a hostile text does to our records must not reach the agent.
                 self._book.counts.unreadable += 1
                 _log.warning("a call could not be recorded: %s", _where(error))
             if call.answer is not None and call.answer.action_ids and "temperature" not in call.sampling:
                 self._warn()
+            return is_taken
 
         task = asyncio.current_task()
         assert task is not None
-        with self._book.under_way.call(own, lambda: task.cancel(ENDED)):
+        under_way = self._book.under_way.call(own, lambda: task.cancel(ENDED))
+        with under_way, self._answers.share(task.cancel) as share:
             passage = Passage(
                 request,
                 self._upstream,
@@ -218,14 +227,19 @@ class Proxy:
                 body=body,
                 secrets=secrets,
                 record=record,
+                kept=self._kept,
                 is_stopping=lambda: self._is_stopping,
+                share=share,
             )
             return await passage.run()
 
-    def _secrets(self, request: web.Request) -> Secrets:
-        """The keys that a request brings, and the upstream's."""
+    def _secrets(self, request: web.Request, address: Address) -> Secrets:
+        """The keys that a request brings, and the upstream's. Raises RefusedError: its rollout has the name of one."""
         query = request.raw_path.partition("?")[2]
-        return Secrets([*request.headers.items(), *self._upstream.headers.items()], query)
+        secrets = Secrets([*request.headers.items(), *self._upstream.headers.items()], query)
+        if secrets.stand_in(str(address)):
+            raise RefusedError(400, "a name of the rollout is a key that the request sends, and names are recorded")
+        return secrets
 
     def _warn(self) -> None:
         """Say while the agent can still be changed what training would refuse, once."""
@@ -238,8 +252,9 @@ class Proxy:
         if not self._has_room(self._held):
             raise RefusedError(503, _NO_ROOM)
         self._book.check(address)
+        secrets = self._secrets(request, address)
         async with self._unpacking:
-            found = await asyncio.to_thread(received, path, request.content_type, body)
+            found = await asyncio.to_thread(received, path, request.content_type, body, secrets)
         for traced, is_over in found:
             self._book.receive(address, traced, datetime.now(UTC), is_over=is_over)
             await asyncio.sleep(0)  # others first: an exporter may send a million spans at once
@@ -276,13 +291,14 @@ class Proxy:
         except NO_JSON as error:
             valid = ", ".join(Ending.__struct_fields__)
             raise UsageError(f"the end of an episode: {error}; valid: an object with any of {valid}") from error
+        ending = ending.without_keys(self._secrets(request, address))
         own = self._book.own(address)
+        self._book.check_end(own, ending)
         if ending.closes:
             self._book.under_way.break_off(own)
         deadline = time.monotonic() + _SETTLING_SECONDS
         while own.is_named and self._book.under_way.of(own) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
-        ending = ending.hidden(self._secrets(request).hidden_in)
         told = self._book.end(own, ending, datetime.now(UTC))
         if not await asyncio.to_thread(self._sync):
             raise RefusedError(503, _NOT_KEPT)

@@ -27,12 +27,11 @@ import msgspec
 
 from lake import ids
 from lake.errors import UsageError
-from lake.formats.base.fields import prompt_task
 from lake.formats.base.rows import ShapeError
 from lake.formats.chat.chat_completions import Completion
 from lake.live.calls.address import Address
 from lake.live.calls.prefixes import Prefixes, Prompt
-from lake.live.calls.steps import Call, Made, known_step, made_step, span_of, unanswered_step
+from lake.live.calls.steps import Call, Made, begun_by, known_step, made_step, span_of, unanswered_step
 from lake.live.frames import (
     SOURCE_FORMAT,
     Begin,
@@ -47,7 +46,7 @@ from lake.live.frames import (
 )
 from lake.live.proxy.counts import Counts
 from lake.live.proxy.ends import Ends
-from lake.live.proxy.rollouts import Ending, Rollout
+from lake.live.proxy.rollouts import Ending, Rollout, named_record
 from lake.live.proxy.under_way import UnderWay
 from lake.live.spool import SpoolFullError
 from lake.records import EpisodeRecord, episode_id
@@ -103,8 +102,8 @@ class Book:
         """The address by which a rollout is known here."""
         return address.of_rollout(self._run)
 
-    def add(self, call: Call) -> None:
-        """Record a call."""
+    def add(self, call: Call) -> bool:
+        """Record a call; whether there was room for it."""
         self.counts.calls += 1
         address = self.own(call.address)
         prefixes = self._prefixes.setdefault(address, Prefixes())
@@ -113,16 +112,18 @@ class Book:
             answer = None
         prompt = Prompt(call.asked, answer.prompt_ids if answer else ())
         rollout = self._named.get(address) or (None if address.is_named else self._continued(prompt, address, prefixes))
-        rollout = rollout or self._begin_with(call, answer)
+        rollout = rollout or self._begin(call.address, **begun_by(call, answer))
         self._touch(rollout)
         if answer is None:
             self._add_failed(rollout, call)
         else:
             self._add_step(rollout, call, answer, prompt, prefixes)
         self._make_room()
+        return not rollout.is_lost
 
     def receive(self, address: Address, found: Traced, at: datetime, *, is_over: bool) -> None:
-        """Record spans that were received; `is_over`: the root of their trace is among them."""
+        """Record spans that were received; `is_over`: the root of their trace is among them. Raises EndedError."""
+        self.check(address)  # its agent may have ended it while they were unpacked
         own = self.own(address)
         rollout = self._named.get(own) if own.is_named else self._traced.get((own, found.trace_id))
         if rollout is None:
@@ -138,18 +139,6 @@ class Book:
         match = prefixes.by_prompt(prompt)
         key = match.known.owner if match else self._waiting.get((address, prompt.exact))
         return None if key is None else self._open.get(key)
-
-    def _begin_with(self, call: Call, answer: Completion | None) -> Rollout:
-        asked = call.asked
-        return self._begin(
-            call.address,
-            call.address.task or prompt_task(asked.messages or (answer and answer.prompt_ids)),
-            policy=(answer and answer.model) or asked.model,
-            started_at=call.started_at,
-            initial_messages=[] if answer else asked.messages,
-            tools=asked.tools,
-            sampling=asked.settings,
-        )
 
     def _begin(self, address: Address, task_id: str, *, is_trace: bool = False, **fields: Any) -> Rollout:
         """Begin an episode; `is_trace`: its task is a trace of its own, as in files of traces."""
@@ -212,17 +201,7 @@ class Book:
             return self._text_id(named.record)
         if (ended := self.ends.before(address)) is not None or address.rollout is None:
             return ended
-        record = EpisodeRecord(
-            task_id=address.task or "",
-            steps=[],
-            run_id=address.run,
-            rollout_index=address.rollout,
-            attempt=address.attempt or 0,
-            collection_round=address.collection_round,
-            seed=address.seed,
-            source_format=SOURCE_FORMAT,
-        )
-        return self._text_id(record)
+        return self._text_id(named_record(address))
 
     def _text_id(self, record: EpisodeRecord) -> str:
         return ids.to_text(episode_id(record, record.run_id or self._run))
@@ -261,27 +240,30 @@ class Book:
 
     # ------------------------------------------------------------ ends
 
+    def check_end(self, address: Address, ending: Ending) -> None:
+        """Raise what `end` would, before the calls of the rollout are waited for or broken off; nothing changes."""
+        address = self.own(address)
+        rollout, coming = self._ended_by(address, ending), self.under_way.of(address)
+        if rollout is None and not coming and not self._may_begin(address, ending):
+            self.ends.again(address, ending, len(self._open))
+        else:
+            ending.check((rollout.steps if rollout else 0) + coming)
+
     def end(self, address: Address, ending: Ending, at: datetime) -> dict[str, Any]:
         """End an episode, and say which it was. The same end of a named rollout once more is answered as it was.
 
         Raises:
             EndedError: it has ended, and something else was said of it.
-            UsageError: there is no such episode, or its steps and rewards are not as many.
+            UsageError: there is no such episode, or what is said of it is not valid; nothing has changed.
         """
         address = self.own(address)
-        rollout = self._named.get(address)
-        if rollout is None and ending.response_id is not None and not address.is_named:
-            known = self._prefixes.get(address, Prefixes()).by_name(ending.response_id)
-            rollout = self._open.get(known.owner) if known else None
-        if rollout is None and address.is_named:
-            if not ending.closes or self.ends.is_known(address):
-                return self.ends.again(address, ending, len(self._open))
+        rollout = self._ended_by(address, ending)
+        if rollout is None and not self._may_begin(address, ending):
+            return self.ends.again(address, ending, len(self._open))
+        ending.check(rollout.steps if rollout else 0)
+        if rollout is None:
             begun = ending.initial_messages or []
             rollout = self._begin(address, str(address.task), started_at=at, initial_messages=begun)
-        if rollout is None:
-            found = f"no rollout, and no `response_id` of an open episode ({len(self._open)} are open)"
-            raise UsageError(f"the call names {found}; valid: .../ep/KEY/v1/end, for example")
-        ending.check(rollout.steps)
         frames, last = ending.frames(at)
         for frame in frames:
             self._take(rollout, frame)
@@ -292,6 +274,21 @@ class Book:
         for other in [one for one in self._named.values() if ending.closes and one.address.is_part_of(address)]:
             self._finish(other, End(ended_at=at, status=ending.status, stop_reason=ending.stop_reason))
         return reply
+
+    def _ended_by(self, address: Address, ending: Ending) -> Rollout | None:
+        """The open episode that an end is of; None: a named rollout is not open. Raises UsageError: it names none."""
+        rollout = self._named.get(address)
+        if rollout is None and ending.response_id is not None and not address.is_named:
+            known = self._prefixes.get(address, Prefixes()).by_name(ending.response_id)
+            rollout = self._open.get(known.owner) if known else None
+        if rollout is None and not address.is_named:
+            found = f"no rollout, and no `response_id` of an open episode ({len(self._open)} are open)"
+            raise UsageError(f"the call names {found}; valid: .../ep/KEY/v1/end, for example")
+        return rollout
+
+    def _may_begin(self, address: Address, ending: Ending) -> bool:
+        """Whether an end records a rollout of which no call came."""
+        return ending.closes and not self.ends.is_known(address)
 
     def expire(self, at: datetime, idle: float) -> None:
         """End the episodes of which no call was heard for `idle` seconds."""

@@ -5,12 +5,14 @@ would be a conflict with the one that is there. One that the proxy ended itself 
 continuation. A name without a number stands for as many rollouts as are ended.
 
 It is kept in a file as well, for a proxy that is started again. Nothing depends on the file: a line that is lost or
-cannot be read costs a conflict, which the lake notices.
+cannot be read costs a conflict, which the lake notices. The file holds hashes of names: it outlives the episodes, and
+`trajlake forget` does not reach it.
 """
 
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,7 @@ FILE = "ended"
 """In the folder of a port's spools."""
 REMEMBERED = 10_000
 """Names."""
+_DIGEST = re.compile("[0-9a-f]{32}")
 _log = logging.getLogger("trajlake")
 
 
@@ -34,11 +37,12 @@ class Ended(msgspec.Struct, frozen=True, omit_defaults=True):
     """The last episode of a name."""
 
     name: str
+    """Hash of its address; the address itself in files of earlier versions."""
     episode_id: str
     said: str | None = None
     """Hash of what its agent said of its end; None if the proxy ended it."""
     reply: dict[str, Any] = {}
-    """What the agent was told then."""
+    """What the agent was told then, without the names that it gave."""
     closes: bool = False
     """It ended its sub-agents as well."""
 
@@ -58,6 +62,8 @@ class Ends:
         self._unsaved: list[Ended] = []
         self._lines = 0
         """Of the file."""
+        self._is_torn = False
+        """It may end in a part of a line, which the next line would go on."""
         self._has_warned = False
         if file is not None:
             with suppress(OSError):
@@ -69,7 +75,9 @@ class Ends:
         """A rollout has ended; `ending` is None if the proxy ended it, else what its agent said, and was told."""
         said = None if ending is None else _hashed(ending)
         closes = ending is not None and ending.closes
-        ended = Ended(self._name(address), episode_id, said, dict(reply or {}), closes)
+        names = self._names(address)
+        stored = {key: value for key, value in (reply or {}).items() if (key, value) not in names.items()}
+        ended = Ended(self._name(address), episode_id, said, stored, closes)
         self._keep(ended)
         if self._file is not None:
             self._unsaved.append(ended)
@@ -110,7 +118,7 @@ class Ends:
                 "rollout under the base URL, or with the headers, of its calls"
             )
         if ended.said == _hashed(ending):
-            return ended.reply
+            return self._names(address) | ended.reply
         how = "has ended" if ended.said else "was ended by the proxy"
         raise EndedError(
             f"{self._told(address)} {how}, as episode {ended.episode_id}; what is known later is added by "
@@ -118,25 +126,32 @@ class Ends:
         )
 
     def save(self) -> None:
-        """Write what is new to the file. Raises nothing."""
-        ends, self._unsaved = self._unsaved, []
+        """Write what is new to the file; what a full disk does not take is tried again. Raises nothing."""
+        ends = list(self._unsaved)
         if not ends or self._file is None:
             return
         try:
             with turn(self._file.parent):
-                if self._lines > 2 * self._most:
+                if self._is_torn or self._lines > 2 * self._most:
                     self._write(self._file)
                 else:
                     _put(self._file, ends, os.O_APPEND)
                     self._lines += len(ends)
+            self._is_torn = False
+            del self._unsaved[: len(ends)]  # more may have come
         except OSError as error:
+            self._is_torn = True
+            del self._unsaved[: -self._most]
             if not self._has_warned:
                 self._has_warned = True
                 _log.warning("the names of ended rollouts cannot be kept for the next start: %s", error)
 
     def _name(self, address: Address) -> str:
         """The same for all addresses whose rollout is the same row of the lake."""
-        return address.of_rollout(self._run).uri
+        return _digest(address.of_rollout(self._run).uri.encode())
+
+    def _names(self, address: Address) -> dict[str, Any]:
+        return {"run_id": address.run or self._run, "task_id": address.task}
 
     def _told(self, address: Address) -> str:
         rollout = "task" if address.rollout is None else f"rollout {address.rollout} of task"
@@ -154,8 +169,11 @@ class Ends:
         """Read the file, and leave in it what counts. Raises OSError."""
         with turn(file.parent), file.open("rb") as lines:
             for line in lines:
-                with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                    self._keep(msgspec.json.decode(line, type=Ended))
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    ended = msgspec.json.decode(line, type=Ended)
+                    if not _DIGEST.fullmatch(ended.name):
+                        ended = msgspec.structs.replace(ended, name=_digest(ended.name.encode()))
+                    self._keep(ended)
             self._write(file)
 
     def _write(self, file: Path) -> None:
@@ -174,4 +192,8 @@ def _put(file: Path, ends: list[Ended], flag: int) -> None:
 
 
 def _hashed(ending: Ending) -> str:
-    return hashlib.blake2b(msgspec.json.encode(ending), digest_size=16).hexdigest()
+    return _digest(msgspec.json.encode(ending))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

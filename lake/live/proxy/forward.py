@@ -7,7 +7,7 @@ connection to the upstream is closed, and what there is of the answer is recorde
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,20 +16,26 @@ import msgspec
 from aiohttp import web
 
 from lake.formats.base.rows import ShapeError
+from lake.formats.base.secrets import Secrets
 from lake.formats.chat.chat_completions import Completion
 from lake.live.calls.address import Address
 from lake.live.calls.shapes import NO_JSON, Asked, answered, asked
 from lake.live.calls.steps import Call
-from lake.live.calls.streams import Event, Events, gathering
+from lake.live.calls.streams import Event, Events, gathering, says_end
+from lake.live.proxy.answers import AnswerShare
 from lake.live.proxy.asking import Added, answers_tokens, asking, sent_with, stripped
 from lake.live.proxy.engine import told_version
 from lake.live.proxy.outages import AnswerTooLongError
 from lake.live.proxy.replies import ClientLeftError, broken, send
-from lake.live.proxy.secrets import Secrets
 from lake.live.proxy.upstream import Upstream, passed_on, policy_version
 
+NOT_KEPT = "the call is not on the disk of the spool, which is full or slow, so its answer is held back; try again"
 ENDED = "the rollout had ended"
 """Why the proxy breaks off a call."""
+_SLICE = 16 << 10
+"""Bytes of a stream that are taken apart at once."""
+_LONG = 4 << 20
+"""Bytes of a stream that is put together beside the others, and not before them."""
 _SHOWN = 2000
 """Characters of an error's text that are recorded."""
 _DECODE = msgspec.json.Decoder().decode
@@ -57,8 +63,11 @@ class Passage:
         path: what is asked of the upstream.
         body: of the request.
         secrets: the keys that the request is known to bring; those in its body are added.
-        record: takes the call once it is over.
+        record: takes the call once it is over; whether there was room for it.
+        kept: waits until what was recorded is on the disk, before the end of the answer goes back, and tells whether it
+            is; None waits for nothing.
         is_stopping: whether the proxy is being stopped.
+        share: what the answer takes of the room for all.
     """
 
     def __init__(
@@ -72,9 +81,12 @@ class Passage:
         path: str,
         body: bytes,
         secrets: Secrets,
-        record: Callable[[Call], None],
+        record: Callable[[Call], bool],
+        kept: Callable[[], Awaitable[bool]] | None,
         is_stopping: Callable[[], bool],
+        share: AnswerShare,
     ) -> None:
+        self._share, self._kept = share, kept
         self._request, self._upstream, self._settings = request, upstream, settings
         self._address, self._api, self._path, self._body = address, api, path, body
         self._secrets, self._record = secrets, record
@@ -87,7 +99,11 @@ class Passage:
         """Version of the weights before the call."""
         self._response: web.StreamResponse | None = None
         """What has begun to go back."""
-        self._is_recorded = False
+        self._problem: str | None = None
+        """Why a stream cannot be read."""
+        self._is_ending = False
+        """A stream has said why it ended, and that is held back."""
+        self._is_recorded = self._is_taken = self._is_on_disk = False
         self._is_stopping = is_stopping
 
     async def run(self) -> web.StreamResponse:
@@ -101,20 +117,25 @@ class Passage:
             sent = self._upstream.request("POST", self._path, query, self._request.headers, self._body)
             async with sent as found:
                 self._upstream.outages.answered()
-                if found.status >= 300:
-                    return await self._pass_refusal(found)
-                if found.content_type == "text/event-stream":
+                if found.status < 300 and found.content_type == "text/event-stream":
                     return await self._pass_stream(found, gathered)
-                return await self._pass_whole(found)
+                answer = await (self._pass_refusal(found) if found.status >= 300 else self._pass_whole(found))
+                return answer if await self._is_kept() else broken(self._request, None, 503, NOT_KEPT)
         except ClientLeftError:
-            self._leave(gathered)
+            await self._leave(gathered)
             return self._response or web.Response()
         except asyncio.CancelledError as error:
-            self._leave(gathered, is_ended=ENDED in error.args)
+            if self._share.is_cut and (task := asyncio.current_task()) is not None:
+                task.uncancel()
+                most = self._share.room.most
+                return await self._give_up(
+                    502, f"it is the longest of answers of {most:,} bytes (--max-answers)", gathered
+                )
+            await self._leave(gathered, is_ended=ENDED in error.args)
             raise
         except _UNREACHED as error:
             status = 504 if isinstance(error, TimeoutError) else 502
-            return self._give_up(status, self._upstream.outages.failed(error), gathered)
+            return await self._give_up(status, self._upstream.outages.failed(error), gathered)
 
     def _read_request(self) -> None:
         """Take the request apart, and ask for more than it does."""
@@ -127,7 +148,7 @@ class Passage:
             self._extra["request_not_read"] = f"it is {type(body).__name__}; valid: an object"
             return
         try:
-            self._asked = asked(self._api, self._secrets.taken_from(body))
+            self._asked = asked(self._api, self._secrets.fields_without_keys(body))
         except Exception as error:
             self._extra["request_not_read"] = _why(error)
         if self._settings.asks == "always" or (self._settings.asks == "auto" and answers_tokens(self._engine)):
@@ -159,29 +180,53 @@ class Passage:
     async def _pass_stream(self, found: aiohttp.ClientResponse, gathered: Any) -> web.StreamResponse:
         self._response = response = web.StreamResponse(status=found.status, headers=_headers(found))
         await response.prepare(self._request)
-        events, size, problem = Events(), 0, None
-        async for piece in found.content.iter_any():
+        events, size, held = Events(), 0, bytearray()
+        async for piece in found.content.iter_chunked(_SLICE):
             size += len(piece)
+            self._share.take(len(piece))
+            if len(piece) == _SLICE:
+                await asyncio.sleep(0)  # others first: there is more to take apart than they should wait for
             if size > self._settings.max_answer:
-                return self._give_up(502, f"the answer is longer than {self._settings.max_answer:,} bytes", gathered)
-            passed = []
-            for event in events.feed(piece):
-                try:
-                    gathered.add(event.data)
-                except Exception as error:
-                    problem = problem or _why(error)
-                passed.append(self._stripped(event))
+                why = f"the answer is longer than {self._settings.max_answer:,} bytes"
+                return await self._give_up(502, why, gathered)
+            passed = self._taken_apart(events.feed(piece), gathered)
             if gathered.is_whole and not self._is_recorded:
-                await self._end_stream(gathered, problem)
-            if out := b"".join(passed) if self._added else piece:
-                await send(response, out)
+                await self._end_stream(gathered)
+            held += passed if self._added else piece
+            if self._is_ending and not self._is_recorded:
+                continue  # an answer that says why it ended is whole for many clients
+            if self._is_recorded and not await self._is_kept():
+                return broken(self._request, response, 503, NOT_KEPT)
+            if held:
+                await send(response, bytes(held))
+                held.clear()
         if not self._is_recorded:
             # A stream may end without saying so; an answer that says why it ended is whole.
-            await self._end_stream(gathered, problem, is_cut=not gathered.is_whole)
-        if self._added and events.left:
-            await send(response, events.left)
+            await self._end_stream(gathered, is_cut=not gathered.is_whole)
+        if not await self._is_kept():
+            return broken(self._request, response, 503, NOT_KEPT)
+        if held or (self._added and events.left):
+            await send(response, bytes(held) + (events.left if self._added else b""))
         await response.write_eof()
         return response
+
+    def _taken_apart(self, events: Iterator[Event], gathered: Any) -> bytes:
+        """Gather what events say; they as the client gets them."""
+        passed = []
+        for event in events:
+            try:
+                gathered.add(event.data)
+            except Exception as error:
+                self._problem = self._problem or _why(error)
+            passed.append(self._stripped(event))
+            self._is_ending |= self._kept is not None and says_end(event.data)
+        return b"".join(passed)
+
+    async def _is_kept(self) -> bool:
+        """Whether the client may have the end of the answer: where that is wanted, once the call is on the disk."""
+        if self._kept is not None and not self._is_on_disk:
+            self._is_on_disk = self._is_taken and await self._kept()
+        return self._kept is None or self._is_on_disk
 
     def _stripped(self, event: Event) -> bytes:
         data = stripped(event.data, self._added, self._engine)
@@ -189,10 +234,10 @@ class Passage:
             return b""
         return event.raw if data == event.data else event.with_data(data)
 
-    async def _end_stream(self, gathered: Any, problem: str | None, *, is_cut: bool = False) -> None:
+    async def _end_stream(self, gathered: Any, *, is_cut: bool = False) -> None:
         body = gathered.answer()
-        if problem is not None:
-            self._fail(problem, self._partial(gathered))
+        if self._problem is not None:
+            self._fail(self._problem, await self._partial(gathered))
             return
         await self._finish(body or {}, is_cut=is_cut)
 
@@ -214,45 +259,53 @@ class Passage:
 
     # ------------------------------------------------------------ records
 
-    def _so_far(self, gathered: Any) -> Completion | None:
-        """What there is of an answer."""
+    async def _so_far(self, gathered: Any) -> Completion | None:
+        """What there is of an answer; others go on while a long one is put together."""
+        if self._share.size < _LONG:
+            return self._put_together(gathered)
+        try:
+            return await asyncio.to_thread(self._put_together, gathered)
+        except asyncio.CancelledError:  # the proxy is being stopped, and nobody waits
+            return None
+
+    def _put_together(self, gathered: Any) -> Completion | None:
         try:
             body = gathered.answer()
             return None if body is None else answered(self._api, body)
         except Exception:
             return None
 
-    def _partial(self, gathered: Any) -> Any:
+    async def _partial(self, gathered: Any) -> Any:
         """The message that an answer was on the way to be."""
-        found = self._so_far(gathered)
+        found = await self._so_far(gathered)
         return found and found.message
 
-    def _leave(self, gathered: Any, *, is_ended: bool = False) -> None:
+    async def _leave(self, gathered: Any, *, is_ended: bool = False) -> None:
         """The connection was closed: record what is left behind, a whole answer if all but its end was there.
 
         Which weights it is of is not known: they are asked for after the end.
         """
-        found = self._so_far(gathered)
         if self._is_recorded:
             return
+        found = await self._so_far(gathered)
         if found is not None and found.finish_reason is not None:
             self._add(found)
         else:
             why = "the proxy was stopped" if self._is_stopping() else ENDED if is_ended else "the client left"
             self._fail(f"{why} before the answer was whole", found and found.message)
 
-    def _give_up(self, status: int, error: str, gathered: Any) -> web.StreamResponse:
-        self._fail(error, self._partial(gathered))
+    async def _give_up(self, status: int, error: str, gathered: Any) -> web.StreamResponse:
+        self._fail(error, await self._partial(gathered))
         return broken(self._request, self._response, status, error)
 
     def _fail(self, error: str, partial: Any = None) -> None:
         if not self._is_recorded:
-            partial = self._secrets.hidden_in(partial)[:_SHOWN] if isinstance(partial, str) else partial
-            self._add(None, error=self._secrets.hidden_in(error)[:_SHOWN], partial=partial)
+            partial = self._secrets.clean_error(partial)[:_SHOWN] if isinstance(partial, str) else partial
+            self._add(None, error=self._secrets.clean_error(error)[:_SHOWN], partial=partial)
 
     def _add(self, answer: Completion | None, **fields: Any) -> None:
         self._is_recorded = True
-        self._record(
+        self._is_taken = self._record(
             Call(
                 address=self._address,
                 api=self._api,
@@ -273,6 +326,7 @@ class Passage:
         data = bytearray()
         async for piece in found.content.iter_any():
             data += piece
+            self._share.take(len(piece))
             if len(data) > self._settings.max_answer:
                 raise AnswerTooLongError(f"the answer is longer than {self._settings.max_answer:,} bytes")
         return bytes(data)
@@ -285,8 +339,8 @@ def _headers(found: aiohttp.ClientResponse) -> Any:
 
 def _why(error: Exception) -> str:
     """Why something cannot be read; a fault of our reader is told as such, and never reaches the agent."""
-    is_told = isinstance(error, ShapeError | msgspec.ValidationError)
-    return str(error) if is_told else f"our reader failed: {type(error).__name__}"
+    is_speech = isinstance(error, ShapeError | msgspec.ValidationError)
+    return str(error) if is_speech else f"our reader failed: {type(error).__name__}"
 
 
 def _shown(body: Any) -> str:

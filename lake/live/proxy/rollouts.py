@@ -2,17 +2,18 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from lake.errors import UsageError
+from lake.formats.base.secrets import Secrets
 from lake.formats.chat.messages import Message
+from lake.live.assembly import is_score
 from lake.live.calls.address import Address
 from lake.live.calls.prefixes import Heads
-from lake.live.frames import End, Frame, Reward, Score, Span, Step, Traced
+from lake.live.frames import SOURCE_FORMAT, End, Frame, Reward, Score, Span, Step, Traced
 from lake.records import EpisodeRecord, Index, ScoreRecord
 from lake.tables import STATUSES
 
@@ -46,18 +47,11 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     initial_messages: list[Message] | None = None
     """What such a rollout was to begin with."""
 
-    def hidden(self, hide: Callable[[str], str]) -> "Ending":
-        """It with what is said of errors and reasons, which quote exceptions, passed through `hide`."""
-        said = {name: getattr(self, name) for name in ("stop_reason", "error")}
-        scores = [
-            msgspec.structs.replace(
-                score, reason=score.reason and hide(score.reason), error=score.error and hide(score.error)
-            )
-            for score in self.scores
-        ]
-        return msgspec.structs.replace(
-            self, scores=scores, **{name: text and hide(text) for name, text in said.items()}
-        )
+    def without_keys(self, secrets: Secrets) -> "Ending":
+        """It without keys, whichever field holds one."""
+        said = msgspec.to_builtins(self)
+        kept = {name: secrets.without_keys(value, name) for name, value in said.items()}
+        return self if kept == said else msgspec.convert(kept, Ending)
 
     def frames(self, at: datetime) -> tuple[list[Frame], End]:
         """What it says, as frames, and the last one."""
@@ -80,11 +74,27 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise UsageError(
                 f"`scores` has scorer {twice[0]!r} more than once for the same step or episode; valid: once"
             )
+        if nameless := [score.scorer for score in self.scores if not is_score(score)]:
+            raise UsageError(f"`scores` has scorer {nameless[0]!r}; valid: a name that is not blank and has no @")
         if bad := [score.step_index for score in self.scores if (score.step_index or 0) >= max(steps, 1)]:
             raise UsageError(f"`scores` names step {bad[0]}; the episode has {steps} steps, counted from 0")
 
 
 _OF_END = tuple(name for name in Ending.__struct_fields__ if name in End.__struct_fields__)
+
+
+def named_record(address: Address) -> EpisodeRecord:
+    """A record with the id of the rollout that a name with a number stands for."""
+    return EpisodeRecord(
+        task_id=address.task or "",
+        steps=[],
+        run_id=address.run,
+        rollout_index=address.rollout or 0,
+        attempt=address.attempt or 0,
+        collection_round=address.collection_round,
+        seed=address.seed,
+        source_format=SOURCE_FORMAT,
+    )
 
 
 class Rollout:

@@ -22,8 +22,9 @@ import lake
 from lake.errors import TrajlakeError, UsageError
 from lake.live.delivery import CLOSING_SECONDS, Deliveries, Delivery
 from lake.live.frames import Frame, encode
+from lake.live.group_sync import GroupSync
 from lake.live.log import EpisodeLog
-from lake.live.places import check_place, proxy_root
+from lake.live.places import checked_place, proxy_root
 from lake.live.proxy.app import Limits, Proxy
 from lake.live.proxy.book import Book
 from lake.live.proxy.connections import Gate
@@ -44,6 +45,8 @@ _READ_BYTES = 128 << 10
 """Of an answer that its client does not fetch; twice as many are held at most."""
 _ACCEPTED_AT_ONCE, _WAITING = 128, 2048
 """Connections: a crowd of new ones must not take the place of one whose request was not yet looked at."""
+_DURABLE_SECONDS = 30.0
+"""How long the end of an answer waits for a slow disk."""
 _LEAVING_SECONDS = 2.5
 """Half of the time that calls that are under way may go on when the proxy is stopped: aiohttp waits twice."""
 _log = logging.getLogger("trajlake")
@@ -67,6 +70,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the upstream may be silent."""
     refuses: bool = True
     """Calls are refused while there is no room to record; else they go on and their episodes are left out."""
+    durable: bool = False
+    """The end of an answer waits until its call is on the disk."""
     max_connections: int = 4096
     spool_bytes: int = MAX_BYTES
     spool: Path | None = None
@@ -99,7 +104,11 @@ def serve(options: Options, *, ready: Callable[[str], None], say: Callable[[str]
         LakeAccessError: the folder for the spool cannot be made, or no lake can be in its place.
     """
     base_of(options.upstream)
-    check_place(options.lake_uri)
+    with checked_place(options.lake_uri):
+        return _served(options, ready, say)
+
+
+def _served(options: Options, ready: Callable[[str], None], say: Callable[[str], None]) -> Outcome:
     root = proxy_root(options.lake_uri, options.port, options.spool)
     listener = _listening(options)
     spool = Spool.create(root, max_bytes=options.spool_bytes)
@@ -186,6 +195,7 @@ async def _run(
     ) as session:
         gate = Gate(_room_for_files(options.max_connections))
         upstream = Upstream(options.upstream, session, timeout=options.timeout)
+        group = GroupSync(lambda: spool.sync(_DURABLE_SECONDS, unless_refused=True))
         proxy = Proxy(
             upstream,
             book,
@@ -195,6 +205,7 @@ async def _run(
             token=options.token,
             has_room=has_room,
             sync=lambda: spool.sync(SYNC_SECONDS, unless_refused=True),
+            kept=group.wait if options.durable else None,
             flush=flush,
             refuses=options.refuses,
         )

@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from lake.errors import UsageError
-from lake.formats.base.secrets import QUOTING, is_secret, redacted
+from lake.formats.base.secrets import NO_REQUEST, Secrets
 from lake.formats.otlp.spans import span_id
 from lake.live.calls.shapes import NO_JSON
 from lake.live.frames import Traced
@@ -53,8 +53,14 @@ def refuse_misplaced(path: str, address: str) -> None:
         )
 
 
-def received(path: str, content_type: str, body: bytes) -> list[tuple[Traced, bool]]:
+def received(path: str, content_type: str, body: bytes, secrets: Secrets = NO_REQUEST) -> list[tuple[Traced, bool]]:
     """What an exporter sent, by trace, and whether the root of the trace is among it.
+
+    Args:
+        path: of one of the signals.
+        content_type: of the body.
+        body: as it came.
+        secrets: what the exporter's request brought.
 
     Raises:
         RefusedError: metrics, or a type of content that is none of OTLP.
@@ -63,7 +69,7 @@ def received(path: str, content_type: str, body: bytes) -> list[tuple[Traced, bo
     if path not in _SIGNALS:
         raise RefusedError(404, "metrics are not recorded; set OTEL_METRICS_EXPORTER=none")
     try:
-        document = _without_secrets(_decoded(path, content_type, body))
+        document = secrets.without_keys(_decoded(path, content_type, body))
     except NO_JSON as error:
         raise UsageError(f"the body is no OTLP JSON: {error}") from error
     if not isinstance(document, dict):
@@ -111,26 +117,6 @@ def _decoded(path: str, content_type: str, body: bytes) -> Any:
     except DecodeError as error:
         raise UsageError(f"the body is no OTLP protobuf: {error}") from error
     return MessageToDict(message)
-
-
-def _without_secrets(value: Any) -> Any:
-    """OTLP without the attributes that hold keys, and without the keys in addresses and texts of exceptions."""
-    if isinstance(value, list):
-        return [_without_secrets(item) for item in value if not (isinstance(item, dict) and is_secret(_key(item)))]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _without_secrets(item) for key, item in value.items()}
-    if isinstance(status := found.get("status"), dict) and isinstance(status.get("message"), str):
-        status["message"] = redacted(status["message"])
-    said = found.get("value")
-    if isinstance(said, dict) and isinstance(said.get("stringValue"), str) and _key(found).startswith(QUOTING):
-        said["stringValue"] = redacted(said["stringValue"])
-    return found
-
-
-def _key(attribute: dict[str, Any]) -> str:
-    key = attribute.get("key")
-    return key if isinstance(key, str) else ""
 
 
 def _by_trace(

@@ -94,7 +94,7 @@ class Committer:
             while isinstance(answer, Working):
                 data = receive(self._connection, self._buffer)
                 answer = Failed("it has ended") if data is None else answers.decode(data)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise CommitterGoneError(str(error)) from error
         if not isinstance(answer, kind):
             raise CommitterGoneError(answer.message if isinstance(answer, Failed) else f"it said {answer}")

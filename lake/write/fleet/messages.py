@@ -10,9 +10,10 @@ import struct
 
 import msgspec
 
+from lake.records import Int64
 from lake.storage.data_files import Staged, Told, Written
 from lake.write.index import Known
-from lake.write.ledger import Attempt, Claim
+from lake.write.ledger import CHILDREN, Attempt, Claim
 
 _LENGTH = struct.Struct(">I")
 LARGEST = 256 << 20
@@ -22,18 +23,26 @@ LARGEST = 256 << 20
 class Look(msgspec.Struct, frozen=True, tag="look"):
     """What is there of these? Answered by `Known`."""
 
-    episode_ids: list[int]
-    group_ids: list[int]
+    episode_ids: list[Int64]
+    group_ids: list[Int64]
 
 
 class Bring(msgspec.Struct, frozen=True, tag="bring"):
     """A write attempt, complete but for its commits. Answered by `Done`."""
 
-    write_id: int
+    write_id: Int64
     claims: list[Claim]
-    superseded: dict[int, int]
+    superseded: dict[Int64, Int64]
     files: dict[str, Told]
-    job_id: int | None
+    """By table; those of `CHILDREN` that have rows, and `episodes`."""
+    job_id: Int64 | None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, MsgspecError: files of other tables, none of `episodes`, or one that no log can name."""
+        if "episodes" not in self.files or not self.files.keys() <= {*CHILDREN, "episodes"}:
+            raise ValueError(f"`files` names {sorted(self.files)}; valid: episodes, with any of {', '.join(CHILDREN)}")
+        for file in self.files.values():
+            file.check()
 
     @classmethod
     def of(cls, attempt: Attempt) -> "Bring":
