@@ -1,5 +1,5 @@
 -- current_score: which score counts: the one that the current credit was computed from; without credit env_return.
--- Grain: one row.
+-- Grain: one row per lake.
 -- Columns: these:
 --   score: env_return, a scorer or reward as NAME, or NAME@VERSION: what select, eval, ope, export and the viewer
 --       take unless told otherwise (`episode_scores` has its values).

@@ -147,7 +147,7 @@ def test_whatever_a_page_would_show_otherwise_is_news(lk: Lake) -> None:
     read_anew()
     annotate(lk, [Annotation(episode_id=lk.sql("SELECT episode_id FROM episodes").item(), label="ok", text="x")], "ann")
     assert pinned.news() == "newer annotations"
-    add_credit(lk)
+    add_credit(lk, singleton="raw")
     assert pinned.news() == "newer credit, newer annotations"
     read_anew()
     lk.compact("annotations")
