@@ -36,10 +36,10 @@ def jump(lk: Lake, rng: random.Random, faults: Faults) -> None:
 
 def newest_job_is_latest(lk: Lake, faults: Faults) -> None:
     """The job that ended last is the one whose result stands, whatever the clock said when it ended."""
-    newest = run_credit(lk, GiGPO(), force=True).job_id
+    newest = run_credit(lk, GiGPO(singleton="raw"), force=True).job_id
     latest = lk.sql("SELECT DISTINCT job_id FROM latest_advantages")["job_id"].to_list()
     faults.found(Harm(half_visible=int(latest != [newest])))
-    assert run_credit(lk, GiGPO()).skipped
+    assert run_credit(lk, GiGPO(singleton="raw")).skipped
 
 
 def any_moment_is_whole(lk: Lake, truth: Truth, rng: random.Random, faults: Faults) -> None:

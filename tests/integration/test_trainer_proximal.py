@@ -249,7 +249,7 @@ def test_ranks_keep_their_shards_of_the_copy_and_miss_a_lost_one(uri: str, tmp_p
         assert one["log_ratio_abs_proximal"] == pytest.approx(distance, rel=1e-3, abs=1e-6)
     folder = str(tmp_path / "c")
     on_ranks(2, rank_tasks.saved, uri, folder, FOUR, {})
-    assert {path.name for path in (tmp_path / "c").iterdir()} == {"weights", "optimizer", "proximal", "state.json"}
+    assert {path.name for path in (tmp_path / "c").iterdir()} >= {"weights", "optimizer", "proximal", "state.json"}
     resumed = on_ranks(2, rank_tasks.resumed, uri, folder, FOUR, {})[0][1]
     alone = rank_tasks.resumed(ALONE, uri, folder, FOUR, {})[1]
     for name, value in found["weights"].items():

@@ -777,7 +777,7 @@ def hostile_lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         step.tool_calls = [{"function": {"name": HOSTILE, "arguments": HOSTILE}}, HOSTILE, {"function": HOSTILE}]
     folder = tmp_path_factory.mktemp("hostile")
     lk = build_lake(folder, [record], run_id=HOSTILE)
-    add_credit(lk)
+    add_credit(lk, singleton="raw")
     add_training(lk, updates=1, episodes_per_update=1, run_id=HOSTILE)
     with lk.job(kind=HOSTILE, run_id=HOSTILE) as job:
         job.record([rollout(HOSTILE, 1, float("nan"))])

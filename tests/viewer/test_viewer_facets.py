@@ -37,7 +37,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         wrong,
     ]
     lk = build_lake(tmp_path_factory.mktemp("facets"), episodes)
-    add_credit(lk)
+    add_credit(lk, singleton="raw")
     score(lk, "judge", 0.5, "one", "two")
     return lk
 

@@ -12,12 +12,24 @@ from lake import Lake, ids
 from lake.read.online_runs import LOOP
 from pipelines.collect.manager import run as manager
 from testkit.loops import looped, write_config
-from testkit.streamlit_pages import assert_sound, charts, column, columns, facts, job_choice, open_page, opened, words
+from testkit.streamlit_pages import (
+    assert_sound,
+    charts,
+    column,
+    columns,
+    elements,
+    facts,
+    job_choice,
+    open_page,
+    opened,
+    words,
+)
 from testkit.word_game import save_model
 from trainer.evaluation.success import read_attempts, success_rows
 from trainer.online import learner
 from trainer.online.run import LoopResult, noted
 from trainer.online.settings import read_config
+from trainer.runs.metrics import metrics_frame
 from viewer import online
 from viewer.environment import ENVIRONMENT
 from viewer.queries import Window, loops, training
@@ -253,3 +265,30 @@ def test_what_a_job_says_of_a_loop_may_be_nonsense(unfinished: Lake) -> None:
     begin(unfinished, "odd", train_job="x")
     begin(unfinished, "odd", train_job=7, loop=[1])
     assert progress(open_page("training")) == "0 of 5 rounds"
+
+
+@pytest.mark.parametrize("returned", [0.25, None])
+def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: float | None
+) -> None:
+    """Prompts have no return: then there is no column of it."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    monkeypatch.setenv(ENVIRONMENT, lk.uri)
+    train = lk.job(kind="train", run_id="r", parameters={"loss": {"name": "ppo"}}).__enter__()
+    settings = {"rounds": 2, "credit": {"score": "judge@1"}}
+    parameters = {"loop": settings, "train_job": ids.to_text(train.job_id)}
+    with lk.job(kind=LOOP, run_id="r", parameters=parameters) as job:
+        for number in range(2):
+            row = {"loop/score": 0.5 + number, "loop/seconds": 1.0, "loop/carried": 3.0 * number}
+            row |= {} if returned is None else {"loop/return": returned}
+            job.write("metrics", metrics_frame([(number, row)]))
+        job.counts |= {"rounds": 2, "stopped_by": "rounds"}
+    at = open_page("training", job=job.job_id)
+    assert column(at, "rounds", "mean_score") == ["1.5", "0.5"]
+    assert column(at, "rounds", "carried") == ["3", "0"]
+    assert ("mean_return" in columns(at, "rounds")) == (returned is not None)
+    found = loops.curves(lk, loop_at(lk, job.job_id))
+    assert found["mean_score"].to_list() == [0.5, 1.5]
+    shown = "".join(str(element.proto) for element in elements(at) if element.type == "html")
+    assert "Mean judge" in shown
+    assert ("Mean env_return" in shown) == (returned is not None)
