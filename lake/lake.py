@@ -61,6 +61,17 @@ class Lake:
         return self._store.root
 
     @property
+    def identity(self) -> str:
+        """Id that the lake keeps wherever it is moved; a copy has it too, one that is made anew at its place has not.
+
+        Raises:
+            LakeAccessError: the lake cannot be reached.
+        """
+        from lake.storage.identity import reserve
+
+        return reserve(self._store.objects)
+
+    @property
     def members(self) -> tuple[Lake, ...]:
         """The lakes that are read as one (`lake.joined`); this one alone unless several were opened."""
         return (self,)

@@ -10,7 +10,8 @@ from lake.care import compaction
 from lake.errors import LakeAccessError, NotALakeError, UsageError
 from lake.lake import Lake
 from lake.storage.commits import utc_now
-from lake.storage.migrations import OWN_FOLDER, missing_table
+from lake.storage.identity import OWN_FOLDER, RESERVED
+from lake.storage.migrations import missing_table
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES
@@ -52,7 +53,7 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
     objects = Objects(uri, storage_options)
     store = Store(objects, clock)
     if not store.exists():
-        _require_room(objects, create=create)
+        require_room(objects, create=create)
         if objects.folder is not None:
             try:
                 objects.folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,8 @@ def open(  # noqa: A001 - `lake.open` is the name people guess
                 msg = f"{objects.folder}: {reason}; choose another --lake or change the folder's permissions"
                 raise LakeAccessError(msg) from error
         names = objects.names()
-        was_written = OWN_FOLDER in names or any(store.files(name)[1] for name in TABLES if name in names)
+        has_own = OWN_FOLDER in names and any(found.path != RESERVED for found in objects.list(OWN_FOLDER))
+        was_written = has_own or any(store.files(name)[1] for name in TABLES if name in names)
         if was_written and not store.exists():
             # Not half made, nor just made by another process: without `episodes` all of it would be dead.
             raise LakeAccessError(missing_table(objects.root, "episodes"))
@@ -93,7 +95,7 @@ def _joined(uris: Sequence[str | Path], *, create: bool, **options: Any) -> Lake
     return JoinedLake([first, *others]) if others else first
 
 
-def _require_room(objects: Objects, *, create: bool) -> None:
+def require_room(objects: Objects, *, create: bool) -> None:
     """Raise unless a lake may be made there."""
     commands = "`trajlake ingest FILE --lake URI` or `trajlake demo --lake URI` makes one"
     advice = f"{commands}, and so does lake.open(URI, create=True)"

@@ -21,6 +21,8 @@ from lake.errors import UsageError
 NAME = r"^[A-Za-z0-9][\w.-]*$"
 """What a user's own definitions may be called. No slash, which separates a grouping's draws."""
 NAME_IN_WORDS = "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"
+SELECTION_NAME = r"^[^\W_][\w.+=:@-]*$"
+"""What a selection may be called: as a user's definition, or after a run."""
 SECTIONS = ("credit", "group", "loop", "reward", "score", "select", "trainer")
 """Sections of a configuration file: one file may hold those of several commands."""
 
@@ -138,7 +140,10 @@ def _typed(text: str, annotation: Any) -> Any:
 Config = TypeVar("Config", bound=BaseModel)
 _SHOWN = 60
 """Characters of a wrong value that are shown."""
-_PATTERNS = {NAME: NAME_IN_WORDS}
+_PATTERNS = {
+    NAME: NAME_IN_WORDS,
+    SELECTION_NAME: "letters, digits and `. _ - + = : @`, beginning with a letter or a digit",
+}
 """Patterns as people read them."""
 _VALID = {
     "bool_parsing": "true or false",

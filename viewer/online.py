@@ -7,6 +7,7 @@ import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
+from lake.judgements.scores import ENV_RETURN
 from lake.read.online_runs import evaluation_run
 from viewer import components as ui
 from viewer import figures, over_rounds, pinned, tables
@@ -150,7 +151,8 @@ def _curves(loop: Loop, evaluations: pl.DataFrame) -> None:
     frame = frame.with_columns(x=pl.col(_AXES[chosen]))
     across = "Round" if chosen == "Rounds" else x_title
     for name, title, share, opens in (
-        ("mean_return", "Mean outcome of the rollouts", False, episodes_of),
+        ("mean_score", f"Mean {slug(loop.score)} of the rollouts", False, episodes_of),
+        ("mean_return", _return_title(loop), False, episodes_of),
         ("live_share", "Groups with signal", True, groups_of),
         ("entropy", "Entropy of the policy, nats", False, updates_of),
         ("kl", "KL of a round's updates, nats", False, updates_of),
@@ -165,6 +167,11 @@ def _curves(loop: Loop, evaluations: pl.DataFrame) -> None:
             charts.append((drawn, f"loop-{name}", partial(opens, loop)))
     over_rounds.grid(charts)
     st.caption("A point opens what it is of: held-out episodes, the round's episodes, groups or updates, or the round.")
+
+
+def _return_title(loop: Loop) -> str:
+    """How the mean return is called: the outcome, or one beside the score that advantages come from."""
+    return "Mean outcome" if loop.score == ENV_RETURN else f"Mean {slug(ENV_RETURN)}"
 
 
 _PICKED = ("round", "last", "first_update")
@@ -208,7 +215,12 @@ def _rounds(loop: Loop, total: int, evaluations: pl.DataFrame) -> None:
     columns = {
         "round": tables.value("Round"),
         "success": tables.share("Held-out success", "Of the version that played it, where that was evaluated."),
-        "mean_return": tables.value("Mean outcome", "A dash means not scored, which is not 0."),
+        "mean_score": tables.value(
+            f"Mean {slug(loop.score)}",
+            "Of the score that advantages come from. A dash means not scored, which is not 0.",
+        ),
+        "mean_return": tables.value(_return_title(loop), "A dash means not scored, which is not 0."),
+        "carried": tables.value("Carried over", "Rollouts that an earlier round began."),
         "live_groups": tables.value("Live groups"),
         "dead_groups": tables.value("Dead groups", "All siblings scored the same: no signal."),
         "updates": tables.value("Updates"),
@@ -222,9 +234,11 @@ def _rounds(loop: Loop, total: int, evaluations: pl.DataFrame) -> None:
         "tokens": tables.value("Tokens"),
         "seconds": tables.value("Seconds", digits=1),
     }
-    empty = [
-        name for name in ("success", "entropy", "kl", "stale", "parity", "push_seconds") if frame[name].is_null().all()
-    ]
+    optional = ("success", "mean_score", "entropy", "kl", "stale", "parity", "push_seconds")
+    empty = [name for name in optional if frame[name].is_null().all()]
+    empty += [name for name in ("carried",) if not frame[name].sum()]
+    if "mean_score" not in empty and frame["mean_return"].is_null().all():
+        empty.append("mean_return")
     asked = given_int("round")
     tables.table(
         frame,

@@ -1,4 +1,4 @@
-"""A manager is asked for a rubric: it may ask back, then writes the criteria that texts are judged by.
+"""A manager is asked for a rubric: it may ask back, then writes the criteria. A worker writes texts by them.
 
 What has to be in the rubric depends on the subject, which the task says, and on the readers, which only a question
 brings to light. An answer is JSON, either {"ask": ...} or {"criteria": [...]}; `loop.toml` holds the engine to that.
@@ -8,7 +8,7 @@ import json
 import random
 from itertools import product
 
-from judge import SIGNS
+from worker import written_by_model, written_by_script
 
 from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.policies import Message
@@ -27,40 +27,61 @@ HELD_OUT = {("bridges", "managers"), ("recipes", "experts"), ("contracts", "chil
 
 
 class Rubrics:
-    """One rubric."""
+    """One rubric, and the texts that a worker writes by it."""
 
     name = "rubrics"
-    runs_inline = True
 
-    def __init__(self, split: str, turns: int) -> None:
-        """Tasks of a split, train or held_out; `turns` is how many answers there may be, the rubric included."""
+    def __init__(self, split: str, turns: int, texts: int, worker: str | None, worker_model: str) -> None:
         self.split = split
-        self._turns = turns
+        self._turns, self._texts = turns, texts
+        self._worker, self._worker_model = worker, worker_model
 
-    def reset(self, task: Task) -> Outcome:
-        """Draw a subject, its readers, and a text that both rubrics will be applied to."""
+    async def reset(self, task: Task) -> Outcome:
+        """Draw a subject and its readers."""
+        self._seed = task.seed or 0
         rng = random.Random(f"{self.split} {task.seed}")
-        subject, self._readers = rng.choice([pair for pair in PAIRS if (pair in HELD_OUT) == (self.split != "train")])
+        pair = rng.choice([pair for pair in PAIRS if (pair in HELD_OUT) == (self.split != "train")])
+        self._subject, self._readers = pair
         self._left = self._turns
-        text = " ".join(sign for sign in SIGNS.values() if rng.random() < 0.5)
-        truth = {"criteria": [*SUBJECTS[subject], *READERS[self._readers]], "text": text}
-        question = f"Write a rubric for texts about {subject}."
+        truth = {"criteria": [*SUBJECTS[self._subject], *READERS[self._readers]]}
+        question = f"Write a rubric for texts about {self._subject}."
         return Outcome(messages=[{"role": "user", "content": question}], ground_truth=truth)
 
-    def step(self, action: Message) -> Outcome:
-        """Answer a question; a rubric is the end, and is judged elsewhere (`rubrics.py`)."""
+    async def step(self, action: Message) -> Outcome:
+        """Answer a question, or have the worker write by a rubric: that is the end, and is judged in `rubrics.py`."""
         self._left -= 1
         try:
             said = json.loads(action["content"])
         except ValueError:
             said = {}
-        if "criteria" in said:
-            return Outcome(messages=[], terminated=True, is_action_valid=True)
+        if said.get("criteria"):
+            texts = [await self._written(said["criteria"], number) for number in range(self._texts)]
+            shown = [{"role": "user", "name": "worker", "content": text} for text in texts]
+            return Outcome(messages=shown, terminated=True, is_action_valid=True)
         answer = QUESTIONS.get(said.get("ask"), "That is no answer.").format(self._readers)
         return Outcome(
             messages=[{"role": "user", "content": answer}], truncated=self._left == 0, is_action_valid="ask" in said
         )
 
+    async def _written(self, criteria: list[str], number: int) -> str:
+        if self._worker is not None:
+            seed = 100 * self._seed + number
+            return await written_by_model(self._worker, self._worker_model, self._subject, criteria, seed)
+        # Siblings that write one rubric get the same texts: what differs between them is the rubric.
+        rng = random.Random(f"{self.split} {self._seed} {number}")
+        return written_by_script(criteria, list(SUBJECTS[self._subject]), rng)
 
-def make(split: str = "train", turns: int = 5) -> Rubrics:
-    return Rubrics(split, turns)
+
+def make(
+    split: str = "train", turns: int = 5, texts: int = 3, worker: str | None = None, worker_model: str = "worker"
+) -> Rubrics:
+    """Tasks of a split, train or held_out.
+
+    Args:
+        split: of the pairs of subject and readers.
+        turns: answers that there may be, the rubric included.
+        texts: that the worker writes by a rubric.
+        worker: base URL of the model that is the worker; the stand-in unless given.
+        worker_model: the name that it is served by.
+    """
+    return Rubrics(split, turns, texts, worker, worker_model)

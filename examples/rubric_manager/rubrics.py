@@ -1,7 +1,8 @@
 """What a rubric is worth, by three functions that do not know of each other.
 
-`written` and `truth` let the judge apply both rubrics to the same text; `loop.toml` makes a reward of how far the two
-are apart. `f1` compares the criteria themselves: the reward never sees it, so it can tell what the reward is worth.
+`written` and `truth` let the judge apply both rubrics to the same texts, which the worker wrote; `loop.toml` makes a
+reward of how far the two are apart. `f1` compares the criteria themselves: the reward never sees it, so it can tell
+what the reward is worth.
 """
 
 import json
@@ -12,22 +13,27 @@ from pipelines.score import EvaluateResult, reward_function
 
 
 @reward_function
-def written(messages, ground_truth, **kwargs):
-    criteria = rubric_of(messages)
-    if not criteria:
-        return EvaluateResult(score=None, reason="no rubric was written")
-    return judged(ground_truth["text"], criteria)
+def written(messages, **kwargs):
+    return mean_over_texts(messages, rubric_of(messages))
 
 
 @reward_function
-def truth(ground_truth, **kwargs):
-    return judged(ground_truth["text"], ground_truth["criteria"])
+def truth(messages, ground_truth, **kwargs):
+    return mean_over_texts(messages, ground_truth["criteria"])
 
 
 @reward_function
 def f1(messages, ground_truth, **kwargs):
     found, wanted = set(rubric_of(messages)), set(ground_truth["criteria"])
     return 2 * len(found & wanted) / (len(found) + len(wanted))
+
+
+def mean_over_texts(messages, criteria):
+    """The judge's mean score of the worker's texts; unknown where no rubric was written, so that there are none."""
+    texts = [message.content for message in messages if getattr(message, "name", None) == "worker"]
+    if not texts:
+        return EvaluateResult(score=None, reason="no rubric was written")
+    return sum(judged(text, criteria) for text in texts) / len(texts)
 
 
 def rubric_of(messages):

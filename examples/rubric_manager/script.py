@@ -3,6 +3,7 @@
 They are what the model imitates before it is rewarded.
 """
 
+import asyncio
 import json
 import random
 import sys
@@ -23,16 +24,17 @@ def answers(rng: random.Random, wanted: list[str]) -> list[str]:
     return [json.dumps(one, separators=(",", ":")) for one in said]
 
 
-def episode(number: int) -> dict:
+async def episode(number: int) -> dict:
     rng, environment = random.Random(number), make()
-    now = environment.reset(Task(seed=number))
+    now = await environment.reset(Task(seed=number))
     first, steps = now, []
     for action in answers(rng, now.ground_truth["criteria"]):
         steps.append({"context": now.messages, "state": now.messages[-1]["content"], "action": action})
-        now = environment.step({"role": "assistant", "content": action})
-    return {"task_id": f"script-{number}", "ground_truth": first.ground_truth, "steps": steps}
+        now = await environment.step({"role": "assistant", "content": action})
+    found = {"task_id": f"script-{number}", "ground_truth": first.ground_truth, "steps": steps}
+    return found | {"final_observation": now.messages}
 
 
 if __name__ == "__main__":
     for number in range(EPISODES):
-        sys.stdout.write(json.dumps(episode(number)) + "\n")
+        sys.stdout.write(json.dumps(asyncio.run(episode(number))) + "\n")

@@ -124,6 +124,7 @@ def main() -> None:
 COMMANDS = {
     "ingest": ("lake.cli.ingest:ingest", "Read trajectory files into a lake."),
     "record": ("lake.cli.record:record", "Record agents through a proxy, as they call a model."),
+    "spools": ("lake.cli.record:spools", "List what was recorded and is not in a lake yet."),
     "export": ("lake.cli.export:export", "Write episodes in a format that others read."),
     "sql": ("lake.cli.read:sql", "Query a lake with one SELECT."),
     "show": ("lake.cli.read:show", "Print an episode to read."),

@@ -213,17 +213,26 @@ def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: 
     erased, deleted = counted(done.episodes, "episode"), counted(done.deleted_files, "old file")
     views = f"; saved views deleted: {', '.join(done.views)}" if done.views else ""
     click.echo(f"{erased} erased; rows: {rows or 'none left'}; {deleted} deleted{views}")
-    from lake.live.places import spools_of
-
-    for member in target.members:
-        for spool in spools_of(member.uri):
-            click.echo(f"{spool}: a recorder keeps here what it recorded lately; stop it, which deletes it", err=True)
+    _echo_spools(target)
     if done.unreadable:
         click.echo(
             f"{len(done.unreadable)} half-written files of killed or running writers cannot be looked into, for "
             f"example {done.unreadable[0]}; run this again when no writer is at work, or `trajlake vacuum` in a week",
             err=True,
         )
+
+
+def _echo_spools(target: lake.Lake) -> None:
+    """Name the folders on this machine where more of what was erased may lie, on stderr."""
+    from lake.live.adoption import spools_of
+    from lake.live.owners import owner_of
+
+    for member in target.members:
+        for held in spools_of(owner_of(member)):
+            what = "a recorder keeps here what it recorded lately; stop it, which deletes it"
+            if not held.is_in_use:
+                what = f"what was recorded lately is still here; `trajlake spools --lake {member.uri}` tells more"
+            click.echo(f"{held.folder}: {what}", err=True)
 
 
 def _in_words(cut: "Cut") -> str:

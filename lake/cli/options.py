@@ -145,17 +145,25 @@ def lake_option(function: Command) -> Command:
 
 def lakes_option(function: Command) -> Command:
     """Add --lake for one lake or several that are read as one: a text, or a tuple of them."""
+    return _lakes(function, required=True)
 
+
+def lakes_option_if_any(function: Command) -> Command:
+    """Add --lake as `lakes_option` does, for a command that may work without: then it is an empty tuple."""
+    return _lakes(function, required=False)
+
+
+def _lakes(function: Command, *, required: bool) -> Command:
     def remember(context: click.Context, parameter: click.Parameter, uris: tuple[str, ...]) -> Lakes:
         given = uris[0] if len(uris) == 1 else uris
-        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+        if uris and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
             context.meta[TYPED_LAKE] = given
         return given
 
     return click.option(
         "--lake",
         "lake_uri",
-        required=True,
+        required=required,
         multiple=True,
         cls=_OneInTheEnvironment,
         envvar="TRAJLAKE_LAKE",
@@ -272,8 +280,8 @@ def echo_rows(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], output_fo
         click.echo(b"[" + _json(frame) + b"]")
 
 
-def as_json(value: Any) -> bytes:
-    """Nested rows as JSON: ids as base32, by their names."""
+def as_json(value: Any, *, indent: int = 2) -> bytes:
+    """Nested rows as JSON: ids as base32, by their names. `indent`: -1 writes one line."""
     import msgspec
 
     def readable_ids(part: Any, name: str = "") -> Any:
@@ -283,7 +291,7 @@ def as_json(value: Any) -> bytes:
             return [readable_ids(inner, name) for inner in part]
         return ids.to_text(part) if isinstance(part, int) and _is_id(name) else part
 
-    return msgspec.json.format(msgspec.json.encode(readable_ids(value)))
+    return msgspec.json.format(msgspec.json.encode(readable_ids(value)), indent=indent)
 
 
 def _csv(frame: pl.DataFrame, *, header: bool = True) -> bytes:

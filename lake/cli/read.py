@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -16,6 +17,7 @@ from lake.cli.options import (
     format_option,
     lake_option,
     lakes_option,
+    lakes_option_if_any,
     opened,
 )
 from lake.errors import UsageError
@@ -109,7 +111,7 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 
 
 @click.command()
-@click.argument("episode", required=False)
+@click.argument("episode", required=False, metavar="[EPISODE|FILE]")
 @click.option("--task", help="The episode of this task, instead of EPISODE.  [default: any]")
 @click.option(
     "--rollout",
@@ -117,7 +119,10 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
     help="Its number among the siblings; where they are named instead, its place from 0.  [default: the only one]",
 )
 @click.option("--run", help="Its run.  [default: the only one]")
-@lakes_option
+@click.option(
+    "--where", help="All episodes of this SQL predicate over `episodes`, instead of EPISODE.  [default: none]"
+)
+@lakes_option_if_any
 @click.option("--full", is_flag=True, help="Do not cut long texts.")
 @click.option(
     "--credit",
@@ -127,46 +132,76 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["text", "json"]),
+    type=click.Choice(["text", "json", "jsonl"]),
     default="text",
     show_default=True,
-    help="As text or as JSON.",
+    help="As text, as JSON, or as a line of JSON for each episode, which `show FILE` prints.",
+)
+@click.option(
+    "--with",
+    "parts",
+    type=click.Choice(["advantages", "tokens"]),
+    multiple=True,
+    default=["advantages"],
+    show_default=True,
+    help="What is told of steps beside their data and scores; may be given twice. tokens: ids and log-probabilities.",
 )
 def show(
     episode: str | None,
     task: str | None,
     rollout: int | None,
     run: str | None,
+    where: str | None,
     lake_uri: Lakes,
     full: bool,
     credit: str | None,
     as_of: str | None,
     output_format: str,
+    parts: tuple[str, ...],
 ) -> None:
     """Print EPISODE to read: states, actions, rewards, advantages, scores.
 
-    EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well.
+    EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well. It may also be a file that
+    `trajlake show --format jsonl` wrote, which needs no lake.
     """
     from lake.read import show as shown
 
-    reader = opened(lake_uri, as_of)
     named = {"task": task, "rollout": rollout, "run": run}
-    if (episode is None) == (named == dict.fromkeys(named)):
-        raise UsageError("name one episode: by its id (or its beginning), or by --task, --rollout and --run")
-    if episode is None:
-        found = shown.find_named(reader, task=task, rollout=rollout, run=run)
+    ways = [episode is not None, named != dict.fromkeys(named), where is not None]
+    if sum(ways) != 1:
+        raise UsageError(
+            "name one episode: by its id (or its beginning), or by --task, --rollout and --run; or several with --where"
+        )
+    if episode is not None and (path := Path(episode)).is_file():
+        gathered = shown.read_saved(path)
     else:
-        found = shown.find(reader, episode)
-    gathered = shown.gather(reader, found, credit)
-    if output_format == "json":
-        click.echo(as_json(gathered))
+        if not lake_uri:
+            context = click.get_current_context()
+            raise click.MissingParameter(
+                ctx=context, param=next(p for p in context.command.params if p.name == "lake_uri")
+            )
+        reader = opened(lake_uri, as_of)
+        if where is not None:
+            from lake.judgements.predicates import select_where
+
+            found = select_where(reader, ("episode_id",), where)["episode_id"].to_list()
+        elif episode is None:
+            found = [shown.find_named(reader, task=task, rollout=rollout, run=run)]
+        else:
+            found = [shown.find(reader, episode)]
+        told = {"advantages": "advantages" in parts, "tokens": "tokens" in parts}
+        gathered = (shown.gather(reader, one, credit, **told) for one in found)
+    if output_format != "text":
+        for row in gathered:
+            click.echo(as_json(row, indent=2 if output_format == "json" else -1))
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    for style, line in shown.lines(gathered, full=full):
-        console.print(Text(line, style))
+    for count, row in enumerate(gathered):
+        for style, line in [("", "")] * bool(count) + list(shown.lines(row, full=full)):
+            console.print(Text(line, style))
 
 
 @click.command()

@@ -1,16 +1,18 @@
-"""Command `record`."""
+"""Commands `record` and `spools`."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import lake_option
+from lake.cli.options import echo_rows, format_option, lake_option
 from lake.errors import MissingExtraError, UsageError
 from lake.read.text_table import cell, counted
 
 if TYPE_CHECKING:
+    from lake.live.adoption import Held
     from lake.live.proxy.serve import Outcome
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -187,3 +189,63 @@ def _tell(outcome: "Outcome") -> None:
             "written, the next `trajlake record` with the same --lake, --port and --spool delivers it",
             err=True,
         )
+
+
+@click.command()
+@lake_option
+@click.option(
+    "--deliver",
+    multiple=True,
+    metavar="FOLDER",
+    help="Spool to deliver to the lake now, open episodes as aborted.  [default: none]",
+)
+@click.option(
+    "--delete", multiple=True, metavar="FOLDER", help="Spool to delete with all that it holds.  [default: none]"
+)
+@click.option("--yes", is_flag=True, help="Do not ask before deleting.")
+@format_option
+def spools(lake_uri: str, deliver: tuple[str, ...], delete: tuple[str, ...], yes: bool, output_format: str) -> None:
+    """List what was recorded on this machine and is not in the lake yet.
+
+    A spool is `in use` by a process that records, or its process died. Then it is `left`: the next recorder, proxy or
+    collection of the same kind delivers it. Or it is `orphaned`: it was recorded for a lake that lay here before and
+    was deleted, and is delivered only if --deliver names it. Spools of a `--spool` are not listed.
+    """
+    import lake as lakes
+    from lake.live import adoption
+    from lake.live.delivery import deliver_spool
+    from lake.live.owners import owner_of
+
+    target = lakes.open(lake_uri)
+    found = {str(held.folder): held for held in adoption.spools_of(owner_of(target))}
+    if unknown := sorted({*deliver, *delete} - found.keys()):
+        raise UsageError(
+            f"{unknown[0]} is no spool of this lake; valid: {', '.join(found) or 'none, there is no spool'}"
+        )
+    if busy := [name for name in (*deliver, *delete) if found[name].is_in_use]:
+        raise UsageError(f"{busy[0]} is in use: stop the process that records into it, which delivers it")
+    if not deliver and not delete:
+        columns = ("spool", "state", "lake_id", "finished", "open", "bytes")
+        echo_rows([dict(zip(columns, _row(held), strict=True)) for held in found.values()], output_format)
+        return
+    if delete and not yes:
+        question = f"Delete {counted(len(delete), 'spool')} for good?"
+        if not sys.stdin.isatty():
+            raise UsageError(f"{question} There is no terminal to ask on: add --yes. Nothing was changed")
+        click.confirm(question, abort=True, err=True)
+    for name in deliver:
+        done = deliver_spool(found[name], target)
+        click.echo(
+            f"{name}: {counted(done.new, 'episode')} delivered, {done.aborted} of them aborted (already there: "
+            f"{done.present}; rejected: {done.rejected})"
+        )
+    for name in delete:
+        adoption.delete(found[name])
+        click.echo(f"{name}: deleted")
+
+
+def _row(held: "Held") -> tuple[Any, ...]:
+    """A spool as the list shows it."""
+    state = "in use" if held.is_in_use else "orphaned" if held.is_orphan else "left"
+    lake_id = None if held.owner is None else held.owner.lake
+    return str(held.folder), state, lake_id, held.finished, held.open, held.bytes

@@ -1,7 +1,9 @@
 """MassGen's layout of RL traces, `traces/YYYYMMDD/{agent}/{trace_id}.json` and `metadata/trace_index.json`.
 
 A trace that was ingested from MassGen is written as it was, byte for byte: its spans and everything else of it are kept
-(`lake.formats.massgen.traces` has the spec). The day is that of its start in UTC.
+(`lake.formats.massgen.traces` has the spec). The day is that of its start in UTC. What scorers said of it since is
+added: each score is a reward span, behind the spans of its step or at the end, and counts in the total reward.
+`metadata.trajlake` names these spans and the total as it was, so that the trace is read as the one that it is.
 
 An episode of another source becomes a trace: a prompt span for each decision, a tool span for each call with its
 result, a reward span for each step reward and score, and the score that counts as the total reward.
@@ -11,6 +13,7 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,11 @@ from lake import ids
 from lake.export.files import replace
 from lake.export.target import Choices, Exported, Losses, Row, Target, call_of, file_name, last_words, prompts, put_back
 from lake.formats.base.fields import moment, number
+from lake.formats.chat.exported_rows import ENV_RETURN
 from lake.formats.chat.messages import text_of
-from lake.formats.massgen.traces import INITIAL, NAME
+from lake.formats.massgen.traces import INITIAL, NAME, OURS
+from lake.records import ScoreRecord
+from lake.write.scores import RECORDED
 
 _STATUSES = {"completed": "completed", "failed": "failed", "truncated": "completed", "aborted": "running"}
 _LONGEST_TASK = 500
@@ -29,15 +35,15 @@ _NAMESPACE = uuid.UUID("6b1f0a5e-3d0f-4f4e-9d55-5a0c7e3d1a10")
 _IN_INDEX = ("agent_id", "task", "start_time", "status", "total_reward")
 
 
-def _files(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+def _files(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
     for exported in group:
-        yield put_back(_file, [exported], losses)
+        yield put_back(partial(_file, choices=choices), [exported], losses)
 
 
-def _file(episodes: Sequence[Exported], losses: Losses) -> Row:
+def _file(episodes: Sequence[Exported], losses: Losses, *, choices: Choices) -> Row:
     (exported,) = episodes
     is_own = exported.record.source_format == NAME
-    trace = _as_it_was(exported) if is_own else _made(exported, losses)
+    trace = _with_scores(_as_it_was(exported), exported, choices, losses) if is_own else _made(exported, losses)
     day = moment(trace.get("start_time")) or datetime.fromtimestamp(0, UTC)
     agent, name = (file_name(str(trace[key])) for key in ("agent_id", "trace_id"))
     path = f"traces/{day:%Y%m%d}/{agent}/{name}.json"
@@ -67,6 +73,46 @@ def _as_it_was(exported: Exported) -> Row:
     return trace
 
 
+def _with_scores(trace: Row, exported: Exported, choices: Choices, losses: Losses) -> Row:
+    """The trace with a reward span for each score that did not stand in it."""
+    added = [score for version, score in exported.episode.scores if version != RECORDED]
+    scores = [score for score in added if score.value is not None]
+    losses.add("scores without a value", len(added) - len(scores))
+    about = trace.get("metadata", {})
+    if not scores or not isinstance(about, dict):
+        losses.add("scores of functions", len(scores))
+        return trace
+    spans, total = list(trace.get("spans") or ()), trace.get("total_reward")
+    ends = {record.span_id: record.step_index for record in exported.record.spans}
+    owners = [ends[span_id] for span_id in (exported.record.extra or {})["massgen"]["spans"]]
+    last = {owner: place for place, owner in enumerate(owners)}
+    ended = trace.get("end_time") or (spans[-1].get("timestamp") if spans else None) or trace.get("start_time") or 0.0
+    rewards: dict[str, int | None] = {}
+    later: dict[int, list[Row]] = {}
+    for score in scores:
+        place = last.get(score.step_index, len(spans) - 1) if score.step_index is not None else len(spans) - 1
+        at = ended if score.step_index is None or place < 0 else spans[place].get("timestamp")
+        span = {"span_id": f"{OURS}-{len(rewards)}", "span_type": "reward", "timestamp": at}
+        span |= {"reward": score.value, "reward_type": score.scorer, "reason": score.reason}
+        rewards[str(span["span_id"])] = score.step_index
+        later.setdefault(place, []).append(span)
+    together = [*later.get(-1, ()), *(s for at, span in enumerate(spans) for s in (span, *later.get(at, ())))]
+    was = {key: trace[key] for key in ("total_reward",) if key in trace}
+    ours = was | {"rewards": rewards} | ({} if "metadata" in trace else {"is_only_metadata": True})
+    said = {"spans": together, "metadata": about | {OURS: ours}}
+    is_scorers = choices.score not in (None, ENV_RETURN)
+    return trace | said | {"total_reward": exported.score if is_scorers else (number(total) or 0.0) + _sum(scores)}
+
+
+def _sum(scores: Sequence[ScoreRecord]) -> float:
+    """What the scorers say of the episode, added up; of one that says nothing of the whole, its steps."""
+    of_scorer: dict[str, float] = {}
+    for score in sorted(scores, key=lambda score: score.step_index is None):
+        value = score.value or 0.0
+        of_scorer[score.scorer] = value if score.step_index is None else of_scorer.get(score.scorer, 0.0) + value
+    return sum(of_scorer.values())
+
+
 def _made(exported: Exported, losses: Losses) -> Row:
     """A trace of an episode that has another source."""
     record = exported.record
@@ -79,6 +125,7 @@ def _made(exported: Exported, losses: Losses) -> Row:
         spans.append({"span_id": span_id or f"span-{len(spans)}", "span_type": kind, "timestamp": at} | fields)
 
     rewards = [(score.step_index, score.scorer, score.value, score.reason) for _, score in exported.episode.scores]
+    losses.add("scores without a value", sum(value is None for _, _, value, _ in rewards))
     since = prompts(record)
     for index, step in enumerate(record.steps):
         at = step.started_at.timestamp() if step.started_at else start

@@ -62,7 +62,8 @@ SELECT
     (SELECT count(*) FROM (SELECT group_id, job_id, sum(defined) AS shown FROM mine GROUP BY ALL)
      JOIN (FROM credit_groups WHERE {condition}) USING (group_id, job_id) WHERE shown < defined_steps) AS lost,
     (SELECT count(*) FROM episodes WHERE $is_whole AND num_steps > 0 AND {condition}
-     AND group_id IN (SELECT group_id FROM mine) AND episode_id NOT IN (SELECT episode_id FROM mine)) AS joined
+     AND group_id IN (SELECT group_id FROM mine) AND episode_id NOT IN (SELECT episode_id FROM mine)
+     AND ($with_all OR episode_id NOT IN (SELECT episode_id FROM left_out_siblings))) AS joined
 """
 
 
@@ -80,7 +81,8 @@ joined AS (
         SELECT superseded_by FROM retractions WHERE kind = 'superseded'
     )) AS replacing
     FROM episodes WHERE $is_whole AND num_steps > 0 AND group_id IN (SELECT group_id FROM mine)
-    AND episode_id NOT IN (SELECT episode_id FROM mine) GROUP BY group_id
+    AND episode_id NOT IN (SELECT episode_id FROM mine)
+    AND ($with_all OR episode_id NOT IN (SELECT episode_id FROM left_out_siblings)) GROUP BY group_id
 )
 SELECT group_id, CASE WHEN has_lost THEN missing ELSE 0 END AS lost, coalesce(joined, 0) AS joined,
        coalesce(replacing, 0) AS replacing
@@ -263,7 +265,7 @@ def outdated(lake: Reads, credit: Credit, *, episode_id: int | None = None, grou
     elif group_id is not None:
         condition = f"group_id = {group_id}"
     changes = _CHANGES.format(rows=credit.rows, condition=condition)
-    lost, joined = lake.sql(changes, {"is_whole": is_whole}).row(0)
+    lost, joined = lake.sql(changes, {"is_whole": is_whole, "with_all": _with_all_siblings(given)}).row(0)
     found = [f"{counted(lost, 'group')} lost episodes"] if lost else []
     found += [f"{counted(joined, 'episode')} joined a group"] if joined else []
     for scorer, read in (given.get("scorer_versions") or {}).items():
@@ -282,8 +284,14 @@ def changed_groups(lake: Reads, credit: Credit, limit: int = 100) -> pl.DataFram
     """
     given = credit.parameters
     is_whole = given.get("where") is None and given.get("grouping") is None
-    found = lake.sql(_CHANGED_GROUPS.format(rows=credit.rows), {"is_whole": is_whole, "limit": limit})
+    inputs = {"is_whole": is_whole, "with_all": _with_all_siblings(given), "limit": limit}
+    found = lake.sql(_CHANGED_GROUPS.format(rows=credit.rows), inputs)
     return found if credit.before is None else found.clear()
+
+
+def _with_all_siblings(parameters: dict[str, Any]) -> bool:
+    """Whether a series compares siblings that their collection left out as well."""
+    return parameters.get("siblings") == "all"
 
 
 def jobs_of(lake: Reads, credit: Credit) -> tuple[int, ...]:
@@ -335,9 +343,10 @@ def _unusual(parameters: dict[str, Any]) -> list[str]:
     # `options` says which differ from the usual, `config` holds them whole: as --set takes them.
     options = {n: (parameters.get("config") or {}).get(n, v) for n, v in (parameters.get("options") or {}).items()}
     parts = [f"{n} {v if isinstance(v, str) else msgspec.json.encode(v).decode()}" for n, v in options.items()]
-    for name, usual in (("score", ENV_RETURN), ("rewards", "env_reward"), ("grouping", None), ("siblings", "kept"), ("where", None)):
+    usual = {"score": ENV_RETURN, "rewards": "env_reward", "grouping": None, "siblings": "kept", "where": None}
+    for name, expected in usual.items():
         value = parameters.get(name)
-        if value in (None, usual):
+        if value in (None, expected):
             continue
         version = versions.get(value)
         parts.append(f"{name} {value.partition('@')[0]}@{version}" if version else f"{name} {value}")

@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from lake.errors import LakeAccessError, TrajlakeError
+from lake.errors import LakeAccessError, TrajlakeError, UsageError
+from lake.live.adoption import Held, adopted, locked
 from lake.live.assembly import assembled
 from lake.live.bell import Bell
 from lake.live.frames import SOURCE_FORMAT, End, Frame, FrameError, Lost
 from lake.live.log import EpisodeLog
+from lake.live.owners import owner_of, write_owner
+from lake.live.places import turn
 from lake.live.spool import Spool
 from lake.records import EpisodeRecord, Reject, excerpt, shown
 
@@ -64,6 +67,7 @@ class Delivery:
 
     Args:
         open_lake: opens the lake; asked until it succeeds once, and never again.
+        identify: tells the lake's id, None if there is no lake yet, while that is not known of `spool`.
         spool: of this process; whoever made it closes it after the delivery.
         root: folder of spools; None adopts none.
         unfinished: what becomes of the episodes of dead processes that were not finished.
@@ -77,12 +81,13 @@ class Delivery:
         spool: Spool,
         *,
         root: Path | None = None,
+        identify: Callable[[], str | None] = lambda: None,
         unfinished: Unfinished = "record",
         batch_seconds: float = BATCH_SECONDS,
         batch_episodes: int = BATCH_EPISODES,
     ) -> None:
         self.counts = Deliveries()
-        self._open_lake = open_lake
+        self._open_lake, self._identify = open_lake, identify
         self._lake: Lake | None = None
         self._own = EpisodeLog(spool)
         self._root, self._unfinished = root, unfinished
@@ -152,9 +157,27 @@ class Delivery:
         if self._root is None:
             return
         try:
-            self._adopted += [EpisodeLog(spool) for spool in Spool.adopt(self._root)]
+            self._learn_owner()
+            owner = self._own.spool.owner
+            spools = Spool.adopt(self._root) if owner is None else adopted(self._root, owner)
+            self._adopted += [EpisodeLog(spool) for spool in spools]
         except OSError as error:
             self._tell(f"the spools in {self._root} cannot be looked at: {error}")
+
+    def _learn_owner(self) -> None:
+        """Find out the id of a lake in a bucket, once something may be of another lake. Raises OSError."""
+        spool = self._own.spool
+        if spool.owner is None or spool.owner.lake is not None or self._root is None:
+            return
+        beside = any(path.is_dir() and path != spool.folder for path in self._root.iterdir())
+        if self._lake is None and not beside and not spool.size:
+            return
+        try:
+            found = self._identify() if self._lake is None else self._lake.identity
+        except TrajlakeError:
+            return  # it cannot be reached; what is delivered says why
+        if found is not None:
+            spool.assign(msgspec.structs.replace(spool.owner, lake=found))
 
     def _deliver(self, logs: Sequence[EpisodeLog]) -> str | None:
         """Deliver all that is finished; what is in the way of it."""
@@ -235,6 +258,7 @@ class Delivery:
     def _opened(self) -> "Lake":
         if self._lake is None:
             self._lake = self._open_lake()
+            self._learn_owner()
         return self._lake
 
     def _record(self, lake: "Lake", records: Sequence[EpisodeRecord]) -> None:
@@ -299,3 +323,28 @@ def _assembled(log: EpisodeLog, key: bytes) -> list[EpisodeRecord | Reject]:
 
 def _reject(message: str, raw: str, run_id: str | None = None) -> Reject:
     return Reject(position=0, reason="invalid", message=excerpt(message), raw=excerpt(raw), run_id=run_id)
+
+
+def deliver_spool(held: Held, lake: "Lake") -> Deliveries:
+    """Deliver what dead processes left in a spool to a lake, whichever it was recorded for; open episodes as aborted.
+
+    What waits beside it for the same lake is delivered with it.
+
+    Raises:
+        UsageError: a process records into it.
+        LakeAccessError: the lake or the spool cannot be reached; nothing is lost.
+    """
+    root, owner = held.folder.parent, owner_of(lake)
+    with turn(root), locked(held.folder) as lock:
+        if lock is None:
+            raise UsageError(f"{held.folder}: a process records into it; what it holds is delivered by that process")
+        write_owner(held.folder, owner)
+    own = Spool.create(root, owner=owner)
+    delivery = Delivery(lambda: lake, own, root=root, unfinished="record")
+    delivery.start()
+    is_all = delivery.flush()
+    delivery.close()
+    own.close(remove=True)
+    if not is_all:
+        raise LakeAccessError(f"what was recorded is still in {root}: {delivery.counts.problem}")
+    return delivery.counts

@@ -8,7 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from lake import ids
 from lake.errors import LakeAccessError
+from lake.live.owners import address_of
 from lake.storage.addresses import parse
+from lake.storage.identity import OWN_FOLDER, RESERVED
 from lake.tables import EPISODES, TABLES
 
 LOCK = "lock"
@@ -18,11 +20,17 @@ LOCK = "lock"
 @contextlib.contextmanager
 def checked_place(uri: str | Path) -> Iterator[None]:
     """Begin to record where a lake may be; what was made for it is taken away again if that fails. As `check_place`."""
-    made = _missing(parse(uri).folder)
+    place = parse(uri).folder
+    reserved = None if place is None else place / RESERVED
+    made = _missing(None if place is None else place / OWN_FOLDER)
+    is_new = reserved is not None and not reserved.exists()
     try:
         check_place(uri)
         yield
     except BaseException:
+        if reserved is not None and is_new:
+            with contextlib.suppress(OSError):
+                reserved.unlink()
         for folder in made:
             with contextlib.suppress(OSError):  # it is not empty, or was never made
                 folder.rmdir()
@@ -64,8 +72,6 @@ def check_place(uri: str | Path) -> None:
         raise LakeAccessError(f"{folder}: no permission to write here; choose another folder for the lake")
     if EPISODES.name in names or names <= TABLES.keys():
         return
-    from lake.storage.migrations import OWN_FOLDER
-
     if not names <= TABLES.keys() | {OWN_FOLDER}:
         raise LakeAccessError(f"{folder} is not a lake and not empty; name a new or an empty folder for the lake")
 
@@ -77,16 +83,15 @@ def root_of(lake_uri: str, part: str) -> Path:
         lake_uri: the lake's folder or address.
         part: which of several programs: each adopts its own.
     """
+    address = address_of(lake_uri)
+    return spool_base() / f"{PurePosixPath(address).name}-{ids.to_text(ids.text_hash(address))}" / part
+
+
+def spool_base() -> Path:
+    """Where the spools of all lakes are kept on this machine, a folder for each address of a lake."""
     given = os.environ.get("TRAJLAKE_SPOOL")
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    address = lake_uri.rstrip("/") if "://" in lake_uri else str(Path(lake_uri).expanduser().resolve())
-    name = f"{PurePosixPath(address).name}-{ids.to_text(ids.text_hash(address))}"
-    return (Path(given) if given else state / "trajlake" / "spool") / name / part
-
-
-def spools_of(lake_uri: str) -> list[Path]:
-    """Return the folders where recorders of this machine hold frames for a lake, but for those of a `--spool`."""
-    return sorted({segment.parent for segment in root_of(lake_uri, "").rglob("*.frames")})
+    return Path(given) if given else state / "trajlake" / "spool"
 
 
 def proxy_root(lake_uri: str, port: int, spool: Path | None = None) -> Path:

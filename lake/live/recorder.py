@@ -34,6 +34,7 @@ from lake.live.delivery import BATCH_EPISODES, BATCH_SECONDS, CLOSING_SECONDS, D
 from lake.live.episode import Episode
 from lake.live.frames import SOURCE_FORMAT, Begin, FrameError, Refused, Whole, encode, fitted, new_key, plain
 from lake.live.off import OFF
+from lake.live.owners import identity_at, open_owned, owner_at
 from lake.live.places import checked_place, root_of
 from lake.live.sink import CLOSED, Sink, guarded
 from lake.live.spool import MAX_BYTES, Spool
@@ -121,11 +122,13 @@ class Recorder:
         self._wait = threading.TIMEOUT_MAX if on_full == "block" else 0.0
         self._is_durable = durable
         with checked_place(self._uri):
+            self._owner = owner_at(self._uri)
             self._sink = self._new_sink()
         self._delivery: Delivery | None = Delivery(
             self._open_lake,
             self._sink.spool,
             root=self._root,
+            identify=lambda: identity_at(self._uri, self._storage_options),
             unfinished=unfinished,
             batch_seconds=batch_seconds,
             batch_episodes=batch_episodes,
@@ -290,12 +293,10 @@ class Recorder:
         self.close()
 
     def _open_lake(self) -> "Lake":
-        from lake.opening import open as open_lake
-
-        return open_lake(self._uri, create=True, storage_options=self._storage_options)
+        return open_owned(self._owner, self._uri, self._storage_options)
 
     def _new_sink(self) -> Sink:
-        spool = Spool.create(self._root, max_bytes=self._max_bytes)
+        spool = Spool.create(self._root, owner=self._owner, max_bytes=self._max_bytes)
         return Sink(spool, wait=self._wait, is_durable=self._is_durable)
 
     def _finished(self) -> None:

@@ -25,6 +25,7 @@ from typing import Self
 from lake.errors import LakeAccessError, TrajlakeError
 from lake.formats.base.secrets import KeylessRecords
 from lake.live.bell import Bell, TimeLimit
+from lake.live.owners import Owner, is_taken_by, read_owner, write_owner
 from lake.live.places import LOCK, turn
 from lake.live.segments import (
     FRAME_BYTES,
@@ -35,9 +36,11 @@ from lake.live.segments import (
     framed,
     mended,
     new_header,
+    numbers,
     path_of,
     read,
     sync_folder,
+    whole_bytes,
     whole_frames,
     write,
 )
@@ -69,8 +72,12 @@ class Spool:
     Made by `create` and `adopt`.
     """
 
-    def __init__(self, folder: Path, lock: int, max_bytes: int, segment_bytes: int, buffer_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, lock: int, max_bytes: int, segment_bytes: int, buffer_bytes: int, owner: Owner | None = None
+    ) -> None:
         self.folder = folder
+        self.owner = owner
+        """The lake that its frames are for; None if it was written by an earlier version."""
         self.cut_bytes = 0
         """Bytes of an adopted spool that were not whole."""
         self.problem: str | None = None
@@ -102,6 +109,7 @@ class Spool:
         cls,
         root: Path,
         *,
+        owner: Owner | None = None,
         max_bytes: int = MAX_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
@@ -110,6 +118,7 @@ class Spool:
 
         Args:
             root: made if it is missing, for its owner alone: what agents say may be private.
+            owner: the lake that its frames are for.
             max_bytes: of the disk; frames that would go beyond are refused.
             segment_bytes: a file that is longer, or than an eighth of `max_bytes`, is followed by another.
             buffer_bytes: of the memory, before they are on the disk.
@@ -124,16 +133,19 @@ class Spool:
                 folder.mkdir(mode=0o700)
                 lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                if owner is not None:
+                    write_owner(folder, owner)
         except OSError as error:
             msg = f"{root}: {error.strerror or error}; name another folder for the spool, or change its permissions"
             raise LakeAccessError(msg) from error
-        return cls(folder, lock, max_bytes, segment_bytes, buffer_bytes)
+        return cls(folder, lock, max_bytes, segment_bytes, buffer_bytes, owner)
 
     @classmethod
     def adopt(
         cls,
         root: Path,
         *,
+        owner: Owner | None = None,
         max_bytes: int = MAX_BYTES,
         segment_bytes: int = SEGMENT_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
@@ -141,6 +153,13 @@ class Spool:
         """Take over the spools below a root whose processes are dead, each cut at its last whole frame.
 
         One that cannot be read is left where it is, and told of in the log.
+
+        Args:
+            root: looked at if it is there.
+            owner: take those alone that were recorded for this lake, and leave the others as they are.
+            max_bytes: see `create`.
+            segment_bytes: see `create`.
+            buffer_bytes: see `create`.
         """
         found: list[Self] = []
         if not root.is_dir():
@@ -154,7 +173,10 @@ class Spool:
                     continue
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    spool = cls(folder, lock, max_bytes, segment_bytes, buffer_bytes)
+                    spool = cls(folder, lock, max_bytes, segment_bytes, buffer_bytes, read_owner(folder))
+                    if owner is not None and not is_taken_by(owner, spool.owner):
+                        os.close(lock)
+                        continue
                     spool._load()
                 except BlockingIOError:
                     os.close(lock)
@@ -164,6 +186,23 @@ class Spool:
                 else:
                     found.append(spool)
         return found
+
+    @classmethod
+    def read_only(cls, folder: Path) -> Self:
+        """Look at a spool whose lock the caller holds; nothing is written to it, and nothing is closed.
+
+        Raises:
+            LakeVersionError: it was written by a version that this one does not know.
+            OSError: it cannot be read.
+        """
+        spool = cls(folder, -1, MAX_BYTES, SEGMENT_BYTES, BUFFER_BYTES)
+        spool._ends = {number: end for number in numbers(folder) if (end := whole_bytes(path_of(folder, number))[0])}
+        return spool
+
+    def assign(self, owner: Owner) -> None:
+        """Say which lake the frames are for. Raises OSError."""
+        write_owner(self.folder, owner)
+        self.owner = owner
 
     @property
     def size(self) -> int:

@@ -24,7 +24,11 @@ METRICS = {
     "logprob": "Mean log-probability of the trained tokens, in nats.",
     "entropy": "Mean entropy of the next-token distribution at the trained tokens, in nats; low: a collapsed policy.",
     "advantage": "Mean advantage over the trained tokens, as the loss got it.",
-    "reward": "Mean return of the optimizer step's episodes (`episodes.env_return`), of those where it is known.",
+    "reward": "Mean score of the optimizer step's episodes, of those where it is known: the one that advantages come "
+    "from (`[loop.credit] score`, `trajlake credit --score`); without advantages `episodes.env_return`.",
+    "env_return": "Mean `episodes.env_return` of those episodes, where the advantages come from another score.",
+    "episode_logprob": "Mean over the optimizer step's episodes of the sum of their trained tokens' log-probabilities.",
+    "episode_turns": "Mean number of turns (`episodes.num_steps`) of the optimizer step's episodes.",
     "grad_norm": "Norm of the gradient before clipping.",
     "learning_rate": "Learning rate of the update.",
     "action_tokens": "Trained tokens.",
@@ -75,9 +79,15 @@ METRICS = {
 }
 """Every metric a training step can write, and its meaning."""
 OF_ROUNDS = {
-    "loop/episodes": "Rollouts of the round.",
+    "loop/round": "The round, in `metrics.jsonl` and loggers, where a step is an update.",
+    "loop/episodes": "Rollouts of the round: those that ended in it.",
+    "loop/carried": "Those among them that an earlier round had begun and carried over.",
     "loop/failed": "Those that failed.",
-    "loop/return": "Their mean return, of those where it is known.",
+    "loop/left_out": "Those that were not played to their end, or that a filter dropped (`selections` says why).",
+    "loop/trained": "Those that the round's updates consumed.",
+    "loop/stale_steps": "Steps that `max_staleness` left out.",
+    "loop/score": "Their mean score, where advantages come from another than the return (`loop.credit.score`).",
+    "loop/return": "Their mean `env_return`, of those where it is known.",
     "loop/tokens": "Tokens of the round, context included; budgets count these.",
     "loop/seconds": "Wall time of the round, from the push of its weights to the end of its update.",
     "loop/live_groups": "Groups whose siblings' outcomes differ: those with a signal.",

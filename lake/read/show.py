@@ -5,8 +5,10 @@ What a model or an environment wrote is hostile text: no control character of it
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from lake import ids
@@ -34,14 +36,22 @@ _COUNTED = 1 << 20
 """No source counts its rollouts this far: larger numbers are hashes or random, of 31 bits."""
 _STEPS = """
     SELECT step_index, state_role, state, reasoning, action, tool_calls, reward, is_action_valid, is_active, trainable,
-           is_copied_context, state_is_error, policy_version, finish_reason, context
+           is_copied_context, state_is_error, policy_version, value_estimate, finish_reason, context
     FROM steps WHERE episode_id = $episode ORDER BY step_index
 """
 _ADVANTAGES = """
-    SELECT step_index, job_id, return_to_go, a_episode, a_step, advantage, group_size, anchor_size, anchor_episodes,
-           flags
+    SELECT step_index, job_id, return_to_go, a_episode, a_step, advantage, group_size, anchor_key, anchor_size,
+           anchor_episodes, flags
     FROM {rows} WHERE episode_id = $episode
 """
+_SAMPLED = """
+    SELECT step_index,
+           list_sum(list_transform(list_zip(action_logprobs, action_mask), lambda t: CASE WHEN t[2] THEN t[1] END))
+               AS logprob,
+           n_trained, temperature, context_ids, action_ids, action_logprobs, action_mask
+    FROM tokens WHERE episode_id = $episode AND provenance = 'engine'
+"""
+_OF_TOKENS = ("context_ids", "action_ids", "action_logprobs", "action_mask")
 _SCORES = """
     SELECT step_index, scorer, value, reason, error FROM current_scores WHERE episode_id = $episode
     ORDER BY step_index NULLS FIRST, scorer
@@ -145,32 +155,40 @@ def _valid(lake: Snapshot, task: str | None) -> str:
     return f"; {noun} are {', '.join(map(str, some))}{', ...' if len(found) > _LISTED else ''}"
 
 
-def gather(lake: Snapshot, episode_id: int, wanted: str | None = None) -> Row:
+def gather(
+    lake: Snapshot, episode_id: int, wanted: str | None = None, *, advantages: bool = True, tokens: bool = False
+) -> Row:
     """Everything known about an episode.
 
     Args:
         wanted: whose advantages are shown, as `lake.judgements.credit.find_credit` takes it; None: the current credit.
+        advantages: whether the credit of each step is looked for.
+        tokens: whether the ids and log-probabilities of each token are told as well.
 
     Returns:
         episode (its row), credit (series_id, estimator, title, job_id: whose rows these are, None if the series does
         not cover the episode, outdated: what changed since it was computed, others: the other series that
         cover the episode; None if there is no credit at all), scores
         and annotations of the episode, and steps: a list of rows with the step, its return_to_go, a_episode, a_step,
-        advantage, flags (NULL without credit), scores, annotations and not_text (the types of the parts of what it saw
-        that are no text, such as image_url).
+        advantage, flags (NULL without credit), logprob (the sum over its n_trained tokens), scores, annotations and
+        not_text (the types of the parts of what it saw that are no text, such as image_url).
 
     Raises:
         UsageError: no such credit.
     """
     asked = {"episode": episode_id}
     episode = inlined(lake, lake.sql(_EPISODE, asked), ("initial_messages", "final_observation")).row(0, named=True)
-    credit, advantages = _credited(lake, episode_id, wanted)
+    credit, credited = _credited(lake, episode_id, wanted) if advantages else (None, {})
+    sampled = {row.pop("step_index"): row for row in lake.sql(_SAMPLED, asked).to_dicts()}
     scores, annotations = lake.sql(_SCORES, asked).to_dicts(), lake.sql(_ANNOTATIONS, asked).to_dicts()
     unknown: Row = dict.fromkeys(("return_to_go", "a_episode", "a_step", "advantage", "flags"))
+    not_sampled: Row = dict.fromkeys(("logprob", "n_trained", "temperature", *_OF_TOKENS))
+    left_out = () if tokens else _OF_TOKENS
     rows = inlined(lake, lake.sql(_STEPS, asked), ("tool_calls", "context")).to_dicts()
     steps = [
         {name: value for name, value in step.items() if name != "context"}
-        | (advantages.get(step["step_index"]) or unknown)
+        | {k: v for k, v in (sampled.get(step["step_index"]) or not_sampled).items() if k not in left_out}
+        | (credited.get(step["step_index"]) or (unknown if advantages else {"flags": None}))
         | {"scores": _of(scores, step["step_index"]), "annotations": _of(annotations, step["step_index"])}
         | {"not_text": not_text(_parsed(step["context"]))}
         for step in rows
@@ -206,6 +224,124 @@ def _credited(lake: Snapshot, episode_id: int, wanted: str | None) -> tuple[Row 
 
 def _of(rows: list[Row], step_index: int | None) -> list[Row]:
     return [{k: v for k, v in row.items() if k != "step_index"} for row in rows if row["step_index"] == step_index]
+
+
+# ---------------------------------------------------------------- saved in a file
+
+
+class SavedStep(msgspec.Struct):
+    """A step of a saved episode: what of it is printed, and of which type it is."""
+
+    step_index: int
+    reward: float | None = None
+    state: str | None = None
+    state_role: str | None = None
+    reasoning: str | None = None
+    action: str | None = None
+    tool_calls: str | None = None
+    value_estimate: float | None = None
+    logprob: float | None = None
+    n_trained: int | None = None
+    return_to_go: float | None = None
+    a_episode: float | None = None
+    a_step: float | None = None
+    advantage: float | None = None
+    flags: str | None = None
+    is_action_valid: bool | None = None
+    state_is_error: bool | None = None
+    is_active: bool = True
+    trainable: bool = True
+    is_copied_context: bool = False
+    scores: list["SavedScore"] = []
+    annotations: list["SavedNote"] = []
+    not_text: list[str] = []
+
+
+class SavedScore(msgspec.Struct):
+    """What a scorer said."""
+
+    scorer: str
+    value: float | None = None
+    reason: str | None = None
+    error: str | None = None
+
+
+class SavedNote(msgspec.Struct):
+    """What a person said."""
+
+    author: str
+    label: str
+    value: float | None = None
+    text: str | None = None
+
+
+class SavedHead(msgspec.Struct):
+    """The row of a saved episode."""
+
+    episode_id: str
+    group_id: str
+    run_id: str | None = None
+    task_id: str | None = None
+    rollout_index: int | None = None
+    attempt: int = 0
+    status: str = "unknown"
+    stop_reason: str | None = None
+    error: str | None = None
+    env_return: float | None = None
+    num_steps: int = 0
+    final_observation: str | None = None
+
+
+class SavedCredit(msgspec.Struct):
+    """Whose advantages a saved episode has."""
+
+    title: str
+    job_id: str | None = None
+    outdated: str | None = None
+    others: list[str] = []
+
+
+class SavedEpisode(msgspec.Struct):
+    """A line of `trajlake show --format jsonl`."""
+
+    episode: SavedHead
+    steps: list[SavedStep]
+    credit: SavedCredit | None = None
+    scores: list[SavedScore] = []
+    annotations: list[SavedNote] = []
+
+
+_SAVED = msgspec.json.Decoder(SavedEpisode)
+
+
+def read_saved(path: Path) -> Iterator[Row]:
+    """The episodes of a file that `trajlake show` wrote, as `gather` gives them; one line each, or one document.
+
+    Raises:
+        UsageError: the file cannot be read, or holds something else.
+    """
+    try:
+        with path.open("rb") as file:
+            for count, line in enumerate(file, start=1):
+                if line.strip():
+                    # A document of `--format json` goes on over many lines.
+                    is_document = count == 1 and line.strip() == b"{"
+                    yield _gathered(line + file.read() if is_document else line, path, count)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _gathered(text: bytes, path: Path, count: int) -> Row:
+    try:
+        found: Row = msgspec.to_builtins(_SAVED.decode(text))
+        for name in ("episode_id", "group_id"):
+            found["episode"][name] = ids.from_text(found["episode"][name])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path}, line {count} is no episode of `trajlake show --format jsonl`: {printable(str(error))}. Other "
+            f"files of episodes are read into a lake first: `trajlake ingest {path}`"
+        ) from error
+    return found
 
 
 # ---------------------------------------------------------------- as text
@@ -293,6 +429,10 @@ def _step_head(step: Row, *, is_credited: bool) -> str:
             f"A_S {number(step['a_step'])}",
             f"A {number(step['advantage'])}",
         ]
+    if step["value_estimate"] is not None:
+        parts.append(f"value {number(step['value_estimate'])}")
+    if step["logprob"] is not None:
+        parts.append(f"log-probability {number(step['logprob'])} of {counted(step['n_trained'] or 0, 'token')}")
     flags = [flag for flag in (step["flags"] or "").split(",") if flag]
     marks = {
         "invalid action": step["is_action_valid"] is False,

@@ -27,6 +27,7 @@ from deltalake.exceptions import CommitFailedError
 
 from lake.errors import LakeVersionError, NotALakeError
 from lake.storage.commits import NOTE, CommitLostError, until_committed
+from lake.storage.identity import OWN_FOLDER, identity
 from lake.storage.objects import Objects
 from lake.tables import EPISODES, FORMAT_VERSION, TABLES
 from lake.tables.columns import Table
@@ -100,8 +101,6 @@ def migrate(opened: Callable[[], DeltaTable], table: Table) -> bool:
     return until_committed(commit)
 
 
-OWN_FOLDER = "_trajlake"
-"""Right under a lake, with what is no table: this list, snapshots by name, leases. The first write makes it."""
 _FOLDER = f"{OWN_FOLDER}/tables"
 
 
@@ -113,7 +112,7 @@ def make_table(objects: Objects, table: Table, at: datetime) -> None:
     made = int(at.timestamp() * 1000)
     note = {"at": at.isoformat(), "operation": "create table"}
     metadata = {
-        "id": str(uuid.uuid4()),
+        "id": (identity(objects) if table is EPISODES else None) or str(uuid.uuid4()),
         "name": table.name,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": Schema.from_arrow(table.arrow()).to_json(),

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from lake.errors import FormatError, UsageError
 from lake.records import printable
-from lake.storage.migrations import OWN_FOLDER
+from lake.storage.identity import OWN_FOLDER
 from lake.storage.objects import Found, Objects
 
 PATIENCE_SECONDS = 1.0

@@ -15,7 +15,8 @@ from pipelines.collect.environments import Task
 from pipelines.collect.policies import Message
 
 SURPLUS: Final = "surplus"
-"""`stop_reason` of rollouts that are aborted because enough of their siblings have finished."""
+"""`stop_reason` of rollouts that are aborted because enough of their siblings have finished; the view
+`left_out_siblings` finds them by it."""
 EPISODE_TIMEOUT: Final = "episode_timeout"
 """`stop_reason` of rollouts that are cut off because their time is up; the message that they are cancelled with."""
 

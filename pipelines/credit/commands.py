@@ -4,7 +4,9 @@ The names come from the registry, so listing them imports no estimator. An estim
 options of the estimator, and the report in words.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +169,18 @@ _OPTIONS: tuple[Decorator, ...] = (
         help="Look at actions and error texts of shared states, for credit_groups; their texts are read.",
     ),
     click.option("--force", is_flag=True, help="Compute all groups; else those that changed."),
+    click.option(
+        "--log-level",
+        type=click.Choice(["warning", "debug"]),
+        default="warning",
+        show_default=True,
+        help="debug: steps and what their credit is made of, on stderr.",
+    ),
+    click.option(
+        "--log-episodes",
+        metavar="WHERE",
+        help="SQL predicate over `episodes`: whose steps are logged.  [default: two groups]",
+    ),
     executor_options("Ranges of groups"),
     click.option(
         "--memory",
@@ -230,12 +244,37 @@ def _run(estimator: "type[Estimator]", **given: Any) -> None:
             # A preset's sum of rewards is then the score itself.
             chosen = chosen.model_copy(update={"episode_source": "score"})
     executor = executor_of(given.pop("executor"), given.pop("workers"))
-    report = run_credit(
-        target, chosen, integrity=integrity, executor=executor, notice=partial(click.echo, err=True), **given
-    )
+    is_logged = given.pop("log_level") == "debug"
+    if given["log_episodes"] is not None and not is_logged:
+        raise UsageError("--log-episodes chooses what --log-level debug logs; add that, or leave it out")
+    with _logged() if is_logged else nullcontext():
+        report = run_credit(
+            target, chosen, integrity=integrity, executor=executor, notice=partial(click.echo, err=True), **given
+        )
     if open_source and getattr(chosen, "step_source", None) == "terminal_score":
         click.echo("no step rewards are recorded: the episode score is the last step's reward", err=True)
     _report(report, lake_flags(uri))
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Print records of the logger of credit on stderr, from DEBUG on."""
+    from pipelines.credit.step_log import LOG
+
+    class Echo(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            click.echo(self.format(record), err=True)
+
+    handler, before, propagates = Echo(), LOG.level, LOG.propagate
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.DEBUG)
+    LOG.propagate = False
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(before)
+        LOG.propagate = propagates
 
 
 def _report(report: "CreditReport", lake: str) -> None:

@@ -4,6 +4,7 @@ Groups are computed range by range in bounded memory, on whatever executor is gi
 write_id of its own, and all of them become visible with the job's terminal row, or none does.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from lake.errors import DataRefusedError
 from lake.execution.executor import Executor
 from lake.execution.local import LocalExecutor
 from lake.judgements.credit import current_series
+from lake.judgements.predicates import select_where
 from lake.judgements.scores import ENV_RETURN
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
@@ -38,11 +40,11 @@ from pipelines.credit.incremental import (
 )
 from pipelines.credit.inputs.episodes import (
     ENV_REWARD,
+    SiblingChoice,
     Sources,
     namesakes,
     other_scores,
     records_step_rewards,
-    Siblings,
     scorer_versions,
     select_episodes,
     unvalued,
@@ -59,6 +61,7 @@ from pipelines.credit.inputs.ranges import (
     rows_per_range,
 )
 from pipelines.credit.range_task import RangeResult, Task, columns_read, run_range
+from pipelines.credit.step_log import LOG, log_steps
 
 KIND = "credit"
 _EPISODES = pl.when(pl.col("steps") > 0).then("episodes").otherwise(0).alias("episodes")
@@ -115,13 +118,14 @@ def run_credit(
     score: str = ENV_RETURN,
     rewards: str = ENV_REWARD,
     grouping: str | None = None,
-    siblings: Siblings = "kept",
+    siblings: SiblingChoice = "kept",
     integrity: IntegrityConfig | None = None,
     purity: bool = True,
     force: bool = False,
     executor: Executor | None = None,
     memory_gb: float = MEMORY_GB,
     notice: Callable[[str], None] | None = None,
+    log_episodes: str | None = None,
 ) -> CreditReport:
     """Compute advantages of all steps of the selected episodes whose groups changed, and write them to `advantages`.
 
@@ -146,6 +150,8 @@ def run_credit(
         memory_gb: what the ranges that run at once may take together, in GB (10^9 bytes).
         notice: told, before anything is computed, of a group or batch that needs more than that, and of a scorer that
             has no value for any chosen episode.
+        log_episodes: SQL predicate over `episodes`: whose steps are logged afterwards, where the logger
+            `trajlake.credit` takes DEBUG records. None takes the episodes of the first groups.
 
     Raises:
         DataRefusedError: no episode is selected, no advantage is defined, or a check that refuses found something.
@@ -157,13 +163,36 @@ def run_credit(
     checks = ids.key_hash("checks", integrity.model_dump_json(exclude={"examples"}), purity)
     sources = Sources(where=where, only=only, score=score, rewards=rewards, grouping=grouping, siblings=siblings)
     plan = _planned(lake.snapshot(), estimator, sources, checks, notice)
+    if log_episodes is not None:
+        # A predicate that is none is told before anything is computed.
+        select_where(plan.snapshot, ("episode_id",), log_episodes, "--log-episodes", empty=True)
     job = _job(lake, plan)
     changes = find_changes(plan.snapshot, job.series_id, plan.groups, partial=only is not None, force=force)
     if changes.nothing:
-        return _unchanged(plan, job, changes)
-    executor = executor or LocalExecutor()
+        report = _unchanged(plan, job, changes)
+    else:
+        report = _computed(job, plan, changes, integrity, purity, executor or LocalExecutor(), memory_gb, notice)
+    if LOG.isEnabledFor(logging.DEBUG):
+        name, at, _ = score.partition("@")
+        version = report.scorer_versions.get(score)
+        pinned = score if at or version is None else f"{name}@{version}"
+        log_steps(lake.snapshot(), report.series_id, score=pinned, where=log_episodes)
+    return report
+
+
+def _computed(
+    job: Job,
+    plan: _Plan,
+    changes: Changes,
+    integrity: IntegrityConfig,
+    purity: bool,
+    executor: Executor,
+    memory_gb: float,
+    notice: Callable[[str], None] | None,
+) -> CreditReport:
+    """Compute the groups that changed, range by range, and end the job."""
     with job:
-        task = Task(plan.estimator, integrity, rewards, purity, job.part())
+        task = Task(plan.estimator, integrity, plan.sources.rewards, purity, job.part())
         todo = plan.episodes.join(changes.changed, on="group_id", how="semi", maintain_order="left")
         results = []
         for result in executor.map(run_range, _ranges(plan, task, todo, executor, memory_gb, notice)):

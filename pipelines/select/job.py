@@ -1,7 +1,9 @@
 """The select job: filters over a lake's episodes into `selections`, with lineage, skipped if nothing changed."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 from pydantic import BaseModel, Field
@@ -13,7 +15,7 @@ from lake.judgements.scores import ENV_RETURN, ChosenScore, find_score, scorers_
 from lake.judgements.selections import selection_job
 from lake.lake import Lake
 from lake.read.snapshot import Snapshot
-from lake.settings import NAME
+from lake.settings import SELECTION_NAME
 from lake.write.jobs import Job
 from pipelines.select import base
 from pipelines.select.base import (
@@ -34,7 +36,7 @@ _KEYS = ["episode_id", "step_index"]
 class Selection(BaseModel, frozen=True, extra="forbid"):
     """What is kept of the episodes, and why the rest is not."""
 
-    name: str = Field(pattern=NAME)
+    name: str = Field(pattern=SELECTION_NAME)
     """What trainers and people call it."""
     filters: tuple[AnyFilter, ...] = Field(min_length=1)
     """Applied in order. The order is part of the selection: the best half of what is completed is not what is completed
@@ -146,6 +148,8 @@ def run_select(
     score: str | None = None,
     credit: str | None = None,
     force: bool = False,
+    empty: bool = False,
+    origin: Mapping[str, Any] | None = None,
 ) -> SelectReport:
     """Apply filters to episodes and write what is kept and dropped, with reasons, to `selections`.
 
@@ -159,6 +163,8 @@ def run_select(
             compare within its groups, and dead groups are those that it flagged. Episodes that it did not cover are
             dropped for that reason.
         force: write even if the same inputs and filters have a result.
+        empty: whether it may be that none is left; else that is refused, and nothing is written.
+        origin: what made the selection, for the job's parameters: the run and round of a loop.
 
     Raises:
         DataRefusedError: no episode is selected, or the filters leave none; the message has the counts.
@@ -180,7 +186,7 @@ def run_select(
     used = sorted({type(part).__module__ for part in parts})
     job = lake.job(
         kind=KIND,
-        parameters=series | {"where": where},
+        parameters=series | {"where": where} | dict(origin or {}),
         series=series,
         code=[*_CODE, *(sys.modules[name] for name in used)],
         fingerprint=fingerprint,
@@ -188,7 +194,7 @@ def run_select(
     )
     outcome = _outcome(snapshot, chosen, episodes, rows, everything=where is None)
     kept = int(outcome.report["episodes_left"][-1])
-    if not kept:
+    if not kept and not empty:
         raise DataRefusedError(_nothing_left(snapshot, chosen, counted, episodes, outcome))
     found = None if force else lake.find_job(KIND, job.series_id, fingerprint)
     # A job need not run again if it is of these filters and inputs, and the newest of its name, which readers take.

@@ -51,3 +51,22 @@ def test_the_program_of_a_rollout_worker_records_its_tokens(tmp_path: Path, monk
         "JOIN steps USING (episode_id) JOIN tokens USING (episode_id, step_index) ORDER BY task_id"
     )
     assert found.rows() == [(task, "tiny", True, "Paris", 0.75, [5, 6, 7], [9]) for task in ("France", "Spain")]
+
+
+RL_CONFIG = (
+    *("enable_rl", "enable_tool_rewards", "enable_answer_quality_rewards", "enable_coordination_rewards"),
+    *("enable_human_feedback", "collect_only", "checkpoint_dir", "log_dir", "store_config", "algorithm_config"),
+    *("type", "path", "host", "port", "algorithm", "learning_rate", "batch_size", "num_epochs", "optimizer"),
+    *("gamma", "lambda_gae", "clip_epsilon", "num_prompt_candidates", "prompt_diversity_threshold"),
+)
+"""Fields of RLConfig, StoreConfig and AlgorithmConfig in massgen/rl/config.py."""
+
+
+def test_every_flag_of_massgens_configuration_has_a_row() -> None:
+    page = (GUIDES / "record" / "massgen.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| ---")]
+    named = " ".join(row.split("|")[1] for row in rows)
+    for flag in RL_CONFIG:
+        assert re.search(rf"\b{flag}\b", named), flag
+    for plan in ("LightningRL", "Hierarchical RL"):
+        assert f"* **{plan}**" in page

@@ -45,7 +45,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 def test_the_page_shows_the_examples_as_they_are() -> None:
-    assert len(CODE) == 7
+    assert len(CODE) == 9
     for block in CODE:
         assert any(block in source for source in SOURCES.values()), block
     named = set(re.findall(r"examples/rewards/(\w+\.py)", PAGE)) | {"compare.py", "calls.py"}
@@ -64,7 +64,7 @@ def test_an_answer_of_the_page_is_the_answer_of_the_lake(lk: Lake, number: int) 
 def test_no_example_fails_and_every_step_output_finds_its_step(lk: Lake) -> None:
     assert lk.sql("SELECT count(*) FROM scores WHERE error IS NOT NULL").item() == 0
     scored = lk.sql("SELECT scorer, count(DISTINCT episode_id) FROM current_scores GROUP BY 1")
-    names = ("tools_worked", "expected_actions", "concise", "shortest", "unusual")
+    names = ("tools_worked", "expected_actions", "concise", "shortest", "unusual", "one_question", "rare_tools")
     assert dict(scored.rows()) == dict.fromkeys(names, 200)
     assert "28 episodes here have none" in " ".join(PAGE.split())
     unknown = "SELECT count(*) FROM current_scores WHERE scorer = 'expected_actions' AND value IS NULL"

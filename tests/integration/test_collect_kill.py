@@ -6,6 +6,7 @@ The engine answers by prompt and seed alone, so a run that was killed has to end
 import contextlib
 import os
 import random
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -114,6 +115,29 @@ def test_killed_at_random_moments_a_run_ends_as_if_nothing_had_happened(
     assert jobs["status"].to_list() == ["succeeded"]
     spools = [path.name for path in (tmp_path / "killed" / "spool").rglob("*") if path.is_dir() and "-" in path.name]
     assert [name for name in spools if name.split("-")[0].isdecimal()] == [], out
+
+
+def test_rollouts_of_a_deleted_lake_are_not_those_of_the_new_one(
+    tmp_path: Path, tokenizer: Path, engine: TokenEngine
+) -> None:
+    """Killed in the middle of rollouts, whose lake is then deleted: the same command plays all of its own anew."""
+    options = ("--groups", "2", "--group-size", "2", "--parallel", "4")
+    assert Collecting(tmp_path / "undisturbed", tokenizer, engine, *options).ended()[0] == 0
+    calls = len(engine.calls)
+    collecting = Collecting(tmp_path, tokenizer, engine, *options)
+    after_calls(engine, 10, collecting)
+    collecting.kill()
+    frames = {path: path.read_bytes() for path in (tmp_path / "spool").rglob("*.frames")}
+    assert sum(map(len, frames.values())) > 1000, "there are open rollouts"
+    shutil.rmtree(tmp_path / "lake")
+    before = len(engine.calls)
+    status, _, err = Collecting(tmp_path, tokenizer, engine, *options).ended()
+    assert status == 0, err
+    assert len(engine.calls) - before == calls
+    for name, frame in content(tmp_path / "undisturbed").items():
+        assert content(tmp_path)[name].equals(frame), name
+    assert err.count("trajlake spools") == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "spool").rglob("*.frames")} == frames
 
 
 def test_ctrl_c_delivers_what_has_ended_and_the_same_command_goes_on(

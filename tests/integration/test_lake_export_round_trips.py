@@ -5,8 +5,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
+from lake.export.target import Choices
 from lake.formats.eval_protocol.rows import OURS
 from testkit import eval_protocol_files, massgen_files
 from testkit.copies import empty_lake
@@ -318,3 +320,55 @@ def test_a_tree_of_massgens_traces_passes_through_unchanged(tmp_path: Path) -> N
     other = empty_lake(tmp_path / "other")
     other.ingest(tmp_path / "out" / "traces", run_id="run")
     assert_same(records(lk), records(other))
+
+
+def test_scores_of_massgens_traces_are_reward_spans_and_the_traces_are_read_as_they_were(tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from lake.cli import trajlake
+
+    (tmp_path / "rl_data").mkdir()
+    traces = [massgen_files.streamed(), massgen_files.prompted(), massgen_files.coordinated()]
+    traces[2] |= {"spans": traces[2]["spans"][:2], "total_reward": None}
+    del traces[0]["metadata"], traces[0]["total_reward"]
+    for trace in traces:
+        (tmp_path / "rl_data" / f"{trace['trace_id']}.json").write_text(json.dumps(trace))
+    lk = empty_lake(tmp_path / "lake")
+    lk.ingest(tmp_path / "rl_data", run_id="run")
+    for scorer in ("tool_success", "coordination"):
+        done = CliRunner().invoke(trajlake, ["score", scorer, "--lake", lk.uri])
+        assert done.exit_code == 0, done.output
+    manifest = exported(lk, tmp_path / "out", "massgen")
+    written = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "out").rglob("traces/*/*/*.json")}
+    own = {trace["trace_id"]: trace for trace in traces}
+    scored = "SELECT scorer, step_index, value FROM current_scores WHERE value IS NOT NULL AND scorer != 'human'"
+    values = sorted(lk.sql(f"{scored} AND scorer IN ('tool_success', 'coordination')")["value"])
+    added = [span for name, trace in written.items() for span in trace["spans"] if span not in own[name]["spans"]]
+    assert sorted(span["reward"] for span in added) == values
+    assert {tuple(span) for span in added} == {tuple(massgen_files.span("reward", 0))}, "keys of the tool's class alone"
+    coordination = written[traces[2]["trace_id"]]
+    assert coordination["total_reward"] == pytest.approx(1.4 + 1.0), "one voter agrees with itself"
+    told = json.loads((tmp_path / "out" / "metadata" / "trace_index.json").read_text())["traces"]
+    assert told[traces[2]["trace_id"]]["total_reward"] == coordination["total_reward"]
+    nulls = lk.sql("SELECT count(*) FROM current_scores WHERE value IS NULL").item()
+    assert manifest.left_out.get("scores without a value", 0) == nulls
+    other = empty_lake(tmp_path / "other")
+    assert other.ingest(tmp_path / "out" / "traces", run_id="run").rejected == 0
+    before, after = records(lk), records(other)
+    facts = "SELECT content_hash FROM episodes ORDER BY episode_id"
+    assert lk.sql(facts).equals(other.sql(facts)), "the episodes are the same"
+    again = {(key, score.scorer, score.step_index): score.value for key in after for score in after[key].scores}
+    for key, record in before.items():
+        assert {(key, score.scorer, score.step_index): score.value for score in record.scores}.items() <= again.items()
+    assert sum(name in ("tool_success", "coordination") for _, name, _ in again) == len(values)
+
+
+def test_the_total_of_a_scored_massgen_trace_is_the_score_that_counts(tmp_path: Path) -> None:
+    massgen_files.write_traces(tmp_path / "rl_data", [massgen_files.coordinated()])
+    lk = empty_lake(tmp_path / "lake")
+    lk.ingest(tmp_path / "rl_data" / "traces", run_id="run")
+    (episode_id,) = lk.sql("SELECT episode_id FROM episodes")["episode_id"]
+    lk.add_scores(pl.DataFrame({"episode_id": [episode_id], "value": [0.25]}), name="judge")
+    exported(lk, tmp_path / "out", "massgen", choices=Choices(score="judge"))
+    (path,) = (tmp_path / "out").rglob("traces/*/*/*.json")
+    assert json.loads(path.read_text())["total_reward"] == 0.25

@@ -6,6 +6,9 @@ The agents hear of nothing: no call raises, and none is refused.
 import dataclasses
 import functools
 import random
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +19,10 @@ import pytest
 
 import lake
 from lake.live.recorder import Recorder
+from lake.storage.objects import Objects
 from testkit.doors import door
 from testkit.object_store import Store
+from testkit.processes import environment
 
 STEPS = 3
 
@@ -133,3 +138,39 @@ def test_clocks_that_jump_by_days_lose_and_reorder_nothing(tmp_path: Path, monke
         "FROM steps s JOIN episodes e USING (episode_id) GROUP BY ALL ORDER BY 1"
     )
     assert opened.sql(query).rows() == [(number, True, True, STEPS) for number in range(24)]
+
+
+KILLED = """
+import os, signal, sys, time
+import lake
+from lake.live.owners import read_owner
+
+recorder = lake.recorder(sys.argv[1], run="r", spool=sys.argv[2], batch_seconds=0.05)
+with recorder.episode("old").step(state="s") as step:
+    step.action("a")
+recorder._sink.spool.sync(60)
+while read_owner(recorder._sink.spool.folder).lake is None:
+    time.sleep(0.05)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_recorded_for_a_deleted_lake_of_a_bucket_is_kept_apart(
+    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its recorder asked for the lake's id before anything had ended, and was killed then."""
+    for name, value in s3.options.items():
+        monkeypatch.setenv(name.upper(), value)
+    lake.open(s3.root, create=True)
+    program = [sys.executable, "-c", KILLED, s3.root, str(tmp_path / "spool")]
+    more = {name.upper(): value for name, value in s3.options.items()}
+    done = subprocess.run(program, env=environment(**more), timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    objects = Objects(s3.root)
+    objects.delete([found.path for found in objects.list()])
+    with lake.recorder(s3.root, run="r", spool=tmp_path / "spool") as recorder:
+        agent(recorder, 1)
+        assert recorder.flush(120)
+    assert lake.open(s3.root).sql("SELECT task_id FROM episodes")["task_id"].to_list() == ["task"]
+    assert caplog.text.count("trajlake spools") == 1
+    assert len(list((tmp_path / "spool").rglob("*.frames"))) == 1

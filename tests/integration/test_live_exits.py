@@ -3,13 +3,20 @@
 Each program records an episode `finished` and leaves another open; then it ends.
 """
 
+import json
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import lake
+from lake.cli import trajlake
+from lake.errors import UsageError
 from testkit.copies import empty_lake
 from testkit.processes import environment
 
@@ -116,6 +123,157 @@ def test_what_was_finished_is_there_once_however_the_program_ends(end: str, tmp_
     rows = lake.open(tmp_path / "lake").sql("SELECT task_id, status FROM episodes").rows()
     assert sorted(rows) == sorted({"finished": "completed", "open": "aborted", **others}.items())
     assert [path.name for path in (tmp_path / "spool").iterdir()] == ["lock"]
+
+
+KILLED = """
+import os, signal, sys
+import lake
+
+recorder = lake.recorder(sys.argv[1], run="r", batch_seconds=600, batch_episodes=600)
+for task in ("finished", "open"):
+    episode = recorder.episode(task)
+    with episode.step(state="s") as step:
+        step.action("a")
+    if task == "finished":
+        episode.end()
+recorder._sink.spool.sync(60)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""A recorder that dies before its first delivery, with an episode that is finished and one that is not."""
+
+
+class Recorders:
+    """Recorders of lakes below a folder, on a machine that keeps their spools beside."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRAJLAKE_SPOOL", str(folder / "spools"))
+        self.folder = folder
+
+    def killed(self, name: str) -> None:
+        """One that was killed while it recorded."""
+        program = [sys.executable, "-c", KILLED, str(self.folder / name)]
+        variables = environment(TRAJLAKE_SPOOL=str(self.folder / "spools"))
+        done = subprocess.run(program, capture_output=True, text=True, env=variables, timeout=120, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+    def tasks(self, name: str, *own: str) -> list[str]:
+        """The tasks in a lake after another recorder, which records `own`."""
+        with lake.recorder(self.folder / name, run="r") as recorder:
+            for task in own:
+                with recorder.episode(task) as episode, episode.step(state="s") as step:
+                    step.action("a")
+            assert recorder.flush(60)
+        return sorted(lake.open(self.folder / name).sql("SELECT task_id FROM episodes")["task_id"])
+
+    def spools(self, name: str, *options: str) -> list[dict[str, Any]]:
+        """What `trajlake spools` lists, or nothing if it is told to do something."""
+        done = CliRunner().invoke(trajlake, ["spools", "--lake", str(self.folder / name), "--format", "json", *options])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout) if not options else []
+
+
+@pytest.fixture
+def recorders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorders:
+    return Recorders(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("is_made", [True, False], ids=["a lake", "a lake to be"])
+def test_what_was_recorded_for_a_deleted_lake_is_kept_apart(
+    is_made: bool, recorders: Recorders, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if that lake was never made: its folder is deleted, and with it the id that was reserved for it."""
+    if is_made:
+        empty_lake(recorders.folder / "lake")
+    recorders.killed("lake")
+    shutil.rmtree(recorders.folder / "lake")
+    assert recorders.tasks("lake", "of the new lake") == ["of the new lake"]
+    assert recorders.tasks("lake", "another") == ["another", "of the new lake"]
+    (held,) = recorders.spools("lake")
+    assert caplog.text.count(held["spool"]) == 1, "told once in a process"
+    assert (held["state"], held["finished"], held["open"]) == ("orphaned", 1, 1)
+    assert held["lake_id"] not in (None, lake.open(recorders.folder / "lake").identity)
+    recorders.spools("lake", "--deliver", held["spool"])
+    assert recorders.tasks("lake") == ["another", "finished", "of the new lake", "open"]
+    assert recorders.spools("lake") == []
+
+
+def test_what_was_recorded_before_there_was_a_lake_is_of_the_lake_that_is_made_then(recorders: Recorders) -> None:
+    """Whoever makes it: the id that the killed recorder reserved is the lake's."""
+    recorders.killed("lake")
+    made = lake.open(recorders.folder / "lake", create=True)
+    (held,) = recorders.spools("lake")
+    assert (held["state"], held["lake_id"]) == ("left", made.identity)
+    assert recorders.tasks("lake", "of another recorder") == ["finished", "of another recorder", "open"]
+
+
+def test_an_orphaned_spool_is_deleted_only_if_somebody_says_so(recorders: Recorders) -> None:
+    empty_lake(recorders.folder / "lake")
+    recorders.killed("lake")
+    shutil.rmtree(recorders.folder / "lake")
+    lake.open(recorders.folder / "lake", create=True)
+    (held,) = recorders.spools("lake")
+    assert held["state"] == "orphaned"
+    asked = CliRunner().invoke(
+        trajlake, ["spools", "--lake", str(recorders.folder / "lake"), "--delete", held["spool"]]
+    )
+    assert isinstance(asked.exception, UsageError)
+    assert Path(held["spool"]).exists()
+    recorders.spools("lake", "--delete", held["spool"], "--yes")
+    assert recorders.spools("lake") == []
+    assert not Path(held["spool"]).exists()
+    assert recorders.tasks("lake") == []
+
+
+def test_a_spool_follows_its_lake_to_another_place_and_stays_with_it_beside_a_copy(recorders: Recorders) -> None:
+    empty_lake(recorders.folder / "lake")
+    recorders.killed("lake")
+    shutil.copytree(recorders.folder / "lake", recorders.folder / "copy")
+    assert recorders.tasks("copy") == []
+    assert recorders.spools("copy") == []
+    (recorders.folder / "lake").rename(recorders.folder / "moved")
+    assert [(held["state"], held["open"]) for held in recorders.spools("moved")] == [("left", 1)]
+    assert recorders.tasks("moved") == ["finished", "open"]
+    assert recorders.tasks("copy") == []
+
+
+def test_a_lake_that_comes_back_gets_what_was_recorded_for_it(recorders: Recorders) -> None:
+    empty_lake(recorders.folder / "lake")
+    recorders.killed("lake")
+    (recorders.folder / "lake").rename(recorders.folder / "away")
+    assert recorders.tasks("lake", "meanwhile") == ["meanwhile"]
+    shutil.rmtree(recorders.folder / "lake")
+    (recorders.folder / "away").rename(recorders.folder / "lake")
+    assert recorders.tasks("lake") == ["finished", "open"]
+
+
+def test_recorders_of_several_lakes_share_a_folder_of_spools_and_mix_nothing(recorders: Recorders) -> None:
+    spool = recorders.folder / "shared"
+    for name in ("one", "two"):
+        empty_lake(recorders.folder / name)
+    program = KILLED.replace('run="r"', f'run="r", spool={str(spool)!r}')
+    for name in ("one", "two"):
+        subprocess.run([sys.executable, "-c", program, str(recorders.folder / name)], env=environment(), check=False)
+    assert len(list(spool.glob("*/*.frames"))) == 2
+    with lake.recorder(recorders.folder / "one", run="r", spool=spool) as recorder:
+        assert recorder.flush(60)
+    counts = [lake.open(recorders.folder / name).sql("SELECT count(*) FROM episodes").item() for name in ("one", "two")]
+    assert counts == [2, 0]
+
+
+def test_a_recorder_whose_lake_another_one_takes_the_place_of_delivers_nothing_to_it(
+    recorders: Recorders, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = recorders.folder / "lake"
+    recorder = lake.recorder(folder, run="r", batch_seconds=600)
+    with recorder.episode("of the first lake") as episode, episode.step(state="s") as step:
+        step.action("a")
+    shutil.rmtree(folder)
+    empty_lake(folder)
+    assert not recorder.close(30)
+    assert "trajlake spools" in caplog.text
+    assert lake.open(folder).sql("SELECT count(*) FROM episodes").item() == 0
+    (held,) = recorders.spools("lake")
+    assert (held["state"], held["finished"]) == ("orphaned", 1)
 
 
 @pytest.mark.slow

@@ -1,9 +1,13 @@
 """`trajlake loop`: what a run leaves in the tables, what ends it, what a resumed one may differ in."""
 
+import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 from safetensors.torch import load_file
 
@@ -243,6 +247,114 @@ def test_every_stage_says_what_it_does(staged: tuple[Path, LoopResult], spoken: 
     assert any(subject == "sft" and "updates" in step for subject, step in doing)
 
 
+def test_updates_and_rounds_are_lines_of_a_file_too(whole: tuple[Path, LoopResult], lk: Lake) -> None:
+    lines = [json.loads(line) for line in (whole[0] / "out" / "metrics.jsonl").read_text().splitlines()]
+    updates = [line for line in lines if "loop/round" not in line]
+    assert [line["step"] for line in updates] == list(range(6))
+    wanted = lk.sql("SELECT step, value FROM run_metrics WHERE name = 'grad_norm' ORDER BY step")
+    assert [(line["step"], line["grad_norm"]) for line in updates] == wanted.rows()
+    rounds = [line for line in lines if "loop/return" in line]
+    assert [(line["loop/round"], line["step"]) for line in rounds] == [(0, 1), (1, 3), (2, 5)]
+    assert lines[-1]["eval/success"] == whole[1].evaluations[3].success
+
+
+LATE = """
+def late(messages):
+    said = "".join(message["content"] or "" for message in messages if message["role"] == "assistant")
+    return float(sum(map(ord, said)) % 97)
+"""
+"""A score that siblings seldom share."""
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Lake, list[dict[str, float]], list[str]]:
+    """Two of four siblings are kept, the best by a scorer, some of those filtered; what wandb got, what was said."""
+    folder = tmp_path_factory.mktemp("chosen")
+    reward = folder / "late.py"
+    reward.write_text(LATE)
+    kept = {"groups": 4, "group_size": 2, "oversample": 2, "keep": "best", "filters": ["min_reward=40", "dead_groups"]}
+    loop = {"rounds": 3, "sync_every": 2, "collect": kept, "score": {"targets": [f"{reward}:late"]}}
+    given = {"loop": loop | {"credit": {"score": "late"}}, "trainer": {"loggers": ["wandb"]}}
+    logged: list[dict[str, float]] = []
+    said: list[str] = []
+    run = SimpleNamespace(log=lambda metrics, step: logged.append(metrics | {"step": step}), finish=lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run, Error=OSError))
+        looped(folder, without_evaluation(config_of(folder, model, **given)), said=said)
+    return lake.open(folder / "lake"), logged, said
+
+
+Chosen = tuple[Lake, list[dict[str, float]], list[str]]
+
+
+def test_the_best_siblings_by_the_score_that_is_trained_on_are_all_that_credit_sees(chosen: Chosen) -> None:
+    groups = chosen[0].sql(
+        "SELECT count(*) FILTER (seen) AS n, min(value) FILTER (seen) >= max(value) FILTER (NOT seen) AS are_best "
+        "FROM (SELECT e.group_id, value, episode_id IN (SELECT episode_id FROM latest_advantages) AS seen "
+        "FROM episodes AS e JOIN current_scores USING (episode_id)) GROUP BY group_id"
+    )
+    assert groups.unique().rows() == [(2, True)]
+    assert groups.height == 12
+
+
+def test_filters_say_of_each_rollout_of_a_round_why_it_is_not_trained_on(chosen: Chosen) -> None:
+    lk, _, said = chosen
+    rows = lk.sql(
+        "SELECT s.kept, s.filter, e.episode_id, v.value, "
+        "e.episode_id IN (SELECT episode_id FROM trained_batches) AS is_trained "
+        "FROM selections AS s JOIN episodes AS e USING (episode_id) JOIN current_scores AS v USING (episode_id) "
+        "WHERE selection = 'loop-asking'"
+    )
+    assert rows["episode_id"].n_unique() == rows.height == 48
+    assert rows.filter("kept")["is_trained"].all()
+    assert not rows.filter(~pl.col("kept"))["is_trained"].any()
+    assert set(rows["filter"].drop_nulls()) >= {"top_q", "min_reward"}
+    assert rows.filter(filter="min_reward")["value"].max() < 40
+    left_out = lk.sql("SELECT sum(value) FROM run_metrics WHERE name = 'loop/left_out'").item()
+    assert left_out == rows.height - rows["kept"].sum()
+    assert any("by min_reward" in line for line in said)
+
+
+def test_weights_are_delivered_every_few_rounds(chosen: Chosen) -> None:
+    rows = chosen[0].sql(
+        "SELECT DISTINCT collection_round, t.policy_version FROM episodes JOIN tokens AS t USING (episode_id) "
+        "ORDER BY ALL"
+    )
+    assert rows.rows() == [(0, 0), (1, 0), (2, 2)]
+
+
+def test_loggers_are_given_updates_and_rounds(chosen: Chosen) -> None:
+    lk, logged, _ = chosen
+    updates = lk.sql("SELECT count(*) FROM run_metrics WHERE name = 'loss'").item()
+    assert sum("loss" in metrics for metrics in logged) == updates > 0
+    assert [metrics["loop/round"] for metrics in logged if "loop/score" in metrics] == [0, 1, 2]
+    assert [metrics["step"] for metrics in logged] == sorted(metrics["step"] for metrics in logged)
+
+
+def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside_it(chosen: Chosen) -> None:
+    lk, _, said = chosen
+    rounds = lk.sql(
+        "SELECT collection_round, avg(value), avg(env_return) FROM current_scores JOIN episodes USING (episode_id) "
+        "GROUP BY 1 ORDER BY 1"
+    ).rows()
+    updates = lk.sql(
+        "SELECT optimizer_step, avg(value), avg(env_return) FROM trained_batches JOIN episodes USING (episode_id) "
+        "JOIN current_scores USING (episode_id) GROUP BY 1 ORDER BY 1"
+    ).rows()
+    for name, beside, expected in (("loop/score", "loop/return", rounds), ("reward", "env_return", updates)):
+        found = [dict(lk.sql(MEANS, [which]).iter_rows()) for which in (name, beside)]
+        for step, mean, returned in expected:
+            assert (found[0][step], found[1][step]) == pytest.approx((mean, returned))
+            assert mean != pytest.approx(returned)
+    lines = [line for line in said if line.startswith("round ") and "mean return" in line]
+    for line, (_, mean, returned) in zip(lines, rounds, strict=True):
+        assert f"mean late {mean:.3g}" in line
+        assert f"mean return {returned:.3g}" in line
+
+
+MEANS = "SELECT step, value FROM run_metrics WHERE name = ?"
+
+
 def test_a_resumed_run_keeps_its_configuration_but_where_it_is_played(tmp_path: Path, model: Path) -> None:
     from trainer.online.start import _check_started, _Started, job_parameters
 
@@ -337,3 +449,27 @@ def test_a_round_without_pairs_trains_nothing_and_says_why(tmp_path: Path, model
     assert (done.rounds, done.optimizer_steps) == (2, 0)
     assert sum("refused (no_pairs)" in line for line in said) == 2
     assert sum("nothing to train on" in line for line in said) == 2
+
+
+def test_prompts_are_trained_on_by_a_score_that_every_line_shows(tmp_path: Path, model: Path) -> None:
+    """Nobody else rewards them, so there is no return to show."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = ({"prompt": f"say {colour}", "ground_truth": colour} for colour in ("blue", "green", "red", "white"))
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = write_config(tmp_path, model)
+    lines = (line for line in config.read_text().splitlines(keepends=True) if not line.startswith("env = "))
+    config.write_text("".join(lines))
+    (tmp_path / "score.py").write_text(LATE)
+    given = {"rounds": 1, "evaluation": None, "collect": {"prompts": str(prompts)}}
+    given |= {"score": {"targets": [f"{tmp_path}/score.py:late"]}, "credit": {"estimator": "rloo", "score": "late"}}
+    said: list[str] = []
+    done = looped(tmp_path, read_config(str(config), {"loop": given}), said=said)
+    lk = lake.open(tmp_path / "lake")
+    assert lk.sql("SELECT DISTINCT environment, env_return FROM episodes").rows() == [("prompts", None)]
+    mean = lk.sql("SELECT avg(value) FROM current_scores").item()
+    (line,) = (line for line in said if line.startswith("round 1/1, mean"))
+    assert line.startswith(f"round 1/1, mean late {mean:.3g}, ")
+    assert "mean return" not in line
+    names = lk.sql("SELECT DISTINCT name FROM run_metrics WHERE name IN ('reward', 'env_return', 'loop/return')")
+    assert done.optimizer_steps > 0
+    assert names["name"].to_list() == ["reward"]

@@ -4,7 +4,11 @@ Engines are conforming servers (`testkit.token_engine`) whose answers are action
 GPU cannot be tried without one. The loop with a real vLLM is `test_loop_vllm.py`.
 """
 
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +17,11 @@ import pytest
 
 import lake
 from lake.errors import UsageError
+from lake.lake import Lake
 from pipelines.collect.environments.house import vocabulary
 from pipelines.collect.manager.run import StoppedError
 from testkit.token_engine import TokenEngine, token_engine
+from testkit.word_game import TARGET, save_model
 from trainer.online.demo import TinyPolicyConfig, save_policy
 from trainer.online.settings import OnlineConfig, read_config
 from trainer.online.start import run_loop
@@ -146,3 +152,133 @@ def test_settings_of_engines_that_do_not_go_together_are_refused(tmp_path, model
     file.write_text(CONFIG)
     with pytest.raises(UsageError, match=message):
         read_config(str(file), {"loop": loop, "trainer": {"model": str(model)}})
+
+
+WAITING = """
+import asyncio
+from collections import Counter
+
+from testkit.word_game import Asking
+
+BEGUN = Counter()
+
+
+class Waits(Asking):
+    async def reset(self, task):
+        BEGUN[task.seed] += 1
+        self._number = BEGUN[task.seed]
+        return super().reset(task)
+
+    async def step(self, action):
+        if self._number in (3, 4) and self._left < 3:
+            await asyncio.Event().wait()
+        return super().step(action)
+
+
+def make(split="train"):
+    return Waits(split)
+"""
+"""Two of a group's four siblings wait at their second step, until they are begun again in another round."""
+
+
+def any_colour(prompt_ids: Sequence[int], seed: int, most: int) -> list[int]:
+    return [random.Random(f"{list(prompt_ids)} {seed}").randrange(3, 8), 2]
+
+
+def waiting(folder: Path, given: dict[str, Any], trainer: dict[str, Any]) -> tuple[Lake, list[str]]:
+    """The lake of a loop in which two of four siblings are not needed, and its lines."""
+    (folder / "env.py").write_text(WAITING)
+    model = save_model(folder / "model")
+    file = folder / "loop.toml"
+    file.write_text(CONFIG)
+    said: list[str] = []
+    with token_engine(TokenEngine(any_colour)) as engine:
+        player = {"engines": [engine.url], "env": f"{folder}/env.py:make", "max_steps": 3}
+        collect = {"groups": 3, "oversample": 2, "keep": "first", "player": player}
+        loop = {"rounds": 3, "collect": collect | given}
+        play(folder, read_config(str(file), {"loop": loop, "trainer": {"model": str(model)} | trainer}), said.append)
+    return lake.open(str(folder / "lake")), said
+
+
+@pytest.fixture
+def _own_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spool"))
+
+
+LATE = """
+SELECT DISTINCT episode_id, collection_round AS begun FROM episodes JOIN tokens USING (episode_id)
+WHERE tokens.policy_version > collection_round
+"""
+
+
+@pytest.mark.usefixtures("_own_spool")
+def test_a_rollout_that_was_carried_over_is_trained_on_in_the_round_in_which_it_ends(tmp_path: Path) -> None:
+    """Each that ended is in a row of `batches`, or its group has no signal."""
+    lk, said = waiting(tmp_path, {"carry_over": True}, {})
+    assert lk.sql(LATE)["begun"].to_list().count(0) == 6
+    rest = lk.sql(
+        "SELECT episode_id FROM episodes EXCEPT SELECT episode_id FROM trained_batches EXCEPT "
+        "SELECT episode_id FROM advantages WHERE flags LIKE '%dead_group%'"
+    )
+    assert rest.is_empty()
+    looked_at = lk.sql(
+        "SELECT json_extract(parameters, '$.round')::INT AS round, episode_id FROM selections JOIN job_runs "
+        "USING (job_id) WHERE kept"
+    )
+    assert looked_at["episode_id"].is_unique().all()
+    assert set(lk.sql("SELECT episode_id FROM episodes").to_series()) == set(looked_at["episode_id"])
+    ended = dict(looked_at.select("episode_id", "round").iter_rows())
+    begun = dict(lk.sql("SELECT episode_id, collection_round FROM episodes").iter_rows())
+    late = lk.sql(LATE)["episode_id"].to_list()
+    assert {ended[episode] - begun[episode] for episode in late} == {1}
+    assert lk.sql(f"SELECT * FROM trained_batches SEMI JOIN ({LATE}) USING (episode_id)").height
+    carried = lk.sql("SELECT step, value FROM run_metrics WHERE name = 'loop/carried' ORDER BY step")
+    assert carried.rows() == [(0, 0.0), (1, 6.0), (2, 6.0)]
+    assert sum("6 carried over" in line for line in said) == 2
+
+
+@pytest.mark.usefixtures("_own_spool")
+def test_what_a_carried_rollout_sampled_under_weights_that_are_too_old_is_left_out(tmp_path: Path) -> None:
+    lk, _ = waiting(tmp_path, {"carry_over": True}, {"max_staleness": 0, "live_only": False, "loss": "reinforce"})
+    stale = (
+        "SELECT count(*) FROM tokens JOIN trained_batches AS b USING (episode_id) JOIN checkpoints AS c "
+        "ON c.optimizer_step = b.optimizer_step + 1 WHERE step_index BETWEEN first_step AND last_step "
+        "AND tokens.policy_version < c.policy_version - 1"
+    )
+    assert lk.sql(stale).item() == 0
+    assert lk.sql("SELECT sum(value) FROM run_metrics WHERE name = 'loop/stale_steps'").item() > 0
+    assert lk.sql(f"SELECT * FROM trained_batches SEMI JOIN ({LATE}) USING (episode_id)").height
+
+
+@pytest.mark.usefixtures("_own_spool")
+def test_a_loop_does_not_imitate_rollouts_that_were_cut_off(tmp_path: Path) -> None:
+    lk, said = waiting(tmp_path, {}, {"loss": "sft"})
+    trained = lk.sql("SELECT DISTINCT status FROM episodes SEMI JOIN trained_batches USING (episode_id)")
+    assert trained["status"].to_list() == ["completed"]
+    reasons = lk.sql("SELECT filter, count(*) AS n FROM selections WHERE NOT kept GROUP BY 1").rows()
+    assert reasons == [("status", 18)]
+    assert sum("left out: 6 aborted" in line for line in said) == 3
+
+
+@pytest.mark.slow("A round of several ranks is a few commands, as the guide of the loop has them.")
+def test_the_guides_rounds_of_several_ranks_train_and_deliver(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "loop.md").read_text()
+    (script,) = re.findall("```bash\n(.*?)```", guide, re.DOTALL)
+    small = {"MODEL": str(model), "0 1 2 3": "0 1", "--env house": f"--env {TARGET}"}
+    small |= {"--groups 32 --group-size 8": "--groups 4 --group-size 4"}
+    with token_engine(TokenEngine(any_colour)) as engine:
+        for words, others in (small | {"http://127.0.0.1:8000": engine.url, "push": "push --no-probe"}).items():
+            assert words in script
+            script = script.replace(words, others)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-e", "-c", script],
+            cwd=tmp_path,
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert versions(tmp_path.joinpath("L").rename(tmp_path / "lake").parent) == [(0, 0), (1, 1)]

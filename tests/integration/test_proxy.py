@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,40 @@ def test_a_killed_proxy_goes_on_with_the_episode_also_behind_a_start_that_failed
     assert recorded.sql("SELECT num_steps, env_return, status FROM episodes").rows() == [(2, 1.0, "completed")]
     prefixes = recorded.sql("SELECT prefix_step_index FROM tokens ORDER BY step_index")
     assert prefixes["prefix_step_index"].to_list() == [None, 0]
+
+
+def test_a_proxy_knows_nothing_of_a_deleted_lake_at_its_place(tmp_path: Path) -> None:
+    """Neither open rollouts, nor finished ones, nor the names of ended ones come back when it was killed."""
+    names = {task: f"/run/r/task/{task}/rollout/0/v1" for task in ("open", "ended", "delivered")}
+    own = ("--port", unused_endpoint().rpartition(":")[2])
+    hello = [{"role": "user", "content": "find the key"}]
+
+    def play(at: Proxy, *tasks: str) -> None:
+        for task in tasks:
+            turn(at, f"{names[task]}/chat/completions", hello, stream=False)
+            if task != "open":
+                at.post(f"{names[task]}/end", {"reward": 1.0})
+
+    with engine_server() as engine:
+        with proxy(engine, tmp_path, *own) as at:
+            play(at, "delivered")
+            at.post("/v1/flush", {})
+            play(at, "ended", "open")
+            wait_for_spool(tmp_path)
+            time.sleep(1.5)  # names of ended rollouts are kept every second
+            at.end(signal.SIGKILL)
+        shutil.rmtree(tmp_path / "lake")
+        with proxy(engine, tmp_path, *own) as at:
+            play(at, "delivered", "ended")
+            turn(at, f"{names['open']}/chat/completions", hello, stream=False)
+            at.post(f"{names['open']}/end", {"reward": 0.5})
+            at.end()
+    recorded = lake.open(at.lake)
+    found = recorded.sql("SELECT task_id, num_steps, env_return, relation FROM episodes ORDER BY task_id")
+    assert found.rows() == [("delivered", 1, 1.0, None), ("ended", 1, 1.0, None), ("open", 1, 0.5, None)]
+    assert recorded.sql("SELECT * FROM rejects").is_empty()
+    assert "trajlake spools" in at.log.read_text()
+    assert len(list((tmp_path / "spool").rglob("*.frames"))) == 1
 
 
 def test_what_a_proxy_left_open_can_be_dropped_and_played_anew(tmp_path: Path) -> None:

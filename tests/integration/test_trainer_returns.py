@@ -1,11 +1,15 @@
-"""The metric `reward`: what an optimizer step's episodes earned, unknown returns left out."""
+"""Metrics of an optimizer step's episodes: what they earned, their turns, their log-probability."""
 
 from pathlib import Path
 from statistics import fmean
 
+import polars as pl
 import pytest
 
+from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
+from pipelines.credit.estimators import ESTIMATORS
+from pipelines.credit.job import run_credit
 from testkit.training import config, random_backend, token_episodes, token_lake
 from trainer.data.plan.plan import Plan
 from trainer.data.select.selection import select
@@ -43,3 +47,29 @@ def test_where_no_return_is_known_there_is_no_reward(tmp_path: Path) -> None:
     reports, _ = trained(tmp_path, [None, None, None])
     assert reports
     assert all("reward" not in report.metrics for report in reports)
+
+
+def test_the_reward_is_the_score_that_advantages_come_from_and_the_return_stands_beside_it(tmp_path: Path) -> None:
+    lk = token_lake(tmp_path)
+    query = "SELECT episode_id, env_return, num_steps, abs(hash(episode_id)) % 7 AS score FROM episodes"
+    facts = {row[0]: row[1:] for row in lk.sql(query).iter_rows()}
+    with lk.job(kind="score", parameters={}) as job:
+        rows = lk.sql("SELECT episode_id, group_id, run_id FROM episodes").with_columns(
+            value=pl.col("episode_id").replace_strict({one: float(row[2]) for one, row in facts.items()})
+        )
+        rows = rows.with_columns(step_index=pl.lit(None, pl.Int32), scorer=pl.lit("judge"), scorer_version=pl.lit("1"))
+        job.write("scores", rows)
+    run_credit(lk, ESTIMATORS["rloo"](), score="judge")
+    settings = config("reinforce", options={"correction": {"method": "none"}}, minibatches=2)
+    snapshot = lk.snapshot()
+    plan = Plan(select(snapshot, settings, settings.loss.needs, source=find_credit(snapshot, None)), settings)
+    reports = list(run_steps(random_backend(), snapshot, plan, settings, peak=1e-3))
+    for report in reports:
+        returns, turns, scores = zip(*(facts[one] for one in plan.episode_ids_E[report.step.episodes_E]), strict=True)
+        metrics = report.metrics
+        assert metrics["reward"] == pytest.approx(fmean(scores))
+        assert metrics["env_return"] == pytest.approx(fmean(returns))
+        assert metrics["episode_turns"] == pytest.approx(fmean(turns))
+        total = metrics["logprob"] * metrics["action_tokens"]
+        assert metrics["episode_logprob"] == pytest.approx(total / len(returns), rel=1e-5)
+    assert len(reports) == 2

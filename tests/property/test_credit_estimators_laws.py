@@ -261,6 +261,20 @@ def test_rloo_is_the_centred_score_times_n_by_n_minus_one(rows: Rows) -> None:
 
 
 @law
+@given(rows=wide_rows(nulls=False, statuses=False))
+def test_rloo_normalised_over_its_group_is_grpo(rows: Rows) -> None:
+    """The factor n / (n - 1) is in the deviation, too."""
+    loo, grpo = advantages(rows, made("rloo")), advantages(rows, made("grpo"))
+    one_of_each = loo.unique("episode_id", maintain_order=True)
+    spread = one_of_each.group_by("group_id").agg(spread=pl.col("advantage").std())
+    scaled = loo.join(spread, on="group_id", how="left", maintain_order="left")
+    has_spread = scaled.select(pl.col("spread").fill_null(0.0) > 1e-3).to_series()
+    normalised = (scaled["advantage"] / scaled["spread"]).filter(has_spread)
+    apart = (normalised - grpo["advantage"].filter(has_spread)).abs().to_list()
+    assert max(apart, default=0.0) < 2e-3
+
+
+@law
 @given(data=st.data())
 def test_gigpo_loo_is_gigpo_centred_times_n_by_n_minus_one_at_both_levels(data: st.DataObject) -> None:
     rows, estimator = drawn(data, "gigpo_loo", invalid_action_penalty=0.0)

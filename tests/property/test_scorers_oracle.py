@@ -169,7 +169,9 @@ def test_coordination(elections: list[Any], quality: float) -> None:
         for votes, read, written in elections
     ]
     expected = [oracle.coordination(episode, rows["spans"], quality) for episode, rows in cases]
-    agree(Coordination(quality=quality), cases, expected)
+    agree(Coordination(quality=quality, missing="null"), cases, expected)
+    assumed = [oracle.coordination(episode, rows["spans"], quality, assumes=True) for episode, rows in cases]
+    agree(Coordination(quality=quality), cases, assumed)
 
 
 QUALITY = st.one_of(st.none(), st.sampled_from([0.0, 0.2, 0.5, 0.7, 0.75, 1.0]))

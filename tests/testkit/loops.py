@@ -1,13 +1,16 @@
 """Runs of `trajlake loop` on a word game, small enough for a test."""
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lake
 from lake.lake import Lake
 from testkit.commands import Command
 from testkit.word_game import TARGET
+from trainer.online.rollouts import Evaluated
+from trainer.online.run import OnlineRun
 from trainer.online.settings import OnlineConfig
 from trainer.online.start import run_loop
 
@@ -96,3 +99,14 @@ def facts(lk: Lake) -> dict[str, Any]:
         "weights": "SELECT DISTINCT optimizer_step, policy_version, sha256 FROM checkpoints",
     }
     return {name: lk.sql(f"{query} ORDER BY ALL").rows() for name, query in queries.items()}
+
+
+def run_of(config: OnlineConfig, metrics: Mapping[int, dict[str, float]], scores: Mapping[int, float]) -> OnlineRun:
+    """A run that has come so far; nothing of it is played or trained."""
+    nobody = cast("Any", None)
+    evaluations = {
+        version: Evaluated(success=0.0, score=score, attempts=1, unscored=0) for version, score in scores.items()
+    }
+    return OnlineRun(
+        nobody, "run", config, nobody, nobody, nobody, nobody, nobody, print, nobody, dict(metrics), evaluations
+    )

@@ -286,12 +286,13 @@ def voting(spans: list[Row]) -> Values:
     return found | {step: mean(rewards) for step, rewards in by_step.items()}
 
 
-def coordination(episode: Row, spans: list[Row], quality: float) -> Values:
+def coordination(episode: Row, spans: list[Row], quality: float, *, assumes: bool = False) -> Values:
     final = last_votes(spans)
     rounds = [json.loads(span["attributes"])["coordination_round"] for span in spans if span["kind"] == "coordination"]
-    if not rounds or not final or episode["prompt_tokens"] is None or episode["completion_tokens"] is None:
+    counts = [episode["prompt_tokens"], episode["completion_tokens"]]
+    if not rounds or (not assumes and (not final or None in counts)):
         return {None: None}
-    most, tokens = max(1, *rounds), episode["prompt_tokens"] + episode["completion_tokens"]
+    most, tokens = max(1, *rounds), sum(count or 0 for count in counts)
     agreed = len(set(final.values())) == 1
     value = -0.1 * max(0, most - 3) + 2.0 * quality - 0.001 * max(0, tokens - 10000)
     value += 1.0 if agreed else -0.5

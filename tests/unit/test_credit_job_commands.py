@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 
-from lake import EpisodeRecord, Lake, StepRecord, ids
+from lake import EpisodeRecord, Lake, StepRecord, TokensRecord, ids
 from lake.judgements.credit import find_credit
 from pipelines.credit.commands import credit
 from pipelines.credit.estimators import ALONE, ESTIMATORS, REFUSED, one_line
@@ -285,3 +286,75 @@ def test_an_unknown_preset_is_answered_with_the_known_ones(cli: Cli, lk: Lake) -
 @pytest.mark.parametrize(("estimator", "name"), [(one, name) for one, named in PRESETS.items() for name in named])
 def test_presets_are_options(estimator: str, name: str) -> None:
     assert ESTIMATORS[estimator].model_validate(PRESETS[estimator][name])
+
+
+def played(number: int, score: float) -> EpisodeRecord:
+    """A rollout of two steps: a call of a tool in a state that all share, and an answer."""
+    made = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
+    tokens = TokensRecord(context_ids=[1], action_ids=[2, 3], action_logprobs=[-0.25, -0.5])
+    seen = {"role": "tool", "tool_call_id": f"c{number}", "content": f"room {number}\x1b[31m"}
+    return EpisodeRecord(
+        task_id="t",
+        run_id="a",
+        rollout_index=number,
+        env_return=score,
+        steps=[
+            StepRecord(state="hall", action="", tool_calls=[made], reward=0.0, value_estimate=0.75, tokens=tokens),
+            StepRecord(state=f"room {number}", action="done", context=[seen], reward=score),
+        ],
+    )
+
+
+def test_debug_shows_each_step_and_what_its_credit_is_made_of(tmp_path: Path, cli: Cli) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    lk.append([played(0, 1.0), played(1, 0.0)])
+    quiet = cli("credit", "gigpo", "--lake", lk.uri)
+    shown = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug", "--log-episodes", "rollout_index = 0")
+    assert "observation" not in quiet.err
+    assert "\x1b" not in shown.err
+    first, second = lk.sql(
+        "SELECT * FROM current_advantages JOIN episodes USING (episode_id) WHERE rollout_index = 0 ORDER BY step_index"
+    ).to_dicts()
+    lines = [line.strip() for line in shown.err.splitlines()]
+    steps = [index for index, line in enumerate(lines) if line.startswith("step ")]
+    assert len(steps) == 2, "of the chosen episode alone"
+    seen, acted, tool, made = lines[steps[0] : steps[0] + 4]
+    assert "'hall'" in seen
+    assert {"-0.75", "0.75"} <= set(acted.replace(";", " ").replace(",", " ").split())
+    assert "look({" in tool
+    assert "room 0" in tool
+    for name, row, line in (("G", first, made), ("A_S", second, lines[steps[1] + 2])):
+        assert row["return_to_go"] is not None, name
+        figures = [f"{row[column]:.6g}" for column in ("return_to_go", "a_episode", "a_step", "advantage")]
+        assert all(figure in line for figure in figures), (figures, line)
+        assert ids.to_text(row["anchor_key"]) in line
+    anchors = [line for line in lines if line.startswith("anchor ")]
+    assert ids.to_text(first["anchor_key"]) in anchors[0]
+    assert ids.to_text(ids.text_hash("hall")) in anchors[0]
+    of_anchor = lines[lines.index(anchors[0]) + 1 : lines.index(anchors[0]) + 3]
+    shared = lk.sql("SELECT episode_id, return_to_go, a_step FROM current_advantages WHERE step_index = 0")
+    for row in shared.to_dicts():
+        (line,) = (line for line in of_anchor if ids.to_text(row["episode_id"]) in line)
+        assert f"{row['return_to_go']:.6g}" in line
+        assert f"{row['a_step']:.6g}" in line
+    (group,) = (line for line in lines if line.startswith("group "))
+    assert {"0.5", "0.707107"} <= set(group.replace(",", " ").split())
+
+
+def test_episodes_to_log_are_a_predicate_and_need_the_level(lk: Lake, cli: Cli) -> None:
+    assert cli("credit", "gigpo", "--lake", lk.uri, "--log-episodes", "true").fault
+    wrong = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug", "--log-episodes", "no such column")
+    assert "--log-episodes" in wrong.fault
+    assert lk.sql("FROM advantages").is_empty(), "told before anything is computed"
+    nobody = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug", "--log-episodes", "false")
+    assert "--log-episodes" in nobody.fault
+
+
+def test_without_a_choice_the_first_groups_are_logged_and_the_rest_is_counted(tmp_path: Path, cli: Cli) -> None:
+    lk = empty_lake(tmp_path / "lake")
+    tasks = [msgspec.structs.replace(played(n, float(n)), task_id=f"t{task}") for task in range(4) for n in range(2)]
+    lk.append(tasks)
+    shown = cli("credit", "gigpo", "--lake", lk.uri, "--log-level", "debug").err
+    assert sum(line.startswith("group ") for line in shown.splitlines()) == 2
+    assert sum(line.strip().startswith("step ") for line in shown.splitlines()) == 8
+    assert any(line.startswith("2 ") and "--log-episodes" in line for line in shown.splitlines())

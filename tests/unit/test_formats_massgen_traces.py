@@ -52,6 +52,43 @@ def test_a_trace_can_be_written_again_as_it_was(tmp_path: Path, value: dict[str,
     assert json.dumps(again, indent=2) == path.read_text("utf-8")
 
 
+README = """
+{
+  "trace_id": "550e8400-e29b-41d4-a716-446655440000",
+  "agent_id": "agent_a",
+  "task": "Which city is the capital of France?",
+  "spans": [
+    {"span_type": "prompt", "input": "Which city?", "output": "I search.", "model": "gpt-4o"},
+    {"span_type": "tool", "tool_name": "web_search", "arguments": {"query": "capital"}, "result": {"results": [1]}},
+    {"span_type": "tool", "tool_name": "new_answer", "arguments": {"content": "Paris"}, "success": true},
+    {"span_type": "reward", "reward": 0.5, "reward_type": "tool", "reason": "found"},
+    {"span_type": "reward", "reward": 0.25, "reward_type": "answer_quality"}
+  ],
+  "total_reward": 0.75,
+  "status": "completed"
+}
+"""
+
+
+def test_a_trace_without_ids_and_times_of_spans_is_read_and_written_again(tmp_path: Path) -> None:
+    """The trace as MassGen's README shows it."""
+    given = json.loads(README)
+    record = only(tmp_path, given)
+    assert (record.env_return, record.status, record.started_at) == (0.75, "completed", None)
+    (step,) = record.steps
+    assert [call["id"] for call in step.tool_calls or ()] == ["span-1", "span-2"]
+    (result,) = record.final_observation or ()
+    assert (result["tool_call_id"], result["content"]) == ("span-1", '{"results":[1]}')
+    assert [(score.scorer, score.value, score.step_index) for score in record.scores] == [
+        ("tool", 0.5, 0),
+        ("answer_quality", 0.25, 0),
+    ]
+    assert [span.span_id for span in record.spans] == [f"span-{number}" for number in range(5)]
+    kept = (record.extra or {})["massgen"]
+    by_id = {span.span_id: span.attributes for span in record.spans}
+    assert [by_id[span_id] for span_id in kept["spans"]] == given["spans"]
+
+
 def test_the_index_of_a_store_is_no_trajectory(tmp_path: Path) -> None:
     write_traces(tmp_path, [streamed()])
     with pytest.raises(FormatError, match="MassGen's index of traces"):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake import Lake, ids
+from lake import Lake, TokensRecord, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
 from lake.judgements.credit import changed_groups, find_credit, outdated
@@ -372,3 +372,93 @@ def test_an_older_state_shows_what_is_gone_since(tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError, match=r"retracted \(1\)"):
         select_where(lk.snapshot(), ["episode_id"], None)
     assert "task t" in run(lk, ids.to_text(wanted), "--as-of", "before")
+
+
+# ---------------------------------------------------------------- saved episodes
+
+
+def sampled_lake(folder: Path) -> Lake:
+    """Two siblings with tokens, estimates, a step score and advantages."""
+    lk = empty_lake(folder)
+    records = siblings("maze", [1.0, 0.0])
+    for record in records:
+        record.steps[0].value_estimate = 0.75
+        record.steps[0].tokens = TokensRecord(
+            context_ids=[1], action_ids=[2, 3], action_logprobs=[-0.25, -9.0], action_mask=[True, False]
+        )
+    lk.append(records, run_id="run")
+    of_steps = lk.sql("SELECT episode_id, step_index, step_index / 4 AS value FROM steps")
+    lk.add_scores(of_steps, name="judge")
+    add_credit(lk, gamma=0.5)
+    return lk
+
+
+def test_a_saved_file_has_steps_scores_and_advantages_and_is_printed_without_the_lake(tmp_path: Path) -> None:
+    lk = sampled_lake(tmp_path / "lake")
+    saved = tmp_path / "saved.jsonl"
+    saved.write_text(run(lk, "--where", "true", "--format", "jsonl", "--with", "advantages"))
+    lines = [json.loads(line) for line in saved.read_text().splitlines()]
+    rows = lk.sql("SELECT * FROM current_advantages ORDER BY episode_id, step_index").to_dicts()
+    steps = [step for line in lines for step in line["steps"]]
+    assert len(lines) == 2
+    for name in ("return_to_go", "a_episode", "a_step", "advantage", "anchor_size"):
+        assert [step[name] for step in steps] == [row[name] for row in rows]
+    assert [step["anchor_key"] for step in steps] == [ids.to_text(row["anchor_key"]) for row in rows]
+    assert [[score["value"] for score in step["scores"]] for step in steps] == [[row["step_index"] / 4] for row in rows]
+    first = lines[0]["steps"][0]
+    assert (first["value_estimate"], first["logprob"], first["n_trained"]) == (0.75, -0.25, 1)
+    assert "action_ids" not in first
+    shown = CliRunner().invoke(trajlake, ["show", str(saved)], env={"TRAJLAKE_LAKE": None}, catch_exceptions=False)
+    texts = [text_of(lk, ids.from_text(line["episode"]["episode_id"])) for line in lines]
+    assert shown.stdout.split() == "\n".join(texts).split()
+    assert {"-0.25", "0.75"} <= set(shown.stdout.split())
+    document = tmp_path / "one.json"
+    document.write_text(run(lk, lines[0]["episode"]["episode_id"], "--format", "json"))
+    again = CliRunner().invoke(trajlake, ["show", str(document)], catch_exceptions=False)
+    assert again.stdout.split() == texts[0].split()
+
+
+def test_what_is_told_of_steps_is_chosen(tmp_path: Path) -> None:
+    lk = sampled_lake(tmp_path / "lake")
+    chosen = ("--task", "maze", "--rollout", "0", "--format", "jsonl")
+    (first, *_) = json.loads(run(lk, *chosen, "--with", "tokens"))["steps"]
+    assert (first["action_ids"], first["action_logprobs"], first["action_mask"]) == (
+        [2, 3],
+        [-0.25, -9.0],
+        [True, False],
+    )
+    assert "advantage" not in first
+    both = json.loads(run(lk, *chosen, "--with", "tokens", "--with", "advantages"))["steps"][0]
+    assert {"action_ids", "advantage"} <= both.keys()
+
+
+def test_a_saved_hostile_episode_prints_no_control_character(lk: Lake, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.jsonl"
+    saved.write_text(run(lk, "--task", "hostile", "--format", "jsonl"))
+    shown = CliRunner().invoke(trajlake, ["show", str(saved)], catch_exceptions=False).stdout
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert shown.split() == text_of(lk, episode_of(lk, "hostile")).split()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"task_id": "t", "steps": []}',
+        '{"episode": {"episode_id": "no id", "group_id": "0000000000000"}, "steps": []}',
+        '{"episode": {"episode_id": "0000000000000", "group_id": "0000000000000"}, "steps": [{"step_index": "x"}]}',
+    ],
+)
+def test_a_file_of_something_else_is_refused_by_its_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "saved.jsonl"
+    path.write_text(f"\n{text}\n")
+    fault = runner(monkeypatch, capsys)("show", str(path)).fault
+    assert f"{path}, line 2" in fault
+
+
+def test_an_id_needs_a_lake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("TRAJLAKE_LAKE", raising=False)
+    assert "--lake" in runner(monkeypatch, capsys)("show", "0000000000000").err

@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from deltalake import DeltaTable
 
 import lake
+from lake import EpisodeRecord, StepRecord
 from lake.cli import trajlake
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
+from lake.live.adoption import adopted
+from lake.live.owners import owner_at, write_owner
 from lake.live.places import check_place
+from lake.live.spool import Spool
 
 
 def test_a_place_that_can_hold_no_lake_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -80,3 +85,45 @@ def test_blanks_are_no_token(tmp_path: Path, token: str) -> None:
     assert [type(done.exception) for done in told] == [UsageError, UsageError]
     assert str(told[0].exception) == str(told[1].exception)
     assert "TRAJLAKE_RECORD_TOKEN" in str(told[1].exception)
+
+
+def test_a_lake_is_known_by_the_id_of_its_episodes(tmp_path: Path) -> None:
+    """It stays through commits, compaction and a move, and another lake at its place has another one."""
+    lk = lake.open(tmp_path / "lake", create=True)
+    known = lk.identity
+    assert known == DeltaTable(tmp_path / "lake" / "episodes").metadata().id
+    for number in range(3):
+        lk.append([EpisodeRecord(task_id=str(number), steps=[StepRecord(state="s", action="a")])], run_id="r")
+    lk.compact("episodes")
+    assert lk.identity == known == DeltaTable(tmp_path / "lake" / "episodes").metadata().id
+    (tmp_path / "lake").rename(tmp_path / "moved")
+    assert lake.open(tmp_path / "moved").identity == known
+    assert lake.open(tmp_path / "lake", create=True).identity != known
+
+
+def test_the_id_of_a_lake_to_be_is_reserved_once_and_is_the_lakes(tmp_path: Path) -> None:
+    first, second = owner_at(tmp_path / "lake"), owner_at(tmp_path / "lake")
+    assert first == second
+    assert lake.open(tmp_path / "lake", create=True).identity == first.lake
+    reserved = tmp_path / "other" / "_trajlake" / "id"
+    reserved.parent.mkdir(parents=True)
+    reserved.write_bytes(b"\xff../..\n")
+    with pytest.raises(LakeAccessError, match="delete it"):
+        owner_at(tmp_path / "other")
+    assert owner_at("s3://no-such-bucket/lake").lake is None
+
+
+def test_a_spool_whose_owner_cannot_be_read_is_left_where_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = owner_at(tmp_path / "lake")
+    spool = Spool.create(tmp_path / "spools", owner=owner)
+    spool.append(b"frame")
+    assert spool.close()
+    (spool.folder / "lake.json").write_bytes(b"[" * 100_000)
+    assert adopted(tmp_path / "spools", owner) == []
+    assert str(spool.folder) in caplog.text
+    write_owner(spool.folder, owner)
+    (found,) = adopted(tmp_path / "spools", owner)
+    assert found.owner == owner
+    found.close()

@@ -735,7 +735,7 @@ def test_an_agent_is_not_held_up_by_a_lake_that_cannot_be_reached(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, wording: Wording
 ) -> None:
     recorder = lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool")
-    (tmp_path / "lake").rmdir()
+    (tmp_path / "lake").rename(tmp_path / "away")
     (tmp_path / "lake").write_text("a file, where the lake is meant to be")
     agent(recorder)
     assert not recorder.close(30)
@@ -744,6 +744,7 @@ def test_an_agent_is_not_held_up_by_a_lake_that_cannot_be_reached(
     assert f"left in {tmp_path / 'spool'}" in left
     assert "The next recorder" in left
     (tmp_path / "lake").unlink()
+    (tmp_path / "away").rename(tmp_path / "lake")
     with lake.recorder(tmp_path / "lake", run="r", spool=tmp_path / "spool"):
         pass
     assert rows(tmp_path, "SELECT count(*) FROM episodes") == [(1,)]

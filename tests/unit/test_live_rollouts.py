@@ -248,7 +248,7 @@ def test_what_a_worker_yields_is_an_episode(tmp_path: Path) -> None:
         {"step_info": {"completion_params": {"temperature": 0.7, "top_p": 0.9}}},
         {"logprobs": {"temperature": 0.7}, "completion_params": {"temperature": 0.2, "top_p": 0.9}},
     ],
-    ids=lambda where: "-".join(where),
+    ids="-".join,
 )
 def test_tokens_have_the_temperature_wherever_a_worker_says_it(tmp_path: Path, where: dict[str, Any]) -> None:
     row = dict(where)

@@ -1,32 +1,18 @@
 """What decides about the rounds of `trajlake loop`: what ends a run, the best version, what an update is given."""
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from testkit.loops import write_config
+from testkit.loops import run_of, write_config
 from trainer.online.learner import round_config
-from trainer.online.rollouts import Evaluated
-from trainer.online.run import OnlineRun
-from trainer.online.settings import OnlineConfig, read_config
+from trainer.online.settings import read_config
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("config")
     return str(write_config(folder, folder / "model"))
-
-
-def run_of(config: OnlineConfig, metrics: Mapping[int, dict[str, float]], scores: Mapping[int, float]) -> OnlineRun:
-    """A run that has come so far; nothing of it is played or trained."""
-    nobody = cast("Any", None)
-    evaluations = {
-        version: Evaluated(success=0.0, score=score, attempts=1, unscored=0) for version, score in scores.items()
-    }
-    return OnlineRun(
-        nobody, "run", config, nobody, nobody, nobody, nobody, nobody, print, nobody, dict(metrics), evaluations
-    )
 
 
 @pytest.mark.parametrize(

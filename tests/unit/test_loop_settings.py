@@ -1,5 +1,6 @@
 """The file of `trajlake loop`: what is refused, with which words, before anything is made."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from lake.errors import TrajlakeError, UsageError
-from testkit.loops import write_config
+from testkit.loops import run_of, write_config
 from testkit.word_game import TARGET, save_model
 from testkit.wording import Wording
 from trainer.online.command import loop
-from trainer.online.settings import read_config
+from trainer.online.settings import OnlineConfig, read_config
 from trainer.online.start import job_parameters
 
 
@@ -53,6 +54,13 @@ def test_what_is_given_goes_before_the_file(config: str) -> None:
             {"loop": {"collect": {"player": {"engines": ["http://127.0.0.1:9"], "api": "chat"}}}},
             "gives no token ids: a loop needs vLLM or SGLang",
         ),
+        ({"loop": {"collect": {"keep": "best"}}}, "needs `oversample`"),
+        ({"loop": {"collect": {"filters": ["dead_group"]}}}, "loop.collect.filters.*'dead_group'"),
+        ({"loop": {"collect": {"filters": [{"kind": "length", "most": 3}]}}}, "`loop.collect.filters.*most`"),
+        ({"loop": {"sync_every": 2, "evaluation": {"every": 3}}}, "`evaluation.every` is 3; valid: a multiple"),
+        ({"trainer": {"selection": "clean"}}, "`trainer.selection` .*`loop.collect.filters`"),
+        ({"trainer": {"advantages": "rloo"}}, "`trainer.advantages` "),
+        ({"trainer": {"checkpoint_every": 7}}, "`trainer.checkpoint_every` "),
     ],
 )
 def test_what_is_wrong_is_named(config: str, given: dict[str, Any], message: str, wording: Wording) -> None:
@@ -136,3 +144,70 @@ def test_rounds_of_lone_episodes_are_refused_where_siblings_are_compared(
     with pytest.raises(UsageError, match="group_size"):
         read_config(str(file), given)
     assert read_config(str(file), {**given, "loop": {**given["loop"], "collect": {"group_size": 2}}})
+
+
+def test_filters_are_written_in_a_line_or_as_keys(config: str) -> None:
+    both = {
+        "kind": "combined",
+        "keep": "any",
+        "filters": [{"kind": "diversity"}, {"kind": "min_reward", "at_least": 1}],
+    }
+    filters = ["min_reward=0.5", "dead_groups", "length:min_tokens=2,max_tokens=90", both]
+    found = read_config(config, {"loop": {"collect": {"filters": filters}}})
+    assert [one.kind for one in found.loop.collect.filters] == ["min_reward", "dead_groups", "length", "combined"]
+    again = job_parameters(found)
+    assert OnlineConfig.model_validate(again).loop.collect.filters == found.loop.collect.filters
+
+
+@pytest.mark.parametrize(
+    ("ahead", "every", "versions"),
+    [
+        (0, 1, [0, 1, 2, 3, 4, 5]),
+        (1, 1, [0, 0, 1, 2, 3, 4]),
+        (0, 3, [0, 0, 0, 3, 3, 3]),
+        (1, 2, [0, 0, 0, 2, 2, 4]),
+    ],
+)
+def test_a_round_is_played_by_the_newest_version_that_was_delivered(
+    config: str, ahead: int, every: int, versions: list[int]
+) -> None:
+    loop = {"ahead": ahead, "sync_every": every, "evaluation": {"every": 6}}
+    run = run_of(read_config(config, {"loop": loop}), {}, {})
+    assert [run._playing(number) for number in range(6)] == versions
+    assert all(run._synced(number) >= run._playing(number) for number in range(6))
+
+
+@pytest.mark.parametrize("words", [["--ranks", "2"], []])
+def test_several_processes_are_refused_with_what_has_them(
+    tmp_path: Path, config: str, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not words:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    given = ["--config", config, "--out", tmp_path / "out", "--lake", tmp_path / "lake", *words]
+    done = CliRunner().invoke(loop, list(map(str, given)))
+    assert isinstance(done.exception, UsageError)
+    assert "train --ranks" in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+def test_prompts_need_no_environment_beside_them(tmp_path: Path) -> None:
+    file = tmp_path / "loop.toml"
+    file.write_text('[loop.collect]\nprompts = "p.jsonl"\n[trainer]\nmodel = "m"\nloss = "ppo"\n')
+    assert read_config(str(file), {}).shows_prompts
+    assert not read_config(str(file), {"loop": {"collect": {"player": {"env": "house"}}}}).shows_prompts
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "loop.md"
+FILES = re.findall(r"```toml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_the_files_of_the_guide_are_read(tmp_path: Path, text: str) -> None:
+    """Parts of a file among them."""
+    file = tmp_path / "loop.toml"
+    file.write_text(text if "[trainer]" in text else f'{text}\n[trainer]\nmodel = "m"\nloss = "ppo"\n')
+    given = {} if "env =" in text or "prompts =" in text else {"loop": {"collect": {"player": {"env": "house"}}}}
+    found = read_config(str(file), given)
+    assert found.loop.collect.model_fields_set
+    assert len(FILES) == 4

@@ -274,14 +274,54 @@ def test_the_quality_may_be_that_of_the_answer() -> None:
     assert one(Coordination(quality="answer"), tokens(1), steps=says(text), spans=AGREE) == pytest.approx(
         2 * (0.3 * 0.1 + 0.4 * 0.4) + 1.0
     )
-    assert reason(Coordination(quality="answer"), tokens(1), spans=AGREE) == "unknown: quality"
+    strict = Coordination(quality="answer", missing="null")
+    assert reason(strict, tokens(1), spans=AGREE) == "unknown: quality"
+    assert one(Coordination(quality="answer"), tokens(1), spans=AGREE) == pytest.approx(1.4 + 1.0)
     assert one(Coordination(quality="answer", no_answer=0.0), tokens(1), spans=AGREE) == pytest.approx(1.0)
 
 
+def test_the_quality_of_the_answer_is_that_of_the_newest_final_answer_span() -> None:
+    text, step = "x" * 200, says("A short answer of some step.")
+    for key in ("answer", "content", "final_answer"):
+        early, late, empty = (
+            coordination("final_answer", {"agent_id": "x", key: said}, started_at=AT.replace(minute=minute))
+            for minute, said in enumerate(("First.", text, " "))
+        )
+        spans = [late, early, empty, *AGREE]
+        found = one(Coordination(quality="answer", missing="null"), tokens(1), steps=step, spans=spans)
+        assert found == pytest.approx(2 * (0.3 * 0.1 + 0.4 * 0.4) + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("episode", "spans", "value", "missing"),
+    [
+        ({}, AGREE, 1.4 + 1.0, ["tokens"]),
+        ({"completion_tokens": 10_100}, AGREE, 1.4 + 1.0 - 0.1, ["tokens"]),
+        (tokens(1), [coordination("new_answer", {}, 4)], 1.4 - 0.5 - 0.1, ["consensus"]),
+        ({}, [coordination("new_answer", {}, 1)], 1.4 - 0.5, ["tokens", "consensus"]),
+        (tokens(1), AGREE, 1.4 + 1.0, []),
+    ],
+)
+def test_what_is_not_recorded_has_its_default_or_makes_the_score_unknown(
+    episode: dict[str, int], spans: list[Any], value: float, missing: list[str]
+) -> None:
+    (row,) = scored(Coordination(), [{"episode_id": 1} | episode], spans=spans).rows(named=True)
+    assert row["value"] == pytest.approx(value)
+    assert json.loads(row["metrics"])["missing"] == missing
+    assert [name for name in ("tokens", "consensus") if name in (row["reason"] or "")] == missing
+    assert (one(Coordination(missing="null"), episode, spans=spans) is None) == bool(missing)
+
+
 def test_what_is_not_known_is_named() -> None:
-    assert reason(Coordination()) == "unknown: rounds, tokens, consensus"
-    assert reason(Coordination(), {"prompt_tokens": 3}, spans=AGREE) == "unknown: tokens"
-    assert reason(Coordination(), tokens(1), spans=[coordination("new_answer", {}, 1)]) == "unknown: consensus"
+    strict = Coordination(missing="null")
+    assert reason(strict, {"prompt_tokens": 3}, spans=AGREE) == "unknown: tokens"
+    assert reason(strict, tokens(1), spans=[coordination("new_answer", {}, 1)]) == "unknown: consensus"
+
+
+def test_an_episode_without_coordination_has_no_score() -> None:
+    for scorer in (Coordination(), Coordination(missing="null")):
+        assert one(scorer, tokens(1)) is None
+        assert reason(scorer, tokens(1)) == "no coordination is recorded"
 
 
 # ---------------------------------------------------------------- restart

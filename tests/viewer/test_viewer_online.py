@@ -284,7 +284,7 @@ def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside
             job.write("metrics", metrics_frame([(number, row)]))
         job.counts |= {"rounds": 2, "stopped_by": "rounds"}
     at = open_page("training", job=job.job_id)
-    assert column(at, "rounds", "mean_score") == ["1.5", "0.5"]
+    assert column(at, "rounds", "mean_score") == ["1.500", "0.500"]
     assert column(at, "rounds", "carried") == ["3", "0"]
     assert ("mean_return" in columns(at, "rounds")) == (returned is not None)
     found = loops.curves(lk, loop_at(lk, job.job_id))

@@ -4,7 +4,7 @@ The lake is the record; these are for watching. A logger takes a step and its me
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -88,6 +88,12 @@ class WandbLogger:
     def close(self) -> None:
         """End the run."""
         self._run.finish()
+
+
+def log(loggers: Iterable[Logger], step: int, metrics: Mapping[str, float]) -> None:
+    """Give all loggers the metrics of an optimizer step."""
+    for logger in loggers:
+        logger.write(step, metrics)
 
 
 @contextmanager

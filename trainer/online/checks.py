@@ -3,6 +3,8 @@
 A name that only the training side reads would otherwise be found wrong once a round had been played for nothing.
 """
 
+import os
+
 from lake.errors import UsageError
 from lake.judgements.predicates import bracketed
 from lake.judgements.scores import ENV_RETURN
@@ -10,16 +12,22 @@ from pipelines.collect.agents.loading import load_agent
 from pipelines.collect.engines.http import reached
 from pipelines.collect.environments.loading import load_environment
 from pipelines.collect.wiring import PROMPTS
+from trainer.backends.ranks import launched
 from trainer.online.settings import LoopConfig, OnlineConfig
 from trainer.runs.offline import check_model
 
 WHERE = "trainer.where"
 """How the predicate is called in messages."""
 _ENV_REWARD = "env_reward"
+SEVERAL_DEVICES = (
+    "a loop trains in one process, on one device. For several, train each round with a command of its own: collect, "
+    "score, credit, `trajlake train --ranks 2`, push (docs/guides/loop.md, Several devices)"
+)
+"""Why a loop has no ranks, and what has."""
 
 
-def check(config: OnlineConfig) -> None:
-    """Whether a document can be run, as far as that shows without the lake and without engines.
+def check(config: OnlineConfig, *, ranks: int = 1) -> None:
+    """Whether a document can be run, as far as that shows without the lake and without engines; `ranks` processes.
 
     Raises:
         UsageError: there is no such model, environment, agent, scorer or score, or a predicate or URL is none.
@@ -27,6 +35,7 @@ def check(config: OnlineConfig) -> None:
         MissingExtraError: the package of an environment or a logger is not installed.
     """
     loop = config.loop
+    _check_processes(ranks)
     check_model(config.trainer)
     bracketed(config.trainer.where, WHERE)
     for url in loop.collect.player.engines:
@@ -36,6 +45,12 @@ def check(config: OnlineConfig) -> None:
     if loop.evaluation is not None:
         loop.evaluation.task_set(are_shown=config.shows_prompts)
     _check_played(loop)
+
+
+def _check_processes(ranks: int) -> None:
+    """Refuse (UsageError) several processes, also those of torchrun: each would play and train for itself."""
+    if ranks > 1 or (launched() and os.environ["WORLD_SIZE"] != "1"):
+        raise UsageError(SEVERAL_DEVICES)
 
 
 def _check_played(loop: LoopConfig) -> None:

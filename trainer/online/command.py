@@ -32,9 +32,17 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE",
     help="Any field, e.g. loop.rounds=8, loop.collect.groups=16, trainer.seed=1. Comes after the file.",
 )
+@click.option("--ranks", type=int, hidden=True, help="Processes that train together: refused, with what has them.")
 @click.option("--resume", "resumes", is_flag=True, help="Go on with the run of that name; starts it if there is none.")
 def loop(
-    lake_uri: str, config_file: str, out: Path, run_id: str | None, pairs: tuple[str, ...], *, resumes: bool
+    lake_uri: str,
+    config_file: str,
+    out: Path,
+    run_id: str | None,
+    pairs: tuple[str, ...],
+    *,
+    ranks: int | None,
+    resumes: bool,
 ) -> None:
     """Train online: collect rollouts, score, credit, train and sync, round after round.
 
@@ -56,7 +64,7 @@ def loop(
     tell = Teller()
     # The lake comes last: a command that is refused leaves none behind.
     config.wanted(name)
-    check(config)
+    check(config, ranks=1 if ranks is None else ranks)
     with file_faults(), _explained_interrupt():
         lk = lake.open(lake_uri, create=True)
         collecting = lake.open(lake_uri)

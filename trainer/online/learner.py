@@ -5,7 +5,7 @@ One `train` job covers all rounds, its optimizer steps counted through; a resume
 same rollouts, in the same order, with the same weights at its end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,15 +17,18 @@ import polars as pl
 from lake import ids
 from lake.errors import CheckpointError, DataRefusedError, NoPairsError
 from lake.judgements.credit import Credit, find_credit
+from lake.judgements.selections import read_kept
 from lake.lake import Lake
-from lake.read.online_runs import of_round
 from pipelines.credit.job import run_credit, with_step_source
 from pipelines.score.scoring import score_rollouts
 from trainer.backends.base import FrozenPolicy, SingleDevice
 from trainer.config import ScheduleConfig, TrainConfig
 from trainer.data.render.render import engine_encoding
+from trainer.data.select.refusals import Drop
 from trainer.data.select.selection import select_episodes
+from trainer.monitor.loggers import Logger, log
 from trainer.monitor.watch import Alarms, Watch
+from trainer.online.intake import Intake, choose, intake_of, keep_best
 from trainer.online.rollouts import refuse_failed
 from trainer.online.settings import OnlineConfig
 from trainer.online.versions import Versions
@@ -42,29 +45,48 @@ from trainer.runs.training_run import export_model
 class Learned:
     """What became of a round."""
 
+    taken: Intake
+    """Its rollouts."""
     live_groups: int | None
     """Groups with signal; None for losses without advantages."""
     dead_groups: int | None
+    left_out: dict[str, int]
+    """Rollouts that a filter dropped, by the filter; `status` are those that were not played to their end."""
     done: Update | None
     """None if there was nothing to train on."""
 
     def metrics(self) -> dict[str, float]:
         """Figures of the round."""
-        groups = {"loop/live_groups": self.live_groups, "loop/dead_groups": self.dead_groups}
-        return {name: float(value) for name, value in groups.items() if value is not None}
+        figures: dict[str, int | None] = {
+            "live_groups": self.live_groups,
+            "dead_groups": self.dead_groups,
+            "carried": self.taken.carried,
+            "left_out": sum(self.left_out.values()),
+            "trained": 0 if self.done is None else self.done.batches["episode_id"].n_unique(),
+            "stale_steps": self.stale_steps,
+        }
+        return {f"loop/{name}": float(value) for name, value in figures.items() if value is not None}
+
+    @property
+    def stale_steps(self) -> int:
+        """Steps that `max_staleness` left out."""
+        drops = None if self.done is None else self.done.selection.drops
+        return 0 if drops is None else int(drops.filter(reason=str(Drop.STALE))["steps"].sum())
 
 
-def round_config(trainer: TrainConfig, where: str, number: int) -> TrainConfig:
+def round_config(trainer: TrainConfig, where: str, number: int, selection: str | None = None) -> TrainConfig:
     """The update of a round.
 
     Args:
         trainer: what all rounds have in common.
         where: the episodes.
         number: of the round: each has an order of its own, and one learning rate from its first update to its last.
+        selection: the job that chose among these episodes; None takes all of them.
     """
     return trainer.model_copy(
         update={
             "where": where,
+            "selection": selection,
             "schedule": ScheduleConfig(shape="constant", warmup_fraction=0.0),
             "seed": trainer.seed * 1_000_000 + number,
         }
@@ -85,6 +107,7 @@ class Learner:
         job: the training job, started.
         say: told alarms.
         reminder: told what is being done.
+        loggers: given the metrics of each update.
     """
 
     def __init__(
@@ -99,11 +122,12 @@ class Learner:
         job: RunJob,
         say: Callable[[str], None],
         reminder: Reminder,
+        loggers: Sequence[Logger] = (),
     ) -> None:
         self._lake, self._run, self._config, self._trainer = lake, run, config, trainer
         self.backend = backend
         self._folder, self._versions, self._job, self._say = folder, versions, job, say
-        self._reminder = reminder
+        self._reminder, self._loggers = reminder, loggers
         self._alarms = Alarms(trainer.alarms)
         self._watch = Watch(trainer, backend.policy, 1, self._alarms)
         self._encoding = engine_encoding(load_tokenizer(trainer.model))
@@ -138,19 +162,25 @@ class Learner:
 
     def learn(self, number: int) -> Learned:
         """Score, credit and train on a round, and write the weights for those who play; nothing is saved yet."""
-        where = of_round(self._run, number)
+        loop = self._config.loop
+        taken = intake_of(self._lake, self._run, number, loop)
+        where = taken.where
         refuse_failed(self._lake, where)
         self.score(where)
+        keep_best(self._lake, self._run, number, where, loop)
         self._remember("computing the advantages")
         credit, live, dead = self._credit(where)
+        self._remember("choosing the episodes")
+        chosen = choose(self._lake, self._run, number, where, loop)
+        left_out = {str(name): int(count) for name, count in chosen.report.select("filter", "dropped_episodes").rows()}
         self._remember("preparing the updates")
-        done = None if live == 0 else self._update(number, where, credit)
+        done = None if live == 0 or not chosen.kept else self._update(number, where, credit, ids.to_text(chosen.job_id))
         self._pending = done
         self.version = number + 1
         self.optimizer_steps += 0 if done is None else len(done.reports)
         self._remember("writing the weights")
         self._versions.write(self.backend, self.version)
-        return Learned(live, dead, done)
+        return Learned(taken, live, dead, left_out, done)
 
     def export(self, folder: Path) -> None:
         """Write the model as it is now in Hugging Face layout; the job says how far it came."""
@@ -208,16 +238,16 @@ class Learner:
         found = find_credit(self._lake, ids.to_text(report.job_id))
         return found, report.summary.live_groups, report.summary.dead_groups
 
-    def _update(self, number: int, where: str, credit: Credit | None) -> Update | None:
+    def _update(self, number: int, where: str, credit: Credit | None, selection: str) -> Update | None:
         trainer = self._trainer
         chosen = where if trainer.where is None else f"({where}) AND (\n{trainer.where}\n)"
         snapshot = self._lake.snapshot()
         self._snapshot = dict(snapshot.versions)
         try:
-            select_episodes(snapshot, chosen)
+            select_episodes(snapshot, chosen, read_kept(snapshot, selection))
         except DataRefusedError:
             return None  # none of the round's episodes is wanted
-        config = round_config(trainer, chosen, number)
+        config = round_config(trainer, chosen, number, selection)
         assert trainer.learning_rate is not None
         try:
             return update(
@@ -240,6 +270,7 @@ class Learner:
 
     def _observe(self, report: StepReport, total: int) -> None:
         self._watch.observe(report)
+        log(self._loggers, self.optimizer_steps + report.step.index, report.metrics)
         self._remember(f"{report.step.index + 1} of {total} updates: {outcome(report)}")
         for alarm in report.alarms:
             self._say(alarm)

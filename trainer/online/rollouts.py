@@ -124,7 +124,15 @@ class Rollouts:
         settings = told_options(named)
         if named.engines and named.agent is None:
             named = named.model_copy(update={"tokenizer": named.tokenizer or self._tokenizer})
-        what = Collection(wanted=wanted, limits=limits, rounds=number + 1, settings=settings)
+        is_last = number + 1 >= self._config.loop.rounds
+        what = Collection(
+            wanted=wanted,
+            limits=limits,
+            rounds=number + 1,
+            settings=settings,
+            chooses_best=False,
+            next_step="no round is left to train on them" if is_last else "the next round goes on with them",
+        )
         player = player_of(named, self._lake.uri, wanted.run, weights)
         say = partial(self._say_of, wanted.run)
         collect(self._lake, player, tasks, what, say=say, progress=self._progress, lost=engines.lost)

@@ -14,7 +14,7 @@ An evaluation of version k comes before round k is trained on, and after the las
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from lake.errors import TrajlakeError
+from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.lake import Lake
 from lake.read.online_runs import of_round
 from lake.read.text_table import counted
+from pipelines.select import Status
+from trainer.monitor.loggers import Logger, log
 from trainer.monitor.validation import best
 from trainer.online.engines import Engines
 from trainer.online.learner import Learned, Learner
@@ -44,6 +47,9 @@ SELECT
 FROM episodes
 WHERE {where}
 """
+
+STATUS = Status.model_fields["kind"].default
+"""The filter that drops what was not played to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ class OnlineRun:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     """Of the rounds so far."""
     evaluations: dict[int, Evaluated] = field(default_factory=dict)
+    loggers: Sequence[Logger] = ()
+    """Given the metrics of each round, at the step of its last update."""
 
     def go_on(self, train_job: int) -> None:
         """Put the run back where the newest checkpoint of its training job is, with what was decided until then."""
@@ -101,8 +109,9 @@ class OnlineRun:
             began = time.monotonic()
             round_name = f"round {min(number + 1, config.rounds)}/{config.rounds}"
             self.reminder.begin(round_name, "giving engines the weights")
-            engines.push(self.lake, self.run_id, self.versions.played(number), learner.backend, self.say)
             used_up = self._used_up(number)
+            given = self._synced(number) if used_up is None else number
+            engines.push(self.lake, self.run_id, self.versions.played(given), learner.backend, self.say)
             row = self._evaluated(number, engines, is_last=used_up is not None)
             stopped_by = used_up or self._patience_lost()
             if stopped_by is not None:
@@ -110,15 +119,15 @@ class OnlineRun:
                     self._note(number, row)
                 return stopped_by
             self.reminder.begin(round_name, "collecting")
-            self.rollouts.collect(number, self.versions.played(max(0, number - config.ahead)), engines)
+            self.rollouts.collect(number, self.versions.played(self._playing(number)), engines)
             self.reminder.begin(round_name, "learning")
             learned = self._learned(number, engines)
             self.reminder.begin(round_name, "writing the checkpoint")
-            row |= self._figures(number) | learned.metrics() | {"loop/seconds": time.monotonic() - began}
+            row |= self._figures(learned) | learned.metrics() | {"loop/seconds": time.monotonic() - began}
             self._note(number, row)
             learner.save()
             # One more than is played again: an engine that dies now starts from the folder that it was given last.
-            self.versions.prune(min(learner.saved_version, number) - 1)
+            self.versions.prune(self._playing(min(learner.saved_version, number)) - (not config.ahead))
             self.say(self._line(number, learned))
 
     def finish(self, stopped_by: str) -> LoopResult:
@@ -140,6 +149,14 @@ class OnlineRun:
             model=self.folder.final,
         )
 
+    def _synced(self, version: int) -> int:
+        """The newest version up to this one that whoever plays is given."""
+        return version - version % self.config.loop.sync_every
+
+    def _playing(self, number: int) -> int:
+        """The version that plays a round."""
+        return self._synced(max(0, number - self.config.loop.ahead))
+
     def _learned(self, number: int, engines: Engines) -> Learned:
         """Learn from a round; meanwhile the next one is collected, where that is wanted."""
         following = number + 1
@@ -149,7 +166,7 @@ class OnlineRun:
         with ThreadPoolExecutor(1) as pool:
             learning = pool.submit(self.learner.learn, number)
             try:
-                self.rollouts.collect(following, self.versions.played(number), engines)
+                self.rollouts.collect(following, self.versions.played(self._playing(following)), engines)
             except TrajlakeError:
                 with suppress(TrajlakeError):
                     learning.result()  # it is not saved, and comes out the same when the run is resumed
@@ -215,9 +232,9 @@ class OnlineRun:
         is_lost = winner is not None and sum(version > winner[0] for version, _ in history) >= evaluation.patience
         return "patience" if is_lost else None
 
-    def _figures(self, number: int) -> dict[str, float]:
+    def _figures(self, learned: Learned) -> dict[str, float]:
         """What a round's rollouts are, from the tables; a figure that is not known is left out."""
-        where = of_round(self.run_id, number)
+        where, score = learned.taken.where, self.config.loop.credit.score
         rows = f"SELECT episode_id FROM episodes WHERE {where}"
         found = self.lake.sql(_ROUND.format(where=where, rows=rows)).row(0, named=True)
         named = {
@@ -226,17 +243,35 @@ class OnlineRun:
             "return": found["mean_return"],
             "tokens": found["tokens"],
         }
+        if score != ENV_RETURN:
+            snapshot = self.lake.snapshot()
+            scores = episode_scores(snapshot, score).join(snapshot.sql(rows), on="episode_id", how="semi")
+            named["score"] = scores["score"].mean()
         return {f"loop/{name}": float(value) for name, value in named.items() if value is not None}
 
     def _note(self, number: int, row: dict[str, float]) -> None:
         """Write the metrics of a round, in one piece."""
         self.metrics[number] = row
         self.job.write("metrics", metrics_frame([(number, row)]))
+        log(self.loggers, max(0, self.learner.optimizer_steps - 1), {"loop/round": float(number)} | row)
 
     def _line(self, number: int, learned: Learned) -> str:
         row = self.metrics[number]
-        failed = f", {row['loop/failed']:.0f} failed" if row["loop/failed"] else ""
-        mean = f", mean return {row['loop/return']:.3g}" if "loop/return" in row else ""
+        parts = [f"{row['loop/failed']:.0f} failed"] if row["loop/failed"] else []
+        if learned.taken.carried:
+            parts.append(f"{learned.taken.carried} carried over")
+        if "loop/score" in row:
+            parts.append(f"mean {self.config.loop.credit.score.partition('@')[0]} {row['loop/score']:.3g}")
+        if "loop/return" in row:
+            parts.append(f"mean return {row['loop/return']:.3g}")
+        # Those that failed are told already.
+        others = learned.left_out | {STATUS: learned.left_out.get(STATUS, 0) - int(row["loop/failed"])}
+        if left_out := {name: count for name, count in others.items() if count > 0}:
+            reasons = (f"{count:,} {'aborted' if name == STATUS else f'by {name}'}" for name, count in left_out.items())
+            parts.append(f"left out: {', '.join(reasons)}")
+        if learned.stale_steps:
+            parts.append(f"{counted(learned.stale_steps, 'stale step')}")
+        told = "".join(f", {part}" for part in parts)
         groups = "" if learned.live_groups is None else f", {counted(learned.live_groups, 'live group')}"
         if learned.done is None:
             what = "nothing to train on"
@@ -244,7 +279,7 @@ class OnlineRun:
             entropies = [report.metrics["entropy"] for report in learned.done.reports if "entropy" in report.metrics]
             entropy = f", entropy {sum(entropies) / len(entropies):.2f}" if entropies else ""
             what = f"{counted(len(learned.done.reports), 'update')}{entropy}"
-        return f"round {number + 1}/{self.config.loop.rounds}{failed}{mean}{groups}: {what}"
+        return f"round {number + 1}/{self.config.loop.rounds}{told}{groups}: {what}"
 
 
 def noted(lake: Lake, job_id: int, before: int | None = None) -> dict[int, dict[str, float]]:

@@ -16,7 +16,7 @@ The run's job holds the whole document, so a resumed run is compared with what i
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lake.errors import UsageError
 from lake.judgements.scores import ENV_RETURN
@@ -25,12 +25,15 @@ from pipelines.collect.engines.serve import Dtype
 from pipelines.collect.engines.serve_checks import Device
 from pipelines.collect.manager.rounds import Wanted
 from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.manager.siblings import Keep
 from pipelines.collect.tasks import TaskSet, read_tasks, seeds
 from pipelines.collect.wiring import PROMPTS, PlayerOptions
 from pipelines.credit.estimators import estimator_class, for_lone_episodes, needs_siblings
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.score.reward_definition import load_reward
 from pipelines.score.scoring import ScoringConfig
+from pipelines.select.filters import FILTERS, AnyFilter
+from pipelines.spelling import spelled
 from trainer.config import MACHINE, TrainConfig
 from trainer.frozen import FrozenModel
 from trainer.train_settings import configured, layered
@@ -71,8 +74,8 @@ class CollectConfig(TaskConfig):
     """Siblings of a task."""
     oversample: int = Field(0, ge=0)
     """Siblings more than are kept."""
-    keep: Literal["all", "first"] = "all"
-    """Of an oversampled group: all, or the first that finish."""
+    keep: Keep = "all"
+    """Of an oversampled group: all, the first that finish, or the best by `loop.credit.score`."""
     carry_over: bool = False
     """With `keep = "first"`: the others go on in the next round, under its weights."""
     parallel: int = Field(256, ge=1)
@@ -81,13 +84,27 @@ class CollectConfig(TaskConfig):
     """Attempts after a failure."""
     episode_seconds: float | None = Field(None, gt=0)
     """Of a rollout; longer is cut off."""
+    filters: tuple[AnyFilter, ...] = ()
+    """Which rollouts of a round are trained on, in order, as `trajlake select --filter` has them: `["dead_groups",
+    "length:max_steps=30"]`. Those that are left out still count as siblings."""
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def _spelled(cls, given: Any) -> Any:
+        """Read filters that are written in a line; what is no list is left to its check."""
+        if not isinstance(given, list | tuple):
+            return given
+        try:
+            return [spelled(one, FILTERS, "filter") if isinstance(one, str) else one for one in given]
+        except UsageError as error:
+            raise ValueError(str(error).removeprefix("--")) from error
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
         if self.player.model is not None and self.player.agent is None:
             raise ValueError("`player.model` is the model that is trained; set `model` in [trainer]")
-        if self.keep == "first" and not self.oversample:
-            raise ValueError('`keep = "first"` needs `oversample`: siblings that may be left out')
+        if self.keep != "all" and not self.oversample:
+            raise ValueError(f'`keep = "{self.keep}"` needs `oversample`: siblings that may be left out')
         if self.carry_over and self.keep != "first":
             raise ValueError('`carry_over` needs `keep = "first"`')
         return self
@@ -186,6 +203,8 @@ class LoopConfig(FrozenModel):
     """sft: the stage [loop.sft] alone; sft+rl: the rounds start from its model."""
     ahead: Literal[0, 1] = 0
     """1: a round is collected while the one before is trained on, with the weights before that: one version stale."""
+    sync_every: int = Field(1, ge=1)
+    """Rounds that a version of the weights plays; with 4, rollouts are up to 3 versions stale."""
     tokens: int | None = Field(None, ge=1)
     """Budget: no round begins after so many tokens, prompts and answers, were collected. None: none."""
     hours: float | None = Field(None, gt=0)
@@ -209,6 +228,11 @@ class LoopConfig(FrozenModel):
             raise ValueError("`sync.sleep` is for engines; give `player.engines`, or `serve = true` in [loop.engine]")
         if self.sync.sleep and self.ahead:
             raise ValueError("`sync.sleep` needs `ahead = 0`: engines that sleep collect nothing meanwhile")
+        if self.evaluation is not None and self.evaluation.every % self.sync_every:
+            raise ValueError(
+                f"`evaluation.every` is {self.evaluation.every}; valid: a multiple of `sync_every`, which is "
+                f"{self.sync_every}: only versions that are delivered are played"
+            )
         return self
 
     @property
@@ -289,20 +313,36 @@ def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
         )
     loop, trainer = from_file(file, ["loop"]), from_file(file, ["trainer"])
     loop, trainer = merged(loop, given.get("loop", {})), layered(trainer, given.get("trainer", {}))
+    collect, player = _section(loop, "collect"), _section(_section(loop, "collect"), "player")
+    if collect.get("prompts") is not None and not {"env", "agent"} & player.keys():
+        loop = merged(loop, {"collect": {"player": {"env": PROMPTS}}})
     name = _section(loop, "credit").get("estimator", CreditConfig().estimator)
     if options := from_file(file, ["credit", str(name)]):
         loop = merged({"credit": {"options": options}}, loop)
     if isinstance(names := _section(loop, "score").get("rewards"), list):
         loop = merged(loop, {"score": {"rewards": [load_reward(file, str(name)) for name in names]}})
     if isinstance(loop.get("sft"), Mapping):
-        machine = {name: trainer[name] for name in MACHINE if name in trainer}
+        machine = {name: trainer[name] for name in (*MACHINE, "loggers") if name in trainer}
         loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"} | machine, loop["sft"])
     update = configured(trainer, ("[trainer] model", "[trainer] loss"))
     config = validated(OnlineConfig, {"loop": loop, "trainer": update.model_dump(exclude_unset=True)})
     config.loop.credit.build()
+    _check_effect(config.trainer)
     if not config.loop.collect.player.env and not config.loop.collect.player.agent:
         raise UsageError(f"{file}: [loop.collect.player] names no `env` and no `agent`; give one of them")
     return config
+
+
+def _check_effect(trainer: TrainConfig) -> None:
+    """Refuse (UsageError) options of [trainer] that rounds do not read."""
+    idle = {
+        "selection": "rounds train on rollouts that no selection has seen; `loop.collect.filters` chooses among them",
+        "advantages": "a round computes its own; `[loop.credit] estimator` says how",
+        "checkpoint_every": "a loop writes a checkpoint after each round; `loop.collect.groups` sets its size",
+    }
+    for name, why in idle.items():
+        if getattr(trainer, name) != TrainConfig.model_fields[name].default:
+            raise UsageError(f"`trainer.{name}` has no effect in a loop: {why}")
 
 
 def _section(loop: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from pipelines.collect.manager.run import StoppedError
 from pipelines.collect.wiring import told_options, without_keys
 from trainer.backends.base import SingleDevice
 from trainer.config import MACHINE, TrainConfig
+from trainer.monitor.loggers import open_loggers
 from trainer.online.checks import WHERE
 from trainer.online.engines import engines_of, known_engines
 from trainer.online.learner import Learner
@@ -108,10 +109,25 @@ def run_loop(
         backend = SingleDevice(policy_of(trainer), trainer.optimizer)
         trainer = resolve(trainer, backend.policy)
         job, train_job = _jobs(lake, run_id, parameters, trainer, started)
-        with left_open_when_interrupted(job), left_open_when_interrupted(train_job):
+        with (
+            left_open_when_interrupted(job),
+            left_open_when_interrupted(train_job),
+            open_loggers(
+                trainer.loggers,
+                folder.path,
+                run_id=run_id,
+                key=ids.to_text(train_job.job_id),
+                attempt=train_job.attempt,
+                config=parameters,
+            ) as loggers,
+        ):
             versions = Versions(folder.path / "versions", trainer)
-            learner = Learner(lake, run_id, config, trainer, backend, folder, versions, train_job, say, reminder)
-            run = OnlineRun(lake, run_id, config, folder, learner, rollouts, versions, job, say, reminder)
+            learner = Learner(
+                lake, run_id, config, trainer, backend, folder, versions, train_job, say, reminder, loggers
+            )
+            run = OnlineRun(
+                lake, run_id, config, folder, learner, rollouts, versions, job, say, reminder, loggers=loggers
+            )
             if started is None:
                 versions.write(backend, 0)
             else:

@@ -34,7 +34,7 @@ from trainer.losses.policy import CorrectedLoss
 from trainer.policy.model import check_vocabulary
 from trainer.runs.batches import batches_frame
 from trainer.runs.factories import learning_rate, make_reference
-from trainer.runs.metrics import Returns, from_sums, metrics_frame
+from trainer.runs.metrics import EpisodeFigures, from_sums, metrics_frame
 
 PROXIMAL_EVERY = 4
 """Optimizer steps of a proximal policy where nothing else is said: AReaL cuts a batch into as many."""
@@ -119,7 +119,7 @@ def run_steps(
     if loss.needs.reference_logprobs and reference is None:
         reference = make_reference(config, backend.ranks)
     vocabulary = min(scoring.vocabulary for scoring in (backend, reference) if scoring is not None)
-    total, period, returns = len(plan.steps), proximal_period(loss, config, plan), Returns(snapshot, plan)
+    total, period, figures = len(plan.steps), proximal_period(loss, config, plan), EpisodeFigures(snapshot, plan)
     with Stream(snapshot, plan, loss.needs, config, rank=backend.rank, world_size=backend.world_size) as stream:
         began = time.perf_counter()
         for step, batches in stream.steps(first):
@@ -135,6 +135,7 @@ def run_steps(
                 backend.drop_proximal()
             now = time.perf_counter()
             metrics = from_sums(sums, step.loss_tokens) | {
+                "episode_logprob": sums["logprob"] / len(step.episodes_E),
                 "grad_norm": norm,
                 "learning_rate": rate,
                 "action_tokens": step.loss_tokens,
@@ -142,10 +143,8 @@ def run_steps(
                 "micro_batches": len(batches) * backend.world_size,
                 "seconds": now - began,
             }
-            if (reward := returns.mean(step)) is not None:
-                metrics["reward"] = reward
             began = now
-            yield StepReport(step, metrics)
+            yield StepReport(step, metrics | figures.means(step))
 
 
 def _gradient(

@@ -6,27 +6,55 @@ from datetime import UTC, datetime
 import numpy as np
 import polars as pl
 
+from lake.errors import UsageError
+from lake.judgements.credit import Credit
+from lake.judgements.scores import ENV_RETURN, episode_scores
 from lake.read.parquet import collected
 from lake.read.snapshot import Snapshot
 from trainer.data.plan.plan import OptimizerStep, Plan
 
 
-class Returns:
-    """Mean returns by optimizer step."""
+class EpisodeFigures:
+    """What the episodes of an optimizer step came to: the score that credit used, the return, and their turns."""
 
     def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
         ids_E = pl.DataFrame({"episode_id": plan.episode_ids_E})
-        returns = snapshot.scan("episodes").select("episode_id", "env_return")
-        wanted = returns.filter(pl.col("episode_id").is_in(ids_E["episode_id"].unique().implode()))
-        known = ids_E.join(collected(wanted), on="episode_id", how="left", maintain_order="left")
-        self._return_E = known["env_return"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        """NaN where it is unknown."""
+        rows = snapshot.scan("episodes").select("episode_id", ENV_RETURN, "num_steps")
+        wanted = collected(rows.filter(pl.col("episode_id").is_in(ids_E["episode_id"].unique().implode())))
+        score = ENV_RETURN if plan.source is None else credited_score(plan.source)
+        figures = {"reward": ENV_RETURN, "episode_turns": "num_steps"}
+        if score != ENV_RETURN:
+            figures = {"reward": "score", "env_return": ENV_RETURN, "episode_turns": "num_steps"}
+            wanted = wanted.join(_scores(snapshot, score), on="episode_id", how="left")
+        known = ids_E.join(wanted, on="episode_id", how="left", maintain_order="left")
+        self._values_E = {
+            name: known[column].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name, column in figures.items()
+        }
+        """By metric; NaN where it is unknown."""
 
-    def mean(self, step: OptimizerStep) -> float | None:
-        """Mean return of the step's episodes whose return is known; None where none is."""
-        return_E = self._return_E[step.episodes_E]
-        known_E = return_E[~np.isnan(return_E)]
-        return float(known_E.mean()) if len(known_E) else None
+    def means(self, step: OptimizerStep) -> dict[str, float]:
+        """Means over the step's episodes of which the figure is known; left out where it is known of none."""
+        found = {}
+        for name, values_E in self._values_E.items():
+            known_E = values_E[step.episodes_E]
+            known_E = known_E[~np.isnan(known_E)]
+            if len(known_E):
+                found[name] = float(known_E.mean())
+        return found
+
+
+def credited_score(credit: Credit) -> str:
+    """The episode score that advantages were computed from, in the version that they were computed from."""
+    version = credit.parameters.get("scorer_versions", {}).get(credit.score)
+    return credit.score if version is None or "@" in credit.score else f"{credit.score}@{version}"
+
+
+def _scores(snapshot: Snapshot, score: str) -> pl.DataFrame:
+    """Scores of episodes; no row where they were erased since, as no run fails for what it only shows."""
+    try:
+        return episode_scores(snapshot, score)
+    except UsageError:
+        return pl.DataFrame(schema={"episode_id": pl.Int64, "score": pl.Float64})
 
 
 TOTALS = frozenset({"loss", "pairs", "desirable", "undesirable"})

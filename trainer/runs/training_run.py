@@ -23,7 +23,7 @@ from lake.storage.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
 from trainer.data.plan.preparation import Prepared
-from trainer.monitor.loggers import Logger, open_loggers
+from trainer.monitor.loggers import Logger, log, open_loggers
 from trainer.monitor.validation import Measurement, best, negative_log_likelihood, should_stop
 from trainer.monitor.watch import Alarms, Watch, data_alarms
 from trainer.policy.lora import merged, save_adapters
@@ -146,8 +146,7 @@ class TrainingRun:
                 self.pending.append(report)
                 self.tokens += report.step.tokens
                 self.seconds += report.metrics["seconds"]
-                for logger in loggers:
-                    logger.write(report.step.index, report.metrics)
+                log(loggers, report.step.index, report.metrics)
                 if done % config.checkpoint_every == 0 or done == total or improved or self._stopped:
                     self._checkpoint(done)
                 if on_step is not None and self.backend.ranks.leads:

@@ -22,6 +22,8 @@ from viewer.queries.training import POINTS
 _NOTED = """
     noted AS (
         SELECT step AS round, max(value) FILTER (name = 'loop/return') AS mean_return,
+               max(value) FILTER (name = 'loop/score') AS mean_score,
+               max(value) FILTER (name = 'loop/carried') AS carried,
                max(value) FILTER (name = 'loop/episodes') AS episodes,
                max(value) FILTER (name = 'loop/tokens') AS tokens,
                max(value) FILTER (name = 'loop/seconds') AS seconds,
@@ -86,6 +88,12 @@ class Loop:
         """The part [loop.evaluation]; None without evaluations."""
         found = self.settings.get("evaluation")
         return found if isinstance(found, dict) else None
+
+    @property
+    def score(self) -> str:
+        """The score that its advantages come from: env_return, or a scorer or reward."""
+        found = self.settings.get("credit")
+        return str(found.get("score") or ENV_RETURN).partition("@")[0] if isinstance(found, dict) else ENV_RETURN
 
     @property
     def params(self) -> Params:
@@ -161,7 +169,8 @@ def curves(lake: Reads, loop: Loop) -> pl.DataFrame:
         )
         SELECT first + (round - first) // width * width AS round, max(round) AS last, sum(episodes) AS episodes,
                arg_min(first_update, round) FILTER (updates > 0) AS first_update,
-               avg(mean_return) AS mean_return, avg(live_share) AS live_share, avg(tokens) AS tokens,
+               avg(mean_return) AS mean_return, avg(mean_score) AS mean_score, avg(live_share) AS live_share,
+               avg(tokens) AS tokens,
                avg(seconds) AS seconds, avg(entropy) AS entropy, avg(kl) AS kl, avg(stale) AS stale,
                max(parity) AS parity, max(tokens_so_far) AS tokens_so_far
         FROM rounds, span GROUP BY ALL ORDER BY round
@@ -223,8 +232,9 @@ def doing(lake: Reads, loop: Loop) -> list[Doing]:
         FROM job_runs
         WHERE (kind = 'collect' AND run_id IN ($run, $evaluations))
            OR (kind IN ('score', 'reward', 'credit')
-               AND coalesce(json_extract_string(parameters, '$.only'), json_extract_string(parameters, '$.where'))
-                   = $of_round)
+               -- Where rollouts are carried over, the round's are named one by one.
+               AND starts_with(coalesce(json_extract_string(parameters, '$.only'),
+                                        json_extract_string(parameters, '$.where')) || ' ', $of_round || ' '))
         QUALIFY row_number() OVER (PARTITION BY kind, run_id ORDER BY number DESC NULLS LAST, started_at DESC) = 1
         """
     asked = {"run": loop.run, "evaluations": evaluations_of, "of_round": of_round(loop.run, current)}

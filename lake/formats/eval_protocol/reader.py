@@ -183,7 +183,7 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
     chat = _conversation(row.messages)
     add_tokens(chat.steps, given, execution)
     env_return = rewards(row.messages, chat, execution["extra"])
-    parameters = as_object(without_secrets(about.get("completion_params")))
+    parameters = dict(as_object(without_secrets(about.get("completion_params"))))
     usage, cost = as_object(execution.get("usage")), as_object(execution.get("cost_metrics"))
     task_id = as_text(about.get("row_id")) or _hash(row.messages[: chat.places[0]] if chat.places else row.messages)
     rollout_id, run_id, experiment = (

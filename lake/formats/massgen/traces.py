@@ -3,7 +3,7 @@
 .. code-block:: text
 
     {trace_id, agent_id, task, spans[], metadata, start_time, end_time, duration, total_reward, status}
-    spans: {span_id, span_type, timestamp, ...}
+    spans: {span_id, span_type, timestamp, ...}; the README's have neither id nor time, and are called span-0, span-1
       prompt        input, output, model, input_tokens, output_tokens, reasoning
       content       content, source                  one for each piece of a stream
       reasoning     reasoning, source
@@ -27,6 +27,9 @@ name, `voting:AGENT`.
 A trace that `lake.live.massgen` recorded says more in its metadata: `messages` is what the agent was given, where the
 tool keeps the task alone, and `input_tokens` and `output_tokens` are what its model counted.
 
+A trace that our own export wrote names in `metadata.trajlake` the reward spans that are scores of ours, and the total
+without them: these are scores alone here, so that the episode is the one that was exported.
+
 Every span is kept whole in `attributes` of a span, in the order of `extra.massgen.spans`; all else that a trace says
 stands in `extra.massgen.trace`, its `messages` as `initial_messages`: the file can be written again as it was.
 `metadata/trace_index.json` repeats parts of all traces and holds none.
@@ -43,7 +46,7 @@ import msgspec
 from msgspec import Meta
 
 from lake.formats.base.documents import with_parts
-from lake.formats.base.fields import Scores, as_text, moment, number, sibling_number, whole
+from lake.formats.base.fields import Scores, as_object, as_text, finite, moment, number, sibling_number, whole
 from lake.formats.base.format import Format
 from lake.formats.base.look import Look
 from lake.formats.base.rows import Item, ShapeError, items_of
@@ -55,15 +58,18 @@ NAME = "massgen_traces"
 _STATUSES = {"completed": "completed", "failed": "failed", "running": "aborted"}
 INITIAL = "initial_messages"
 """Stands in `extra` for messages of the metadata, which are in the column of this name."""
+OURS = "trajlake"
+"""Key of the metadata under which our own export says what it added: {total_reward, rewards: {span_id: step_index}},
+and `is_only_metadata` of a trace that had no metadata."""
 _VOTER = re.compile(r"Agent (.+) voting accuracy reward\Z", re.DOTALL)
 
 
 class _Span(msgspec.Struct):
     """What has to be of its type in a span."""
 
-    span_id: str
     span_type: str
-    timestamp: float | None = None
+    span_id: str = ""
+    timestamp: float | str | None = None
 
 
 class _Trace(msgspec.Struct):
@@ -113,6 +119,7 @@ def to_record(value: Any) -> EpisodeRecord:
         msgspec.ValidationError: wrong keys or types.
         ShapeError: a span that lacks what its type needs.
     """
+    value, ours = _without_ours(value)
     trace = msgspec.convert(value, _Trace)
     about = trace.metadata or {}
     talk = _Talk(trace)
@@ -140,7 +147,7 @@ def to_record(value: Any) -> EpisodeRecord:
         stop_reason=trace.status,
         error=as_text(about.get("error")),
         env_return=trace.total_reward,
-        scores=_scores(trace, talk.owners),
+        scores=_with_ours(_scores(trace, talk.owners), ours, len(chat.steps)),
         started_at=moment(value.get("start_time")),
         ended_at=moment(value.get("end_time")),
         prompt_tokens=whole(about.get("input_tokens")),
@@ -176,10 +183,10 @@ class _Talk:
             self.messages.append({"role": "user", "content": trace.task})
         self._acting: Message = {}
         for index, span in enumerate(trace.spans):
-            self._add(span, f"spans[{index}]")
+            self._add(span, f"spans[{index}]", _span_id(span, index))
             self.owners.append(len(self.prompts) - 1 if self.prompts else None)
 
-    def _add(self, span: dict[str, Any], place: str) -> None:
+    def _add(self, span: dict[str, Any], place: str, span_id: str) -> None:
         kind = span.get("span_type")
         if kind == "prompt":
             self.messages.append({"role": "user", "content": span.get("input")})
@@ -191,8 +198,8 @@ class _Talk:
             if not isinstance(name, str):
                 raise ShapeError(f"`{place}.tool_name` is {name!r}; valid: the name of a tool")
             calls = self._acting.setdefault("tool_calls", []) if self._acting else self._early
-            calls.append(tool_call(name, span.get("arguments"), as_text(span.get("span_id"))))
-            if (result := _result(span, name)) is not None:
+            calls.append(tool_call(name, span.get("arguments"), span_id))
+            if (result := _result(span, name, span_id)) is not None:
                 self.messages.append(result)
         elif kind in ("content", "reasoning") and not self._has_prompts:
             if not self._acting or "tool_calls" in self._acting:
@@ -213,14 +220,19 @@ class _Talk:
         self.prompts.append(span)
 
 
-def _result(span: dict[str, Any], name: str) -> Message | None:
+def _span_id(span: dict[str, Any], index: int) -> str:
+    """The id of a span; of one that has none, its place."""
+    return as_text(span.get("span_id")) or f"span-{index}"
+
+
+def _result(span: dict[str, Any], name: str, span_id: str) -> Message | None:
     """What a tool gave back; nothing if that was never written down."""
     result, error = span.get("result"), span.get("error")
     if result is None and error is None:
         return None
     given = error if result is None else result
     text = given if isinstance(given, str) else msgspec.json.encode(given).decode()
-    message = {"role": "tool", "tool_call_id": span.get("span_id"), "name": name, "content": text}
+    message = {"role": "tool", "tool_call_id": span_id, "name": name, "content": text}
     return message | ({"is_error": True} if error is not None or span.get("success") is False else {})
 
 
@@ -228,14 +240,15 @@ def _spans(trace: _Trace, owners: Sequence[int | None]) -> list[SpanRecord]:
     """The spans of a trace, each whole; the second of an id has a number behind it."""
     records: list[SpanRecord] = []
     seen: dict[str, int] = {}
-    for given, owner in zip(trace.spans, owners, strict=True):
+    for index, (given, owner) in enumerate(zip(trace.spans, owners, strict=True)):
         span = msgspec.convert(given, _Span)
-        seen[span.span_id] = again = seen.get(span.span_id, 0) + 1
+        span_id = _span_id(given, index)
+        seen[span_id] = again = seen.get(span_id, 0) + 1
         names = [as_text(given.get(key)) for key in ("tool_name", "reward_type", "action_type", "model")]
         records.append(
             SpanRecord(
                 trace_id=trace.trace_id,
-                span_id=span.span_id if again == 1 else f"{span.span_id}#{again}",
+                span_id=span_id if again == 1 else f"{span_id}#{again}",
                 kind=span.span_type,
                 name=next((name for name in names if name), span.span_type),
                 step_index=owner,
@@ -263,6 +276,40 @@ def _scores(trace: _Trace, owners: Sequence[int | None]) -> list[ScoreRecord]:
         each = [{key: span.get(key) for key in ("span_id", "reward", "reason")} for span in given]
         scores.add(scorer, sum(known) if known else None, step_index=owner, metrics={"rewards": each})
     return scores.records
+
+
+def _without_ours(value: Any) -> tuple[Any, list[ScoreRecord]]:
+    """A trace without what our own export added to it, and the scores that this is."""
+    about = as_object(as_object(value).get("metadata"))
+    added = as_object(about.get(OURS))
+    rewards, spans = added.get("rewards"), as_object(value).get("spans")
+    if not isinstance(rewards, dict) or not isinstance(spans, list):
+        return value, []
+    scores = []
+    left = []
+    for span in spans:
+        name = as_text(as_object(span).get("span_id"))
+        if name not in rewards or span.get("span_type") != "reward":
+            left.append(span)
+            continue
+        scorer, score = as_text(span.get("reward_type")), finite(span.get("reward"))
+        if scorer is not None and score is not None:
+            index = whole(rewards[name])
+            scores.append(ScoreRecord(scorer=scorer, value=score, step_index=index, reason=as_text(span.get("reason"))))
+    kept = {key: item for key, item in about.items() if key != OURS}
+    gone = {"total_reward"} - added.keys() | ({"metadata"} if added.get("is_only_metadata") is True else set())
+    was = value | {"spans": left, "metadata": kept, "total_reward": added.get("total_reward")}
+    return {key: item for key, item in was.items() if key not in gone}, scores
+
+
+def _with_ours(scores: list[ScoreRecord], ours: Sequence[ScoreRecord], steps: int) -> list[ScoreRecord]:
+    """The scores that stood in a trace, and those of ours of other names or steps."""
+    taken = {(score.scorer, score.step_index) for score in scores}
+    for score in ours:
+        if (key := (score.scorer, score.step_index)) not in taken and (score.step_index or 0) < steps:
+            taken.add(key)
+            scores.append(score)
+    return scores
 
 
 def _run_folder(place: PurePath) -> PurePath:

@@ -86,6 +86,8 @@ class _Event(msgspec.Struct):
     log_data: str | None = None
     key: str | None = None
     value: Any = None
+
+
 _SETTINGS = ("temperature", "top_p", "top_k", "max_output_tokens", "seed")
 """How the agent's model was asked, of what the state says of it."""
 

@@ -18,12 +18,13 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-import lake
 from lake.errors import TrajlakeError, UsageError
+from lake.live.adoption import adopted
 from lake.live.delivery import CLOSING_SECONDS, Deliveries, Delivery
 from lake.live.frames import Frame, encode
 from lake.live.group_sync import GroupSync
 from lake.live.log import EpisodeLog
+from lake.live.owners import Owner, asked_owner, identity_at, open_owned
 from lake.live.places import checked_place, proxy_root
 from lake.live.proxy.app import Limits, Proxy
 from lake.live.proxy.book import Book
@@ -111,20 +112,23 @@ def serve(options: Options, *, ready: Callable[[str], None], say: Callable[[str]
 def _served(options: Options, ready: Callable[[str], None], say: Callable[[str], None]) -> Outcome:
     root = proxy_root(options.lake_uri, options.port, options.spool)
     listener = _listening(options)
-    spool = Spool.create(root, max_bytes=options.spool_bytes)
+    owner = asked_owner(options.lake_uri, root)
+    spool = Spool.create(root, owner=owner, max_bytes=options.spool_bytes)
 
     def emit(key: bytes, number: int, frame: Frame, is_reserved: bool) -> None:
         spool.append(encode(key, number, frame), is_reserved=is_reserved)
 
     drops = options.unfinished == "drop"
     # What is played anew is played under the same names, and must not be taken for what had ended.
-    book = Book(emit, run=options.run, ended=None if drops else root / FILE)
+    ended = root / (FILE if owner.lake is None else f"{FILE}-{owner.lake}")
+    book = Book(emit, run=options.run, ended=None if drops else ended)
     if not drops:
-        resume(root, spool, book)
+        resume(root, spool, book, owner)
     delivery = Delivery(
-        lambda: lake.open(options.lake_uri, create=True),
+        lambda: open_owned(owner, options.lake_uri),
         spool,
         root=root,
+        identify=lambda: identity_at(options.lake_uri),
         unfinished="drop" if drops else "record",
         batch_seconds=options.batch_seconds,
     )
@@ -140,12 +144,12 @@ def _served(options: Options, ready: Callable[[str], None], say: Callable[[str],
     return Outcome(book.counts, delivery.counts, is_all, root)
 
 
-def resume(root: Path, spool: Spool, book: Book) -> None:
+def resume(root: Path, spool: Spool, book: Book, owner: Owner) -> None:
     """Go on with the episodes that dead proxies left open: their frames move to our spool, their calls to our book.
 
     Killed in between, they are in both spools, with the same keys and numbers: one episode all the same.
     """
-    for old in Spool.adopt(root):
+    for old in adopted(root, owner):
         try:
             log = EpisodeLog(old)
             log.refresh()

@@ -15,9 +15,9 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
-import lake
 from lake.errors import LakeAccessError, UsageError
 from lake.live.delivery import Delivery
+from lake.live.owners import open_owned, owner_at
 from lake.live.places import LOCK, proxy_root
 from lake.live.spool import Spool
 from pipelines.collect.children import guarded
@@ -146,8 +146,9 @@ def deliver_left(lake_uri: str, spool: Path) -> None:
     if not root.is_dir():
         return
     _wait_for_the_dying(root)
-    own = Spool.create(root)
-    delivery = Delivery(lambda: lake.open(lake_uri, create=True), own, root=root, unfinished="drop")
+    owner = owner_at(lake_uri)
+    own = Spool.create(root, owner=owner)
+    delivery = Delivery(lambda: open_owned(owner, lake_uri), own, root=root, unfinished="drop")
     delivery.start()
     is_all = delivery.flush()
     delivery.close()

@@ -28,7 +28,6 @@ from pipelines.collect.manager.interrupts import INTERRUPTED, Interrupts
 from pipelines.collect.manager.rounds import KIND, Plan, Planned, Wanted, next_round, played, retract_broken, starts
 from pipelines.collect.manager.scheduler import Limits, Scheduler
 from pipelines.collect.manager.store import Store
-from pipelines.collect.oversampling import best_selection
 from pipelines.collect.players import Player, StartError
 from pipelines.collect.tasks import TaskSet
 from pipelines.select import Selection, Status, TopQ, run_select
@@ -73,6 +72,10 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     """That the run has in the end."""
     settings: dict[str, Any] = {}
     """Of the player: for the jobs' parameters."""
+    chooses_best: bool = True
+    """With `keep = "best"`: select the best by their return. A loop does it by the score that it trains on."""
+    next_step: str | None = None
+    """What becomes of rollouts that are carried over; None: another run of the command finishes them."""
     progress_seconds: float = msgspec.field(default_factory=lambda: 1.0 if sys.stderr.isatty() else 10.0)
     """Between two lines of progress: on a terminal each takes the place of the one before."""
 
@@ -163,8 +166,8 @@ class _Collector:
                     watching.cancel()
                     left = scheduler.in_flight
             if left:
-                more = self.what.rounds + 1
-                self.say(f"{left} rollouts are carried over; run again with --rounds {more} to finish them")
+                following = self.what.next_step or f"run again with --rounds {self.what.rounds + 1} to finish them"
+                self.say(f"{left} rollouts are carried over; {following}")
         finally:
             await self.player.close()
 
@@ -175,7 +178,7 @@ class _Collector:
             self.say(plan.title if planned.job_id is None else f"{plan.title}, which is not done")
             await self._round(scheduler, planned)
             self.outcome.rounds += 1
-            if what.limits.keep == "best":
+            if what.limits.keep == "best" and what.chooses_best:
                 self.say(keep_best(lake, what.wanted.run, plan))
             if scheduler.broken:
                 raise StartError("; ".join(scheduler.broken))
@@ -282,10 +285,16 @@ def write_metrics(job: Job, step: int, metrics: Mapping[str, float | None]) -> N
     job.write("metrics", frame.with_columns(at=pl.lit(job.now())))
 
 
+def best_siblings(run: str, group_size: int) -> Selection:
+    """The selection of the best of each group of a run, so many."""
+    best = TopQ(count=group_size, within="group")
+    # The view `left_out_siblings` finds the selection by this name.
+    return Selection(name=f"best-{run}", filters=(Status(), best))
+
+
 def keep_best(lake: Lake, run: str, plan: Plan) -> str:
     """Select the best siblings of all groups of a run so far; what was chosen, as a line."""
-    best = TopQ(count=plan.group_size, within="group")
-    chosen = Selection(name=best_selection(run), filters=(Status(), best))
+    chosen = best_siblings(run, plan.group_size)
     quoted = run.replace("'", "''")
     # Siblings are chosen as they come, before any scorer has seen them.
     report = run_select(lake, chosen, where=f"run_id = '{quoted}'", score=ENV_RETURN)

@@ -150,7 +150,7 @@ class Scheduler:
         began = asyncio.get_running_loop().time()
         opened = self._opened(found)
         if self.player.plays_together and self._forget_part(plan, groups, found, opened):
-            found, opened = {}, {}
+            found = {}
         todo = carried([one for slot, one in opened.items() if slot.group.number != plan.round], self._of)
         for siblings in groups:
             todo += missing(siblings, found, opened, self._limits.retries)
@@ -164,19 +164,22 @@ class Scheduler:
         return self.figures
 
     def _forget_part(
-        self, plan: Plan, groups: Iterable[Siblings], found: Mapping[Slot, Played], opened: Mapping[Slot, Opened]
+        self, plan: Plan, groups: Iterable[Siblings], found: Mapping[Slot, Played], opened: dict[Slot, Opened]
     ) -> bool:
         """Whether a part of a round is there and the whole is played again; what was open of it is forgotten.
 
         What a model samples in this process depends, in the last bits of its logits, on the rollouts that it decides
         for at once. Played again as a whole, a rollout comes out as before, and one that is there is not written twice.
+        Those that were carried over from earlier rounds stay open: no undisturbed run had played them otherwise.
         """
         slots = [Slot(one.group, number) for one in groups for number in range(plan.siblings)]
         over = [slot for slot in slots if slot in found and found[slot].is_over(self._limits.retries)]
-        if len(over) == len(slots) or not (over or opened):
+        begun = [one for slot, one in opened.items() if slot.group.number == plan.round]
+        if len(over) == len(slots) or not (over or begun):
             return False
-        for one in opened.values():
+        for one in begun:
             self.store.forget(one, "its round is played again as a whole")
+            del opened[one.slot]
         return True
 
     def _is_filling(self, opened: int) -> bool:

@@ -14,12 +14,14 @@ import msgspec
 
 from lake.errors import LakeAccessError, UsageError
 from lake.lake import Lake
+from lake.live.adoption import adopted
 from lake.live.assembly import assemble
 from lake.live.bell import TimeLimit
 from lake.live.delivery import Deliveries, Delivery
 from lake.live.frames import Begin, End, Frame, Lost, Step, encode, new_key
 from lake.live.group_sync import GroupSync
 from lake.live.log import EpisodeLog
+from lake.live.owners import owner_of
 from lake.live.places import root_of
 from lake.live.sink import told
 from lake.live.spool import Spool
@@ -83,7 +85,8 @@ class Store:
         self.is_leaving = False
         """Nobody waits for a disk that refuses: what is in memory is written when the store is closed, or lost."""
         self._lock = FolderLock(self.root, part)
-        self._spool = Spool.create(self.root, max_bytes=MAX_BYTES)
+        self._owner = owner_of(lake)
+        self._spool = Spool.create(self.root, owner=self._owner, max_bytes=MAX_BYTES)
         self.opened = self._take_over()
         """What dead processes left open."""
         # What is still open in their spools lacks frames: it is played again.
@@ -181,7 +184,7 @@ class Store:
         Killed in between, it is in both, with the same keys and numbers: one episode all the same.
         """
         found: dict[bytes, Opened] = {}
-        for old in Spool.adopt(self.root, max_bytes=MAX_BYTES):
+        for old in adopted(self.root, self._owner):
             try:
                 log = EpisodeLog(old)
                 log.refresh()

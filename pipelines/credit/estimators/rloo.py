@@ -14,7 +14,8 @@ class RLOO(ScaledSiblings):
         A = R(tau) - mean of R over the other n - 1 siblings = n / (n - 1) (R(tau) - mean_g R)
 
     for every step of tau. The baseline does not contain the trajectory's own score, so the gradient is unbiased. verl
-    gives a lone trajectory its raw score; here it is 0.
+    gives a lone trajectory its raw score; here it is 0. Divided by their deviation in the group (`normalize`
+    elsewhere), these advantages are those of `grpo`.
     """
 
     name: ClassVar[str] = "rloo"

@@ -20,7 +20,6 @@ from lake.read.parquet import collected
 from lake.read.show import one_line
 from lake.read.snapshot import Snapshot
 from lake.read.text_table import counted
-from pipelines.collect.oversampling import left_out, oversampled_rounds
 from pipelines.credit.inputs.columns import COMPONENT
 
 ENV_REWARD = "env_reward"
@@ -30,7 +29,7 @@ SPARE = "spare"
 """How many siblings beyond the wanted ones were meant to run in the episode's round, those left out not counted."""
 _COLUMNS = ("episode_id", "group_id", "run_id", "collection_round", "status", "write_id", "num_steps", "env_return")
 
-Siblings: TypeAlias = Literal["kept", "all"]
+SiblingChoice: TypeAlias = Literal["kept", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Sources:
     """Step rewards: `env_reward` (as recorded), or the name of a scorer or reward of steps, @VERSION or not."""
     grouping: str | None = None
     """Name of a definition in `groupings`; None takes the groups as collected."""
-    siblings: Siblings = "kept"
+    siblings: SiblingChoice = "kept"
     """Of an oversampled group: those that its collection kept, or all that were played."""
 
 
@@ -101,20 +100,21 @@ def select_episodes(snapshot: Snapshot, sources: Sources, components: tuple[str,
 
 def _of_siblings(snapshot: Snapshot, sources: Sources, episodes: pl.DataFrame) -> pl.DataFrame:
     """The episodes whose siblings count, and their `spare`. Raises DataRefusedError: none is left."""
-    rounds = oversampled_rounds(snapshot)
+    rounds = snapshot.sql("SELECT run_id, collection_round, spare FROM oversampled_rounds")
     if rounds.is_empty():
         return episodes.drop("collection_round")
     keys = ["run_id", "collection_round"]
-    episodes = episodes.join(rounds.select(*keys, SPARE), on=keys, how="left", maintain_order="left").drop(keys[1])
+    episodes = episodes.join(rounds, on=keys, how="left", maintain_order="left").drop(keys[1])
     if sources.siblings == "all":
         return episodes
-    is_left_out = pl.col("episode_id").is_in(left_out(snapshot, rounds).implode())
+    left_out = snapshot.sql("SELECT episode_id FROM left_out_siblings")["episode_id"]
+    is_left_out = pl.col("episode_id").is_in(left_out.implode())
     of_group = is_left_out.sum().cast(pl.Int64).over("group_id")
     kept = episodes.with_columns((pl.col(SPARE) - of_group).clip(lower_bound=0)).filter(~is_left_out)
     if kept.is_empty():
         raise DataRefusedError(
-            f"the collection left out all {counted(episodes.height, 'chosen episode')} as siblings too many; --siblings "
-            "all compares them all the same"
+            f"the collection kept none of {counted(episodes.height, 'chosen episode')}: see the view "
+            "`left_out_siblings`; --siblings all compares them"
         )
     return kept
 

@@ -9,11 +9,13 @@ from pydantic import field_validator
 from pipelines.score.scorers import answer_quality
 from pipelines.score.scorers.answer_quality import depth, structure
 from pipelines.score.scorers.protocol import Columns, Scorer, ScorerInputs
-from pipelines.score.scorers.texts import ANSWER_STEPS, AnswerScorer
+from pipelines.score.scorers.texts import ANSWER_STEPS, AnswerScorer, is_blank
 
 VOTE_SPANS = ("step_index", "kind", "started_at", "attributes")
 """Columns of `spans` that `votes` reads."""
 Winner = Literal["plurality", "extra"]
+_QUALITY = 0.7
+"""MassGen's own, where it has none of an answer."""
 
 
 def votes(spans: pl.DataFrame) -> pl.DataFrame:
@@ -132,8 +134,10 @@ class Coordination(AnswerScorer):
         + 0.5 if consensus, at most 2 rounds and quality above 0.7
 
     Rounds are the largest `coordination_round` of the coordination spans (at least 1), tokens those of the episode
-    (prompt and completion), consensus follows from the voters' last votes. Source: MassGen's RewardComputer; the token
-    term has no floor. One score per episode; O(spans).
+    (prompt and completion), consensus follows from the voters' last votes. What is not recorded has a default, and the
+    score's reason names it: tokens 0 (no penalty; of prompt and completion one may be known), quality 0.7, consensus
+    none (-0.5). An episode without coordination spans has no score. Source: MassGen's RewardComputer and its defaults;
+    the token term has no floor. One score per episode; O(spans).
     """
 
     name: ClassVar[str] = "coordination"
@@ -142,10 +146,13 @@ class Coordination(AnswerScorer):
     )
     helpers: ClassVar[tuple[ModuleType, ...]] = (answer_quality,)
 
-    quality: float | Literal["answer"] = 0.7
-    """Quality of the final answer: a constant (MassGen's default), or `answer_quality` of the answer."""
+    quality: float | Literal["answer"] = _QUALITY
+    """Quality of the final answer: a constant (MassGen's default), or `answer_quality` of the answer: that of the
+    newest `final_answer` span, else of the steps."""
     consensus: Literal["unanimous", "plurality"] = "unanimous"
     """All last votes agree, or someone leads (MassGen: someone was selected)."""
+    missing: Literal["default", "null"] = "default"
+    """What a part that is not recorded is: its default, or unknown, and the score with it."""
 
     def reads(self) -> Columns:
         """No actions, unless the answer is judged."""
@@ -164,8 +171,9 @@ class Coordination(AnswerScorer):
         agreed = (
             pl.col("leading") == pl.col("votes") if self.consensus == "unanimous" else pl.col("winner").is_not_null()
         )
+        counts = [pl.col("prompt_tokens"), pl.col("completion_tokens")]
         facts = (
-            inputs.episodes.with_columns(tokens=pl.col("prompt_tokens") + pl.col("completion_tokens"))
+            inputs.episodes.with_columns(tokens=counts[0] + counts[1], counted=pl.sum_horizontal(counts))
             .join(rounds, on="episode_id", how="left", maintain_order="left")
             .join(won, on="episode_id", how="left", maintain_order="left")
             .with_columns(
@@ -174,18 +182,44 @@ class Coordination(AnswerScorer):
             )
         )
         if self.quality == "answer":
-            judged = self.answers(inputs).select("episode_id", quality=0.3 * structure() + 0.4 * depth())
+            judged = self._answers(inputs).select("episode_id", quality=0.3 * structure() + 0.4 * depth())
             if self.no_answer is not None:
                 judged = judged.with_columns(pl.col("quality").fill_null(self.no_answer))
             facts = facts.drop("quality").join(judged, on="episode_id", how="left", maintain_order="left")
         names = ["rounds", "quality", "tokens", "consensus"]
         unknown = pl.concat_list(pl.when(pl.col(name).is_null()).then(pl.lit(name)) for name in names).list.drop_nulls()
+        facts = facts.with_columns(missing=unknown)
+        said = "unknown: {}"
+        if self.missing == "default":
+            defaults = [pl.col("tokens").fill_null(pl.col("counted")), pl.col("quality").fill_null(_QUALITY)]
+            facts = facts.with_columns(*defaults, pl.col("consensus").fill_null(value=False))
+            said = "not recorded, so at their defaults: {}"
+        coordinated = pl.col("rounds").is_not_null()
         return facts.select(
             "episode_id",
-            value=reward(),
-            reason=pl.when(unknown.list.len() > 0).then(pl.format("unknown: {}", unknown.list.join(", "))),
-            metrics=pl.struct(names).struct.json_encode(),
+            value=pl.when(coordinated).then(reward()),
+            reason=pl.when(~coordinated)
+            .then(pl.lit("no coordination is recorded"))
+            .when(pl.col("missing").list.len() > 0)
+            .then(pl.format(said, pl.col("missing").list.join(", "))),
+            metrics=pl.when(coordinated).then(pl.struct(*names, "missing").struct.json_encode()),
         )
+
+    def _answers(self, inputs: ScorerInputs) -> pl.DataFrame:
+        """Tell episode_id and answer, in the order of the episodes: the newest `final_answer` span, else the steps."""
+        attribute = pl.col("attributes").str.json_path_match
+        texts = [attribute(f"$.action_data.{name}") for name in ("answer", "content", "final_answer")]
+        presented = (
+            inputs.spans.filter((pl.col("kind") == "coordination") & (attribute("$.action_type") == "final_answer"))
+            .select("episode_id", "started_at", presented=pl.coalesce(texts))
+            .filter(~is_blank(pl.col("presented")))
+            .sort("episode_id", "started_at", maintain_order=True, nulls_last=False)
+            .group_by("episode_id", maintain_order=True)
+            .agg(pl.col("presented").last())
+            .with_columns(presented=self.extracted(pl.col("presented")))
+        )
+        found = self.answers(inputs).join(presented, on="episode_id", how="left", maintain_order="left")
+        return found.select("episode_id", answer=pl.coalesce("presented", "answer"))
 
 
 def reward() -> pl.Expr:

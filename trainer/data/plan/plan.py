@@ -88,6 +88,8 @@ class Plan:
             )
         assert members.height < 2**31, "positions are int32"
         self.members = members
+        self.source = selection.source
+        """Where advantages come from; None without."""
         self.config = config.model_copy(update={"max_length": selection.max_length})
         """What it was made for."""
         self.weighting = config.loss.weighting(self.config.fitted_length)
