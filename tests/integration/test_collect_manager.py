@@ -623,6 +623,29 @@ def test_those_that_are_carried_over_go_on_in_the_next_round_and_keep_their_own(
     assert all("carried" not in line or "run again with --rounds 3 to finish them" in line for line in said)
 
 
+def test_a_policy_of_this_process_goes_on_with_what_was_carried_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It plays a round that was broken off as a whole; rollouts of earlier rounds are no part of that."""
+
+    class Two(Countdown):
+        async def reset(self, task: Task) -> Outcome:
+            outcome = await super().reset(task)
+            self._left = 2
+            return outcome
+
+    async def the_last_two_wait(number: int, turn: int) -> None:
+        if number % 4 in (3, 0) and turn:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(EnvironmentPlayer, "plays_together", True)
+    options: dict[str, Any] = {"group_size": 2, "oversample": 2, "keep": "first", "carry_over": True}
+    run(tmp_path, Two, Speaks(the_last_two_wait), **options)
+    assert len(rows(tmp_path, "rollout_index")) == 4
+    run(tmp_path, Two, rounds=2, **options)
+    assert rows(tmp_path, "collection_round, status").count((0, "completed")) == 8
+
+
 def test_a_round_waits_for_what_has_ended_and_is_not_on_the_disk_where_others_are_carried_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

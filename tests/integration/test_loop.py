@@ -294,6 +294,7 @@ def test_the_best_siblings_by_the_score_that_is_trained_on_are_all_that_credit_s
         "FROM episodes AS e JOIN current_scores USING (episode_id)) GROUP BY group_id"
     )
     assert groups.unique().rows() == [(2, True)]
+    assert chosen[0].sql("SELECT count(*) FROM left_out_siblings").item() == 24, "of all rounds, not of the last one"
     assert groups.height == 12
 
 
@@ -460,7 +461,7 @@ def test_prompts_are_trained_on_by_a_score_that_every_line_shows(tmp_path: Path,
     lines = (line for line in config.read_text().splitlines(keepends=True) if not line.startswith("env = "))
     config.write_text("".join(lines))
     (tmp_path / "score.py").write_text(LATE)
-    given = {"rounds": 1, "evaluation": None, "collect": {"prompts": str(prompts)}}
+    given: dict[str, Any] = {"rounds": 1, "evaluation": None, "collect": {"prompts": str(prompts)}}
     given |= {"score": {"targets": [f"{tmp_path}/score.py:late"]}, "credit": {"estimator": "rloo", "score": "late"}}
     said: list[str] = []
     done = looped(tmp_path, read_config(str(config), {"loop": given}), said=said)
