@@ -112,7 +112,8 @@ class Lake:
             return Snapshot(self._store, when)
         versions = self._pins.versions_at(when)
         if missing := self._pins.missing(versions):
-            raise LakeAccessError(f"{self.uri} at {when}: {missing}. A vacuum removed them; name what is to be kept")
+            why = "A vacuum removed them, or they are damaged; name what is to be kept"
+            raise LakeAccessError(f"{self.uri} at {when}: {missing}. {why}")
         return Snapshot(self._store, consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from lake import ids
+from lake.errors import UsageError
 from lake.tables import RELATIONS, STATUSES
 
 Json = Any
@@ -276,6 +277,12 @@ def tell_sampling(record: EpisodeRecord) -> None:
         for name, value in sampling_of(own).items():
             if value is not None and getattr(tokens, name) is None:
                 setattr(tokens, name, value)
+
+
+def check_run_name(run: str) -> None:
+    """Raise UsageError: the name of a run is blank."""
+    if not run.strip():
+        raise UsageError("the run's name is empty; give --run NAME")
 
 
 def printable(text: str) -> str:

@@ -192,7 +192,10 @@ def _files(snapshot: Snapshot) -> list[Finding]:
                 broken.append(str(error))
             except (OSError, pl.exceptions.PolarsError) as error:
                 damaged.append(f"{entry.name} of {name}: {str(error).splitlines()[0]}")
-    advice = "; restore the files from a backup, or ingest their source again into a new lake"
+    advice = (
+        "; restore the files from a backup, or ingest their source again into a new lake. Rows of `advantages` and "
+        "`scores` can be computed again: `trajlake credit NAME --force`, `trajlake score NAME --force`"
+    )
     return [
         _judged("every file is there and readable", damaged[:5], advice),
         _judged("every row keeps its contract", broken[:5]),

@@ -125,7 +125,7 @@ def record(
     on where it was at the next start.
     """
     token = (token or "").strip() or None  # blanks are no token, and no header has them around its value
-    _check(host, token, max_body, spool_size)
+    _check(same["run"], host, token, max_body, spool_size)
     if same["durable"] and on_full == "drop":
         raise UsageError("--durable records every call that is answered, and --on-full drop lets some go unrecorded")
     from lake.live.proxy.app import Limits
@@ -144,8 +144,14 @@ def record(
     _tell(serve(options, ready=lambda url: _greet(url, options.lake_uri), say=lambda text: click.echo(cell(text))))
 
 
-def _check(host: str, token: str | None, max_body: int, spool_size: int) -> None:
+def _check(run: str, host: str, token: str | None, max_body: int, spool_size: int) -> None:
     """Raise a TrajlakeError for options that do not go together, or without what the command needs."""
+    from lake.formats.base.secrets import without_secrets
+    from lake.records import check_run_name
+
+    check_run_name(run)
+    if without_secrets(run) != run:
+        raise UsageError("--run is a key, and names are recorded; give the run another name")
     if host not in _LOCAL and not token:
         raise UsageError(
             f"--host {host} lets other machines in, so it needs a --token of your own (in the environment: "

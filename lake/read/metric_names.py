@@ -28,6 +28,7 @@ METRICS = {
     "from (`[loop.credit] score`, `trajlake credit --score`); without advantages `episodes.env_return`.",
     "env_return": "Mean `episodes.env_return` of those episodes, where the advantages come from another score.",
     "episode_logprob": "Mean over the optimizer step's episodes of the sum of their trained tokens' log-probabilities.",
+    "episode_advantage": "Mean over the optimizer step's episodes of the mean advantage of their trained steps.",
     "episode_turns": "Mean number of turns (`episodes.num_steps`) of the optimizer step's episodes.",
     "grad_norm": "Norm of the gradient before clipping.",
     "learning_rate": "Learning rate of the update.",

@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from lake.errors import FormatError, UsageError
+from lake.errors import FormatError
 from lake.formats import choose, query
 from lake.formats.base.format import Format
 from lake.formats.base.source import Input, is_packed
-from lake.records import printable
+from lake.records import check_run_name, printable
 from lake.write.runs import run_of
 from lake.write.sources import Argument, File
 
@@ -155,8 +155,7 @@ def reading_of(file: File, *, run_id: str | None, format_name: str | None) -> Re
     fmt = choose(file.path, format_name)
     columns = query.check(file.path) if fmt.name == query.NAME else ""
     run = run_of(file, fmt) if run_id is None else printable(run_id)
-    if not run.strip():
-        raise UsageError("the run's name is empty; give --run NAME")
+    check_run_name(run)
     return Reading(file, fmt, Input(file.path, run), is_run_given=run_id is not None, columns=columns)
 
 

@@ -21,6 +21,7 @@ from lake.formats.base.lines import TAIL
 from lake.formats.base.look import look
 from lake.formats.base.source import Input, is_packed
 from lake.lake import Lake
+from lake.records import check_run_name
 from lake.write.batches import BATCH_EPISODES
 from lake.write.ingest import run_plan
 from lake.write.plan import Plan, Reading, Report, planned, reading_of, reason_of
@@ -76,8 +77,8 @@ class Watched(msgspec.Struct):
             raise UsageError("the rows of a query cannot be watched; run it again when its files have grown")
         if self.format_name is not None and self.format_name not in FORMATS:
             raise FormatError(f"there is no format {self.format_name!r}; known: {', '.join(NAMES)}")
-        if self.run_id is not None and not self.run_id.strip():
-            raise UsageError("the run's name is empty; give --run NAME")
+        if self.run_id is not None:
+            check_run_name(self.run_id)
 
     def absent(self) -> list[str]:
         """The arguments that stand for nothing yet."""

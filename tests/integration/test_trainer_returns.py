@@ -60,6 +60,9 @@ def test_the_reward_is_the_score_that_advantages_come_from_and_the_return_stands
         rows = rows.with_columns(step_index=pl.lit(None, pl.Int32), scorer=pl.lit("judge"), scorer_version=pl.lit("1"))
         job.write("scores", rows)
     run_credit(lk, ESTIMATORS["rloo"](), score="judge")
+    of_episodes = dict(
+        lk.sql("SELECT episode_id, any_value(advantage) FROM current_advantages GROUP BY ALL").iter_rows()
+    )
     settings = config("reinforce", options={"correction": {"method": "none"}}, minibatches=2)
     snapshot = lk.snapshot()
     plan = Plan(select(snapshot, settings, settings.loss.needs, source=find_credit(snapshot, None)), settings)
@@ -70,6 +73,8 @@ def test_the_reward_is_the_score_that_advantages_come_from_and_the_return_stands
         assert metrics["reward"] == pytest.approx(fmean(scores))
         assert metrics["env_return"] == pytest.approx(fmean(returns))
         assert metrics["episode_turns"] == pytest.approx(fmean(turns))
+        advantages = [of_episodes[one] for one in plan.episode_ids_E[report.step.episodes_E]]
+        assert metrics["episode_advantage"] == pytest.approx(fmean(advantages), abs=1e-6)
         total = metrics["logprob"] * metrics["action_tokens"]
         assert metrics["episode_logprob"] == pytest.approx(total / len(returns), rel=1e-5)
     assert len(reports) == 2

@@ -1,6 +1,7 @@
 """Docs that cannot rot: generated pages equal what the code says now, and no link or path leads nowhere."""
 
 import re
+from collections import Counter
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -103,6 +104,30 @@ def test_every_promise_names_tests_that_exist() -> None:
     assert number > 20
     assert not missing
     assert not slow_alone
+
+
+FEATURES = {"A": 36, "B": 30, "C": 19, "D": 17, "E": 39}
+"""Features of each system that docs/reference/systems.md answers to."""
+
+
+def test_every_feature_of_the_five_systems_has_a_verdict_and_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "reference" / "systems.md").read_text("utf-8")
+    found: dict[str, Counter[str]] = {}
+    faults = []
+    for system, section in re.findall(r"^## ([A-E]) (.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
+        rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in section.splitlines() if line.startswith("| ")][2:]
+        found[system] = Counter(verdict.strip() for _, verdict, _, _ in rows)
+        for feature, verdict, where, tests in rows:
+            named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
+            faults += [f"{path}::{name}" for path, name in named if not suite_of(path, name)]
+            if not where.strip() or not (named or verdict.strip() == "differs"):
+                faults.append(feature)
+    assert {system: counts.total() for system, counts in found.items()} == FEATURES
+    summed = re.findall(r"^\| \[([A-E]): .*\| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    told = {system: (int(works), int(differs)) for system, _, works, differs in summed}
+    assert told == {system: (counts["works"], counts["differs"]) for system, counts in found.items()}
+    assert sum(map(sum, told.values())) == sum(FEATURES.values())
+    assert not faults
 
 
 def suite_of(path: str, name: str) -> str:

@@ -87,6 +87,14 @@ def test_blanks_are_no_token(tmp_path: Path, token: str) -> None:
     assert "TRAJLAKE_RECORD_TOKEN" in str(told[1].exception)
 
 
+@pytest.mark.parametrize("run", ["", "  ", "sk-proj-abcdefghijklmnopqrstuvwxyz0123456789AB"])
+def test_a_run_that_no_row_could_bear_is_refused_before_a_call_is_taken(tmp_path: Path, run: str) -> None:
+    done = started(tmp_path, "--port", "0", "--run", run)
+    assert type(done.exception) is UsageError
+    assert "--run" in str(done.exception)
+    assert run.strip() not in str(done.exception) or not run.strip()
+
+
 def test_a_lake_is_known_by_the_id_of_its_episodes(tmp_path: Path) -> None:
     """It stays through commits, compaction and a move, and another lake at its place has another one."""
     lk = lake.open(tmp_path / "lake", create=True)

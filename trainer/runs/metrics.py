@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from lake.errors import UsageError
@@ -31,6 +32,8 @@ class EpisodeFigures:
             name: known[column].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name, column in figures.items()
         }
         """By metric; NaN where it is unknown."""
+        if "advantage" in plan.members.columns:
+            self._values_E["episode_advantage"] = _advantages_E(plan)
 
     def means(self, step: OptimizerStep) -> dict[str, float]:
         """Means over the step's episodes of which the figure is known; left out where it is known of none."""
@@ -41,6 +44,15 @@ class EpisodeFigures:
             if len(known_E):
                 found[name] = float(known_E.mean())
         return found
+
+
+def _advantages_E(plan: Plan) -> npt.NDArray[np.float64]:
+    """Return the mean advantage of each episode's trained steps, float64 [E]; NaN where none is trained."""
+    first_E = plan.member_starts_Q[plan.sequence_starts_E[:-1]]
+    advantage_M = plan.members.select("advantage").to_series().cast(pl.Float64).to_numpy()
+    sums_E = np.add.reduceat(np.where(plan.trained_M, advantage_M, 0.0), first_E)
+    trained_E = np.add.reduceat(plan.trained_M.astype(np.int64), first_E)
+    return np.divide(sums_E, trained_E, out=np.full(len(first_E), np.nan), where=trained_E > 0)
 
 
 def credited_score(credit: Credit) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,7 +14,7 @@ from lake.live.assembly import is_score
 from lake.live.calls.address import Address
 from lake.live.calls.prefixes import Heads
 from lake.live.frames import SOURCE_FORMAT, End, Frame, Reward, Score, Span, Step, Traced
-from lake.records import EpisodeRecord, Index, ScoreRecord
+from lake.records import EpisodeRecord, ScoreRecord
 from lake.tables import STATUSES
 
 
@@ -38,7 +38,7 @@ class Ending(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     final_observation: list[Message] | None = None
     environment: str | None = None
     split: str | None = None
-    expected_group_size: Index | None = None
+    expected_group_size: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
     response_id: str | None = None
     """An answer of the episode, where no path and no header names it."""
     closes: bool = False

@@ -276,7 +276,8 @@ def all_failed(lake: Lake, where: str) -> str | None:
     if others or not failed:
         return None
     which = "the rollout" if failed == 1 else f"all {failed:,} rollouts"
-    return f"{which} of {where} failed, the first of them: {printable(error or 'no error is recorded')}"
+    first = "" if failed == 1 else ", the first of them"
+    return f"{which} of {where} failed{first}: {printable(error or 'no error is recorded')}"
 
 
 def retract_broken(lake: Lake, run: str) -> int:
