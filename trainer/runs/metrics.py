@@ -52,7 +52,9 @@ def _advantages_E(plan: Plan) -> npt.NDArray[np.float64]:
     advantage_M = plan.members.select("advantage").to_series().cast(pl.Float64).to_numpy()
     sums_E = np.add.reduceat(np.where(plan.trained_M, advantage_M, 0.0), first_E)
     trained_E = np.add.reduceat(plan.trained_M.astype(np.int64), first_E)
-    return np.divide(sums_E, trained_E, out=np.full(len(first_E), np.nan), where=trained_E > 0)
+    means_E = np.full(len(first_E), np.nan)
+    np.divide(sums_E, trained_E, out=means_E, where=trained_E > 0)
+    return means_E
 
 
 def credited_score(credit: Credit) -> str:
