@@ -140,12 +140,3 @@ def write(file: int, data: bytes, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(file, memoryview(data)[done:], offset + done)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of new files in a folder durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

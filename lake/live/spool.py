@@ -39,11 +39,11 @@ from lake.live.segments import (
     numbers,
     path_of,
     read,
-    sync_folder,
     whole_bytes,
     whole_frames,
     write,
 )
+from lake.storage.atomic import sync_path
 
 MAX_BYTES = 1 << 30
 SEGMENT_BYTES = 16 << 20
@@ -409,7 +409,7 @@ class Spool:
         file = os.open(path_of(self.folder, self._number + 1), os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             write(file, header, 0)
-            sync_folder(self.folder)
+            sync_path(self.folder)
         except OSError:
             os.close(file)
             raise

@@ -46,12 +46,12 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     sizes = {str(path.relative_to(partial)): path.stat().st_size for path in _files(partial)}
     (partial / FILES).write_bytes(msgspec.json.format(msgspec.json.encode(sizes)))
     for path in sorted(partial.rglob("*"), reverse=True):
-        _sync(path)
-    _sync(partial)
+        sync_path(path)
+    sync_path(partial)
     if os.path.lexists(target):
         target.rename(replaced)
     partial.rename(target)
-    _sync(target.parent)
+    sync_path(target.parent)
     _remove(replaced)
 
 
@@ -130,9 +130,9 @@ def atomic_text(target: Path, text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_place(target)
     partial.write_text(text, encoding="utf-8")
-    _sync(partial)
+    sync_path(partial)
     partial.replace(target)
-    _sync(target.parent)
+    sync_path(target.parent)
 
 
 def _hidden(target: Path, end: str) -> Path:
@@ -148,7 +148,7 @@ def _recover(target: Path) -> None:
         _remove(replaced)
     else:
         replaced.rename(target)
-        _sync(target.parent)
+        sync_path(target.parent)
 
 
 def _remove(path: Path) -> None:
@@ -177,7 +177,8 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return known.st_ino, 0 if path.is_dir() else known.st_mtime_ns
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
