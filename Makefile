@@ -69,8 +69,9 @@ coverage: $(INSTALLED) ## Run both, with the coverage of lake and pipelines
 check: $(INSTALLED) ## Lint, format, types, import rules, generated docs in step with the code
 	@echo "== ruff check";  $(BIN)/ruff check .
 	@echo "== ruff format"; $(BIN)/ruff format --check .
-	@echo "== mypy";        $(BIN)/mypy && $(BIN)/mypy docs/generate .ci/check_wheel.py
+	@echo "== mypy";        $(BIN)/mypy && $(BIN)/mypy docs/generate .ci/check_wheel.py .ci/house_limits.py
 	@echo "== imports";     $(BIN)/lint-imports
+	@echo "== limits";      $(BIN)/python .ci/house_limits.py
 	@echo "== docs";        $(BIN)/python docs/generate --check
 	@echo "== slow tests";  $(BIN)/python tests/run_slow.py --check
 

@@ -25,9 +25,9 @@ Groups = list[list[str]]
 
 def ours(texts: Sequence[str], threshold: float) -> list[str]:
     """The same by the package."""
-    from pipelines.credit.anchors.similar import cluster_representatives
+    from pipelines.credit.anchors.similar import find_representatives
 
-    found = cluster_representatives(texts, threshold)
+    found = find_representatives(texts, threshold)
     return [found[text] for text in texts]
 
 
@@ -90,9 +90,8 @@ def substitutions(steps: int, characters: int) -> None:
     import polars as pl
 
     from lake.ids import text_hash
-    from pipelines.credit.anchors.texts import Substitution, Substitutions
-    from pipelines.credit.inputs.batch import StepBatch
-    from pipelines.credit.inputs.columns import InputNeeds, select_inputs
+    from pipelines.credit.anchors.definitions import Substitution, Substitutions
+    from pipelines.credit.steps import InputNeeds, StepBatch, select_inputs
 
     pages = Pages(characters - 12)
     views = [pages.page() for _ in range(1000)]

@@ -41,9 +41,9 @@ def one_rank(uri: str, rank: int, ranks: int, disk_bytes: int) -> dict[str, Any]
     import lake
     from lake.storage.buckets import Bucket
     from trainer.config import TrainConfig
-    from trainer.data.plan.plan import Plan
-    from trainer.data.select.selection import select
-    from trainer.data.stream.stream import Stream
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
+    from trainer.data.stream import Stream
 
     counts = {"requests": 0, "bytes": 0}
     read = Bucket.read

@@ -1,4 +1,3 @@
-# ruff: noqa: E402 - the checkout comes first on the path
 """How busy collecting keeps an engine: tokens per second of multi-turn episodes, beside the engine's own.
 
     python benchmarks/bench_collect.py [--episodes 256] [--parallel 64] [--pace 0.5]
@@ -36,14 +35,14 @@ import aiohttp
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import lake
-from pipelines.collect.engines import Sampling
-from pipelines.collect.environments.house import vocabulary
-from pipelines.collect.manager.rounds import Wanted
-from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import Limits
-from pipelines.collect.tasks import seeds
-from pipelines.collect.wiring import PlayerOptions, player_of
+import lake  # noqa: E402
+from pipelines.collect.engines import Sampling  # noqa: E402
+from pipelines.collect.environments.house import list_vocabulary  # noqa: E402
+from pipelines.collect.factory import PlayerOptions, build_player  # noqa: E402
+from pipelines.collect.manager.rounds import RunSettings  # noqa: E402
+from pipelines.collect.manager.run import Collection, collect  # noqa: E402
+from pipelines.collect.manager.scheduler import RolloutLimits  # noqa: E402
+from pipelines.collect.tasks import list_seed_tasks  # noqa: E402
 
 Call = tuple[list[int], int]
 """Prompt, and tokens of the answer."""
@@ -53,7 +52,7 @@ SIBLINGS = 8
 def words(prompt_ids: Sequence[int], seed: int, most: int) -> list[int]:
     """The scripted engine's answer: words of the house, always as many as are allowed."""
     drawn = random.Random(f"{len(prompt_ids)} {seed}")
-    return [drawn.randrange(3, 3 + len(vocabulary())) for _ in range(most)]  # the markers come first
+    return [drawn.randrange(3, 3 + len(list_vocabulary())) for _ in range(most)]  # the markers come first
 
 
 def serve(pipe: Connection, pace: float) -> None:
@@ -70,7 +69,7 @@ def scripted(folder: Path, pace: float) -> Iterator[str]:
     """The URL of a scripted engine in a process of its own; its tokenizer is in the folder."""
     from trainer.online.demo import build_tokenizer
 
-    build_tokenizer(vocabulary()).save_pretrained(folder)
+    build_tokenizer(list_vocabulary()).save_pretrained(folder)
     spawn = multiprocessing.get_context("spawn")
     pipe, its_end = spawn.Pipe()
     process = spawn.Process(target=serve, args=(its_end, pace), daemon=True)
@@ -92,13 +91,13 @@ def collected(uri: str, url: str, model: str, episodes: int, parallel: int, most
     """Seconds of a round of the house."""
     options = PlayerOptions(env="house", engines=(url,), model=model, sampling=Sampling(max_tokens=most))
     what = Collection(
-        wanted=Wanted(run="bench", groups=episodes // SIBLINGS, group_size=SIBLINGS),
-        limits=Limits(parallel=parallel),
+        run_settings=RunSettings(run="bench", groups=episodes // SIBLINGS, group_size=SIBLINGS),
+        limits=RolloutLimits(parallel=parallel),
         rounds=1,
         progress_seconds=3600.0,
     )
-    player = player_of(options, uri, "bench")
-    done = collect(lake.open(uri, create=True), player, seeds(0, 10_000), what, say=print, progress=print)
+    player = build_player(options, uri, "bench")
+    done = collect(lake.open(uri, create=True), player, list_seed_tasks(0, 10_000), what, say=print, progress=print)
     return done.figures.seconds
 
 

@@ -61,7 +61,7 @@ def floor(path: Path) -> None:
     import polars as pl
 
     from lake import ids
-    from lake.storage.encoding import arrow, write
+    from lake.storage.encoding import to_arrow, write_parquet
     from lake.tables import TABLES
     from lake.tables.contracts import conform
 
@@ -88,7 +88,7 @@ def floor(path: Path) -> None:
 
     def write_part(first: int) -> None:
         part = conform(rows.slice(first, length), table)
-        write(str(path / f"floor-{first}.parquet"), iter([arrow(part, table)]), table)
+        write_parquet(str(path / f"floor-{first}.parquet"), iter([to_arrow(part, table)]), table)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(write_part, range(0, rows.height, length)))
@@ -121,9 +121,9 @@ def credit_bare(path: Path) -> None:
 
 def credit_on_ray(path: Path) -> float:
     """The same on two Ray workers; when they were there, for their start is not in the figure."""
-    from lake.execution.choice import executor_named
+    from lake.execution import make_executor
 
-    executor = executor_named("ray", 2)
+    executor = make_executor("ray", 2)
     began = time.perf_counter()
     credit(path, force=True, executor=executor)
     return began

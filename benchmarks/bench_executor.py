@@ -45,12 +45,12 @@ def waiting(messages, **kwargs):
 def measured(folder: str, name: str, executor: str, workers: int) -> None:
     """One run in this process: its seconds."""
     import lake
-    from lake.execution.choice import executor_named
+    from lake.execution import make_executor
     from pipelines.score.functions import ScoreConfig
     from pipelines.score.job import run_score
     from pipelines.score.sandbox.contract import SandboxLimits
 
-    there = None if executor == "local" else executor_named(executor, workers)
+    there = None if executor == "local" else make_executor(executor, workers)
     limits = SandboxLimits(workers=workers if executor == "local" else 1)
     lk, config = lake.open(Path(folder, "lake")), ScoreConfig(limits=limits)
     began = time.perf_counter()
@@ -61,10 +61,10 @@ def measured(folder: str, name: str, executor: str, workers: int) -> None:
 def ingested(folder: str, executor: str, workers: int) -> None:
     """One ingest in this process: its seconds."""
     import lake
-    from lake.execution.choice import executor_named
+    from lake.execution import make_executor
     from lake.write.ingest import ingest
 
-    there = None if executor == "none" else executor_named(executor, workers)
+    there = None if executor == "none" else make_executor(executor, workers)
     with tempfile.TemporaryDirectory(dir=folder) as target:
         lk = lake.open(Path(target, "lake"), create=True)
         began = time.perf_counter()

@@ -43,9 +43,8 @@ def make(folder: Path, megabytes: int) -> Path:
 def run_task(task: str, path: Path) -> None:
     """One measured run, in this process."""
     import lake
-    from lake.export import target
-    from lake.export.job import export
-    from lake.export.request import Request
+    from lake.export import find_target
+    from lake.export.job import ExportRequest, export
     from lake.export.target import Choices
 
     chats = lake.open(path)
@@ -54,7 +53,7 @@ def run_task(task: str, path: Path) -> None:
         if task == BASELINE:
             rows = sum(chats.scan(table).collect().height for table in ("episodes", "steps"))
         else:
-            asked = Request(target(task), Path(folder, "out"), choices=Choices(score="judge"))
+            asked = ExportRequest(find_target(task), Path(folder, "out"), choices=Choices(score="judge"))
             rows = export(chats, asked).rows
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())

@@ -1,4 +1,3 @@
-# ruff: noqa: E402 - the checkout comes first on the path
 """Fleets: many processes of one machine that record into one lake, through a committer and without.
 
     python benchmarks/bench_fleet.py [--writers 1,8,64] [--batches 640] [--where local,s3] [--repeat 3] [--threads 1]
@@ -28,14 +27,14 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / part) for part in ("", "tests"))]
 
-from bench_lake import BATCH, STEPS, batch
+from bench_lake import BATCH, STEPS, batch  # noqa: E402
 
-import lake
-from lake.storage.objects import Objects
-from lake.write.fleet.place import Place
-from lake.write.jobs import Job
-from testkit import object_store
-from testkit.fleets import start_committer
+import lake  # noqa: E402
+from lake.storage.objects import Objects  # noqa: E402
+from lake.write.group_commit.protocol import MeetingPoint  # noqa: E402
+from lake.write.jobs import Job  # noqa: E402
+from testkit import object_store  # noqa: E402
+from testkit.fleets import start_committer  # noqa: E402
 
 COMMIT = {"direct": False, "group": True, "committer": True}
 """How to commit -> whether in groups."""
@@ -63,7 +62,7 @@ def root(where: str) -> Iterator[tuple[str, dict[str, str] | None]]:
 def committer(uri: str, options: Mapping[str, str] | None) -> Iterator[None]:
     """A committer that stays, because this process is there as a writer."""
     objects = Objects(uri, options)
-    present = Place(objects).present()
+    present = MeetingPoint(objects).register_writer()
     start_committer(objects)
     try:
         yield

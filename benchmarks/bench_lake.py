@@ -1,4 +1,3 @@
-# ruff: noqa: E402 - the checkout comes first on the path
 """The lake's own costs: commits by eight writers, opening a lake of many commits, bytes on disk.
 
     python benchmarks/bench_lake.py [--commits 10000] [--writers 8] [--each 50] [--rows 20000]
@@ -18,19 +17,19 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-import numpy as np
-import polars as pl
-from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
-from deltalake.exceptions import CommitFailedError
+import numpy as np  # noqa: E402
+import polars as pl  # noqa: E402
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake  # noqa: E402
+from deltalake.exceptions import CommitFailedError  # noqa: E402
 
-import lake
-from lake import ids
-from lake.records import EpisodeRecord, StepRecord
-from lake.storage import encoding
-from lake.storage.objects import Objects
-from lake.storage.store import Store
-from lake.tables import TABLES
-from lake.tables.contracts import conform
+import lake  # noqa: E402
+from lake import ids  # noqa: E402
+from lake.records import EpisodeRecord, StepRecord  # noqa: E402
+from lake.storage import encoding  # noqa: E402
+from lake.storage.objects import Objects  # noqa: E402
+from lake.storage.store import Store  # noqa: E402
+from lake.tables import TABLES  # noqa: E402
+from lake.tables.contracts import conform  # noqa: E402
 
 BATCH = 8
 STEPS = 10
@@ -192,7 +191,7 @@ def size(folder: Path, rows: int) -> None:
         }
     )
     table = TABLES["tokens"]
-    data = encoding.arrow(conform(frame, table), table)
+    data = encoding.to_arrow(conform(frame, table), table)
     write_deltalake(str(folder / "default"), data)
     store = Store(Objects(folder / "sized"))
     store.create()

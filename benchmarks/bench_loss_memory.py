@@ -4,7 +4,7 @@
 
     naive     logits of every position in float32, log_softmax, gather; what a plain training step does
     actions   the LM head at action tokens only, one piece
-    trainer   the same in chunks that are recomputed in the backward pass: `trainer.policy.model.Policy`
+    trainer   the same in chunks that are recomputed in the backward pass: `trainer.policy.model.PackedPolicy`
     floor     the trainer with one trained token: what the gradient of the weights and the body take anyhow
 
 The model is one layer of Qwen2.5-0.5B's width with its vocabulary, so that the head is what counts; weights and their
@@ -53,12 +53,12 @@ def measure(kind: str, tokens: int, share: float) -> dict[str, float]:
     """Peak bytes above the model's, seconds, and the gradient's norm, of one forward and backward pass."""
     import torch
 
-    from trainer.data.stream.batch import PackedBatch
+    from trainer.data.batch import PackedBatch
     from trainer.policy import model as trainer_model
-    from trainer.policy.model import Policy
+    from trainer.policy.model import PackedPolicy
 
     torch.set_num_threads(1)
-    policy = Policy(build())
+    policy = PackedPolicy(build())
     ids_T = torch.randint(0, VOCABULARY, (tokens,), generator=torch.Generator().manual_seed(1))
     target_at = torch.arange(1, tokens)[:: max(1, round(1 / share))]
     if kind == "floor":

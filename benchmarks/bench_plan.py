@@ -26,8 +26,8 @@ def plan(path: Path) -> dict[str, float]:
     """Seconds of the parts of a plan, and the memory that the process held at most, in GB."""
     import lake
     from trainer.config import TrainConfig
-    from trainer.data.plan.plan import Plan
-    from trainer.data.select.selection import select
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
 
     config = TrainConfig(model="none", loss="sft", episodes_per_step=EPISODES_PER_STEP, token_budget=16_384)
     began = time.perf_counter()

@@ -16,10 +16,10 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
 
 from testkit.training import config, token_episodes, token_lake  # noqa: E402
-from trainer.data.plan.plan import Plan  # noqa: E402
-from trainer.data.select.selection import select  # noqa: E402
-from trainer.data.stream.row_groups import RowGroupReader  # noqa: E402
-from trainer.data.stream.stream import Stream  # noqa: E402
+from trainer.data.plan import Plan  # noqa: E402
+from trainer.data.row_groups import RowGroupReader  # noqa: E402
+from trainer.data.selection import select  # noqa: E402
+from trainer.data.stream import Stream  # noqa: E402
 from trainer.losses import LOSSES  # noqa: E402
 
 LONG_S = 0.025

@@ -140,9 +140,9 @@ def starts(path: Path, repeat: int) -> None:
 def level() -> str:
     """The strongest isolation of this machine."""
     from pipelines.score.sandbox.contract import SandboxLimits
-    from pipelines.score.sandbox.levels import choose
+    from pipelines.score.sandbox.launch import choose_level
 
-    return choose(SandboxLimits(min_level="none"))
+    return choose_level(SandboxLimits(min_level="none"))
 
 
 def main() -> None:

@@ -33,17 +33,21 @@ import polars as pl  # noqa: E402
 
 import lake  # noqa: E402
 from lake import ids  # noqa: E402
-from lake.storage.data_files import Staged, Written  # noqa: E402
+from lake.storage.data_files import DataFileWrite, StagedRows  # noqa: E402
 from lake.storage.objects import Objects  # noqa: E402
 from lake.storage.store import Store  # noqa: E402
 from lake.tables import TABLES  # noqa: E402
 from lake.tables.contracts import conform  # noqa: E402
 from pipelines.credit import GiGPO  # noqa: E402
 from pipelines.credit import job as credit_job  # noqa: E402
-from pipelines.credit.health.diagnosis import DIAGNOSED  # noqa: E402
-from pipelines.credit.health.integrity import IntegrityConfig  # noqa: E402
-from pipelines.credit.incremental import group_fingerprints  # noqa: E402
-from pipelines.credit.inputs.episodes import Sources  # noqa: E402
+from pipelines.credit.health import (  # noqa: E402
+    DIAGNOSED,
+    IntegrityConfig,
+)
+from pipelines.credit.inputs import (  # noqa: E402
+    Sources,
+    hash_groups,
+)
 
 STEPS, SIBLINGS, CHUNK, RUNS = 10, 8, 100_000, 16
 ESTIMATOR = GiGPO(step_source="terminal_score")
@@ -61,9 +65,9 @@ def make(path: Path, steps: int) -> None:
     _append(path, store, first, shared)
     row = first.select("episode_id", "group_id").row(0)
     (path / "known.json").write_text(json.dumps(row))
-    planned = credit_job._planned(lk.snapshot(), ESTIMATOR, Sources(), CHECKS, None)
+    planned = credit_job._make_plan(lk.snapshot(), ESTIMATOR, Sources(), CHECKS, None)
     # What a credit job found in each group: the next one of its series compares with it.
-    with credit_job._job(lk, planned) as job:
+    with credit_job._open_job(lk, planned) as job:
         job.write("credit_groups", _found(first))
         for chunk in range(1, chunks):
             episodes = _episodes(rng, CHUNK, f"run {chunk * RUNS // chunks}", chunk)
@@ -73,8 +77,8 @@ def make(path: Path, steps: int) -> None:
     _round(path, rng)
 
 
-def _append(path: Path, store: Store, episodes: pl.DataFrame, shared: Written) -> None:
-    store.append_staged("steps", [Staged(None, _named_again(path, shared, episodes))])
+def _append(path: Path, store: Store, episodes: pl.DataFrame, shared: DataFileWrite) -> None:
+    store.append_staged("steps", [StagedRows(None, _named_again(path, shared, episodes))])
     version, _ = store.files("episodes")
     store.append_episodes([store.stage("episodes", episodes)], version)
 
@@ -127,7 +131,7 @@ def _steps(rng: np.random.Generator, episodes: pl.DataFrame) -> pl.DataFrame:
     return conform(frame, TABLES["steps"])
 
 
-def _named_again(path: Path, shared: Written, episodes: pl.DataFrame) -> Written:
+def _named_again(path: Path, shared: DataFileWrite, episodes: pl.DataFrame) -> DataFileWrite:
     """The file of steps under another name, as the log would list the steps of these episodes."""
     told = shared.told()
     name = f"{ids.to_text(ids.fresh_id())}-{told.name.rpartition('-')[2]}"
@@ -137,7 +141,7 @@ def _named_again(path: Path, shared: Written, episodes: pl.DataFrame) -> Written
         if column in statistics["minValues"]:
             statistics["minValues"][column] = episodes[column].min()
             statistics["maxValues"][column] = episodes[column].max()
-    return Written.of(msgspec.structs.replace(told, name=name, statistics=json.dumps(statistics)))
+    return DataFileWrite.of(msgspec.structs.replace(told, name=name, statistics=json.dumps(statistics)))
 
 
 def _found(episodes: pl.DataFrame) -> pl.DataFrame:
@@ -146,7 +150,7 @@ def _found(episodes: pl.DataFrame) -> pl.DataFrame:
     selected = episodes.select(*names, episode_score="env_return", collected_group_id="group_id")
     selected = selected.sort("group_id", "episode_id")
     runs = selected.group_by("group_id").agg(pl.col("run_id").first())
-    found = group_fingerprints(selected, checks=CHECKS).join(runs, on="group_id")
+    found = hash_groups(selected, checks=CHECKS).join(runs, on="group_id")
     found = found.with_columns(
         pl.lit(value=False).alias("is_dead"),
         pl.lit("").alias("findings"),
@@ -191,7 +195,7 @@ def credit_only(path: Path) -> object:
 
 def compaction(path: Path) -> object:
     """Which files a compaction would merge."""
-    from lake.care import compaction as care
+    from lake.care import maintenance as care
     from lake.read.snapshot import Snapshot
 
     snapshot = Snapshot(Store(Objects(path)))
@@ -203,11 +207,13 @@ def compaction(path: Path) -> object:
 
 def episode_list(path: Path) -> object:
     """The first page of the viewer's list of episodes, by outcome."""
-    from viewer.pinned import Reader
-    from viewer.queries import Sort, Window
-    from viewer.queries.episodes import EpisodeFilter, page
+    from viewer.queries import ListWindow, Sort
+    from viewer.queries.episodes import EpisodeFilter, read_page
+    from viewer.reader import Reader
 
-    return page(Reader(lake.open(path).snapshot()), EpisodeFilter(), Sort("outcome", descending=True), Window()).height
+    return read_page(
+        Reader(lake.open(path).snapshot()), EpisodeFilter(), Sort("outcome", descending=True), ListWindow()
+    ).height
 
 
 QUESTIONS: dict[str, Callable[[Path], object]] = {
@@ -237,7 +243,6 @@ def asked(question: str, path: Path) -> dict[str, float]:
 
 
 def _ask(question: str, path: Path) -> None:
-    import viewer.pinned
     import viewer.queries.episodes  # noqa: F401 - imported before the clock starts
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

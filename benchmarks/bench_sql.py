@@ -126,11 +126,11 @@ def many_files_lake(path: Path, files: int, seed: int = 0) -> tuple[Any, list[tu
 def points(files: int, repeat: int) -> None:
     """Print the table of point queries."""
     import lake
-    from lake.read.query_pruning import planner
+    from lake.read.query_pruning import get_planner
 
     with tempfile.TemporaryDirectory() as folder:
         lk, episodes = many_files_lake(Path(folder, "lake"), files)
-        planner()
+        get_planner()
         opening = statistics.median(timed(lambda: lake.open(lk.uri).snapshot()) for _ in range(repeat))
         print(f"\n{files:,} files; opening the lake and its snapshot: {opening:.3f} s\n")
         print("| point query | first, s | next ones, s |\n| --- | --- | --- |")

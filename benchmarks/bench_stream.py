@@ -77,9 +77,9 @@ def stream(path: Path) -> Figures:
     import lake
     from lake.judgements.credit import find_credit
     from trainer.config import TrainConfig
-    from trainer.data.plan.plan import Plan
-    from trainer.data.select.selection import select
-    from trainer.data.stream.stream import Stream
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
+    from trainer.data.stream import Stream
 
     snapshot = lake.open(path).snapshot()
     began = time.perf_counter()
@@ -105,7 +105,7 @@ def measure(task: str, path: Path) -> Figures:
 
 def run_task(task: str, path: Path) -> None:
     """One measured run, in this process."""
-    import trainer.data.stream.stream  # noqa: F401 - imported before the clock starts
+    import trainer.data.stream  # noqa: F401 - imported before the clock starts
 
     found = TASKS[task](path)
     print(json.dumps(found | {"peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}))
@@ -194,9 +194,9 @@ def leave(path: Path, how: str) -> None:
     """Begin a stream and leave the process in the middle of it, threads at work."""
     import lake
     from trainer.config import TrainConfig
-    from trainer.data.plan.plan import Plan
-    from trainer.data.select.selection import select
-    from trainer.data.stream.stream import Stream
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
+    from trainer.data.stream import Stream
     from trainer.losses import Needs
 
     snapshot = lake.open(path).snapshot()

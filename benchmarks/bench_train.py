@@ -1,4 +1,3 @@
-# ruff: noqa: E402 - the checkout comes first on the path
 """A training step on the CPU against TRL's trainers: the same tokens, model, optimizer and dtype, one intra-op thread.
 
     python benchmarks/bench_train.py [--steps 5] [--repeat 2] [--workload rows turns]
@@ -30,8 +29,8 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-import peers
-from training_rows import WORKLOADS, Workload, configuration, export, make_lake, make_model
+import peers  # noqa: E402
+from training_rows import WORKLOADS, Workload, configuration, export, make_lake, make_model  # noqa: E402
 
 WARM = 2
 """Optimizer steps that are not counted."""
@@ -44,8 +43,8 @@ def run_ours(folder: Path, workload: Workload) -> dict[str, Any]:
     import torch
 
     import lake
-    from trainer.data.plan.plan import Plan
-    from trainer.data.select.selection import select
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
     from trainer.losses import Needs
     from trainer.runs.factories import make_backend
     from trainer.runs.loop import run_steps

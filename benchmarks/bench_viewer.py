@@ -24,11 +24,11 @@ import streamlit as st  # noqa: E402, TID253
 from viewer_lake import SIBLINGS, TOOLS, add_episodes, make  # noqa: E402
 
 import lake  # noqa: E402
-from lake.search import place  # noqa: E402
-from testkit.streamlit_pages import APP, AppTest, assert_sound, words  # noqa: E402
-from viewer import pinned  # noqa: E402
-from viewer.environment import ENVIRONMENT  # noqa: E402
+from lake.storage.local_cache import CACHE_VARIABLE  # noqa: E402
+from testkit.streamlit_pages import APP, AppTest, assert_sound, go_to, words  # noqa: E402
+from viewer import session  # noqa: E402
 from viewer.launch import import_pages  # noqa: E402
+from viewer.server import ENVIRONMENT  # noqa: E402
 
 Address = dict[str, str | list[str]]
 Case = tuple[str, str, Address, Address]
@@ -105,7 +105,7 @@ class Tab:
         self._at.query_params.clear()
         for name, value in address.items():
             self._at.query_params[name] = value
-        self._at.switch_page(f"screens/{page}.py")
+        go_to(self._at, page)
 
     def open(self, page: str, address: Address) -> tuple[float, float, float]:
         """CPU seconds of a page, those of them in queries, and wall seconds."""
@@ -124,8 +124,8 @@ class Tab:
 
 def count_queries() -> None:
     """Tell the CPU of queries from that of the page around them."""
-    for name in ("_answer", "search"):
-        setattr(pinned, name, _counted(getattr(pinned, name)))
+    for name in ("_run_query", "search_text"):
+        setattr(session, name, _counted(getattr(session, name)))
 
 
 def _counted(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = given.lake or Path(folder, "lake")
-        os.environ[place.ENVIRONMENT], os.environ[ENVIRONMENT] = str(given.cache or folder), str(path)
+        os.environ[CACHE_VARIABLE], os.environ[ENVIRONMENT] = str(given.cache or folder), str(path)
         if not path.exists():
             make(path, given.episodes)
         lk = lake.open(path)

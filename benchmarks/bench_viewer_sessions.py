@@ -25,7 +25,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(
 from viewer_lake import TOOLS, make  # noqa: E402
 
 import lake  # noqa: E402
-from lake.search import place  # noqa: E402
+from lake.storage.local_cache import CACHE_VARIABLE  # noqa: E402
 from testkit import viewer_sessions  # noqa: E402
 from testkit.viewer_process import viewer  # noqa: E402
 from testkit.viewer_sessions import Session, session  # noqa: E402
@@ -109,7 +109,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = given.lake or Path(folder, "lake")
-        os.environ[place.ENVIRONMENT] = str(given.cache or folder)
+        os.environ[CACHE_VARIABLE] = str(given.cache or folder)
         if not path.exists():
             make(path, 1_000_000)
         query = (

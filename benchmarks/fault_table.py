@@ -19,7 +19,7 @@ PAGE = """# Injected faults
 
 What the fault tests did to lakes, with real processes, and what it cost. After each fault a snapshot is read row by
 row and compared with an oracle of plain dictionaries: an episode that must be there and is not (or not as it was) is
-*lost*, a row too many is *duplicated*, an episode without all of its steps and tokens, or with content that nobody
+*lost*, a row too many is *duplicated*, an episode without all of its steps and tokens, or with content that no writer
 offered, is *half visible*.
 
 The run of {tests:,} tests behind this page injected {faults:,} faults; {failed} tests failed. A kill counts if the

@@ -32,8 +32,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import numpy as np  # noqa: E402
 import orjson  # noqa: E402
 
-from pipelines.estimate.model import FITS, JOBS, TABLE_DRIVERS, Factors, Fits, drivers_of, predicted  # noqa: E402
-from pipelines.estimate.workload import ACTION_SHARE, TOKEN_CHARACTERS, Workload  # noqa: E402
+from pipelines.estimate.model import (  # noqa: E402
+    ACTION_SHARE,
+    FITS,
+    JOBS,
+    TABLE_DRIVERS,
+    TOKEN_CHARACTERS,
+    Factors,
+    Fits,
+    Workload,
+    compute_drivers,
+    predict_amount,
+)
 
 FITTED = (
     Workload(episodes=1_000, episode_steps=10, step_tokens=100),
@@ -189,7 +199,7 @@ def plan(lake: Path) -> None:
 
 def stream(lake: Path) -> None:
     """The plan and every batch of an epoch."""
-    from trainer.data.stream.stream import Stream
+    from trainer.data.stream import Stream
 
     snapshot, made, config = _plan(lake)
     with Stream(snapshot, made, config.loss.needs, config) as batches:
@@ -201,8 +211,8 @@ def _plan(path: Path):  # noqa: ANN202
     import lake
     from lake.judgements.credit import find_credit
     from trainer.config import TrainConfig
-    from trainer.data.plan.plan import Plan
-    from trainer.data.select.selection import select
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
 
     snapshot = lake.open(path).snapshot()
     config = TrainConfig(model="none", loss="ppo", episodes_per_step=64, token_budget=16_384, live_only=False)
@@ -218,7 +228,7 @@ TASKS: dict[str, Callable[[Path], None]] = {"plan": plan, "stream": stream}
 
 def fitted(points: Sequence[tuple[Workload, float]], drivers: Sequence[str]) -> dict[str, float]:
     """Factors that are not negative, of least relative squared error: the best of every subset of the drivers."""
-    values_PD = np.array([[drivers_of(work)[name] for name in drivers] for work, _ in points])
+    values_PD = np.array([[compute_drivers(work)[name] for name in drivers] for work, _ in points])
     targets_P = np.array([value for _, value in points])
     best, least = np.zeros(len(drivers)), np.inf
     for size in range(1, len(drivers) + 1):
@@ -303,7 +313,7 @@ def _print_check(points: Sequence[tuple[Workload, Measures]], fits: Fits) -> Non
 def _cells(points: Sequence[tuple[Workload, Measures]], name: str, what: str, factors: Factors, scale: float) -> str:
     """Predicted over measured, and what was measured."""
     return " | ".join(
-        f"{predicted(factors, work) / found[name][what]:.2f} ({found[name][what] / scale:.2f})"
+        f"{predict_amount(factors, work) / found[name][what]:.2f} ({found[name][what] / scale:.2f})"
         if what in found.get(name, ())
         else ""
         for work, found in points

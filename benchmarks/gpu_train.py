@@ -8,7 +8,7 @@ models have random weights, episodes random tokens (8 turns of 64 to 384 tokens 
 Weights are float32 and matrix products bfloat16, on both sides. This project packs episodes as sequences with 8 action
 spans into micro-batches; TRL's SFTTrainer gets the same episodes as one row each, and as one row per turn with its
 context repeated, without padding where flash-attn is installed, else padded. Tokens per second and MFU count each token
-of an episode once, so they compare what an update is worth: `trainer.monitor.watch` says which operations. Each
+of an episode once, so they compare what an update is worth: `trainer.monitor` says which operations. Each
 measurement is a process of its own; one that does not fit says so and the others go on. Prints a Markdown table.
 """
 
@@ -32,8 +32,8 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 if TYPE_CHECKING:
-    from trainer.data.stream.batch import PackedBatch
-    from trainer.monitor.watch import ModelShape
+    from trainer.data.batch import PackedBatch
+    from trainer.monitor import ModelShape
 
 QWEN2 = {
     "vocab_size": 151_936,
@@ -103,15 +103,15 @@ def make_episodes(tokens: int, vocabulary: int, seed: int = 0) -> Episodes:
 
 def make_batches(episodes: Episodes, budget: int, *, pinned: bool) -> "list[PackedBatch]":
     """The optimizer step's micro-batches, packed and laid out as the stream does; weights for the mean over tokens."""
-    from trainer.data.plan.packing import pack
-    from trainer.data.stream.collate import Members, Shares, TokenArrays, collate
+    from trainer.data.collate import MemberColumns, MemberWeights, TokenArrays, collate
+    from trainer.data.plan import pack
 
     rng = np.random.default_rng(1)
     bins = pack(episodes.lengths_E, budget)
     turns = [TURNS * episode + turn for chosen in bins for episode in chosen for turn in range(TURNS)]
     context_M, action_M = ([ids_M[turn] for turn in turns] for ids_M in (episodes.context_M, episodes.action_M))
     n_action_M = np.array([len(ids) for ids in action_M])
-    members = Members(
+    members = MemberColumns(
         n_context_M=np.array([len(ids) for ids in context_M]),
         n_action_M=n_action_M,
         trained_M=np.ones(len(turns), np.bool_),
@@ -125,7 +125,7 @@ def make_batches(episodes: Episodes, budget: int, *, pinned: bool) -> "list[Pack
         mask_A=None,
         logprobs_A=rng.uniform(-12.5, -11.5, episodes.trained).astype(np.float32),
     )
-    shares = Shares(np.full(len(turns), 1 / episodes.trained, np.float32))
+    shares = MemberWeights(np.full(len(turns), 1 / episodes.trained, np.float32))
     members_Q = np.full(len(turns) // TURNS, TURNS)
     return collate(members, members_Q, tokens, shares, [len(chosen) for chosen in bins], pinned=pinned)
 
@@ -196,12 +196,12 @@ def run_ours(options: argparse.Namespace, size: str, loss_name: str) -> dict[str
     """Train with this project's backend."""
     from trainer.backends.base import SingleDevice
     from trainer.config import OptimizerConfig, TrainConfig
-    from trainer.monitor.watch import model_shape
-    from trainer.policy.model import Policy
+    from trainer.monitor import measure_shape
+    from trainer.policy.model import PackedPolicy
 
     episodes = make_episodes(options.tokens * options.micro_batches, SIZES[size]["vocab_size"])
     batches = make_batches(episodes, options.tokens, pinned=options.device.startswith("cuda"))
-    policy = Policy(make_model(options, size), dtype="bfloat16", gradient_checkpointing=options.recompute)
+    policy = PackedPolicy(make_model(options, size), dtype="bfloat16", gradient_checkpointing=options.recompute)
     backend = SingleDevice(policy, OptimizerConfig())
     config = TrainConfig(model="random", loss=loss_name, dtype="bfloat16")
     loss, clock = config.loss, Clock(options.device)
@@ -211,7 +211,7 @@ def run_ours(options: argparse.Namespace, size: str, loss_name: str) -> dict[str
             backend.forward_backward(batch, loss)
         backend.optim_step(1e-5)
         clock.note()
-    told = {"operations": update_operations(model_shape(policy), episodes), "tokens": sum(episodes.lengths_E)}
+    told = {"operations": update_operations(measure_shape(policy), episodes), "tokens": sum(episodes.lengths_E)}
     return clock.figures() | told | {"attention": policy.attention, "micro": len(batches)}
 
 
@@ -389,10 +389,10 @@ def main() -> None:
         return
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         sys.exit("torch sees no GPU here; --device cpu --size tiny --tokens 512 checks that the script works")
-    from trainer.monitor.watch import peak_operations
+    from trainer.monitor import find_peak_operations
 
     name = device_name(options.device)
-    peak = options.peak_tflops * 1e12 if options.peak_tflops else peak_operations(name)
+    peak = options.peak_tflops * 1e12 if options.peak_tflops else find_peak_operations(name)
     print(f"{name}, torch {torch.__version__}, {options.tokens:,} tokens a micro-batch, bfloat16 products")
     if print_table(options, peak):
         sys.exit("\nSome measurements are missing; where memory ran out, try fewer --tokens, or --recompute.")

@@ -4,7 +4,7 @@
     python benchmarks/interval_coverage.py --samples 100
 
 Tasks have success rates drawn from a beta distribution, whose mean success, pass@4 and pass^4 are known. Each data set
-goes through `success_rows`, which prints the figures of `trajlake eval`. A cell of the table is the lowest and the
+goes through `compute_success`, which prints the figures of `trajlake eval`. A cell of the table is the lowest and the
 highest coverage over five distributions and over 5 and 8 attempts a task. docs/guides/evaluation.md holds the table.
 """
 
@@ -14,8 +14,8 @@ from math import prod
 import numpy as np
 import polars as pl
 
-from lake.statistics.intervals import Floats
-from trainer.evaluation.success import success_rows
+from lake.statistics import Floats
+from trainer.evaluation.success import compute_success
 
 RATES = ((1.0, 1.0), (0.3, 0.7), (0.1, 0.9), (0.9, 0.1), (2.0, 8.0))
 """Parameters of the beta distributions: flat, uneven, mostly 0, mostly 1, and all tasks hard."""
@@ -34,7 +34,7 @@ def truths(a: float, b: float) -> dict[str, float]:
 
 
 def attempts_of(rate_P: Floats, attempts: int, rng: np.random.Generator) -> pl.DataFrame:
-    """Return the attempts of one data set, as `success_rows` reads them."""
+    """Return the attempts of one data set, as `compute_success` reads them."""
     score_PA = rng.random((len(rate_P), attempts)) < rate_P[:, None]
     return pl.DataFrame(
         {
@@ -52,7 +52,7 @@ def coverage(tasks: int, attempts: int, rates: tuple[float, float], samples: int
     truth = truths(*rates)
     held = dict.fromkeys(MEASURES, 0)
     for _ in range(samples):
-        frame = success_rows(attempts_of(rng.beta(*rates, tasks), attempts, rng), ks=(1, K))
+        frame = compute_success(attempts_of(rng.beta(*rates, tasks), attempts, rng), ks=(1, K))
         for measure, low, high in frame.select("measure", "low", "high").iter_rows():
             if measure in held and low is not None:
                 held[measure] += low <= truth[measure] <= high

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors.torch import load_file, save_file
 
 LAYOUTS = ("padded", "padding_free", "packed")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.config import TrainConfig
-    from trainer.data.stream.batch import PackedBatch
+    from trainer.data.batch import PackedBatch
 
 VOCABULARY, WIDTH, LAYERS = 4096, 128, 4
 TURNS = 12
@@ -133,9 +133,9 @@ def export(folder: Path, workload: Workload) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     import lake
-    from trainer.data.plan.plan import Plan
-    from trainer.data.select.selection import select
-    from trainer.data.stream.stream import Stream
+    from trainer.data.plan import Plan
+    from trainer.data.selection import select
+    from trainer.data.stream import Stream
     from trainer.losses import Needs
 
     torch.set_num_threads(1)

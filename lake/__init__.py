@@ -7,8 +7,15 @@
 
 Knows no other layer and imports neither torch nor streamlit. The public names load on first use, so that the command
 line, which lives in this package, answers `-h` at once.
+
+Nouns (docs/glossary.md has all): an *episode* is one recorded trajectory, a row of `episodes` with its *steps*; a
+*group* is the episodes of one task that are compared; a *record* is an episode before it is rows, a *reject* an input
+that cannot be read. A *job* writes in *write attempts*, which a *ledger* accepts; a *claim* is the right to write for
+it. A *spool* holds the *frames* of a recorder until their *delivery*. A *snapshot* is the tables at chosen versions;
+a *judgement* is the credit, score, selection or grouping that is current.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +26,9 @@ if TYPE_CHECKING:
     from lake.opening import open  # noqa: A004 - `lake.open` is the name people guess
     from lake.read.snapshot import Snapshot
     from lake.records import EpisodeRecord, ScoreRecord, SpanRecord, StepRecord, TokensRecord
+
+if sys.platform == "win32":
+    raise ImportError("Trajlake runs on Linux and macOS; on Windows, install it in WSL (https://aka.ms/wsl)")
 
 __all__ = [
     "EpisodeRecord",

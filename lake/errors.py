@@ -1,29 +1,29 @@
-"""Every error a user can meet, in one place, under one base class.
+"""All errors for users, under one base class.
 
-Each class also inherits the stdlib error a Python caller would expect to catch. A message says what is wrong (naming
-table, column and row key), what is valid, and what to do next; the command line prints it as one line and exits.
-To add one: inherit `TrajlakeError` and the stdlib error, write the sentence a user needs, nothing else.
+Each class also inherits the stdlib error that a Python caller expects. A message names the fault (with table, column
+and row key), the valid values, and the next step. The command line prints it as one line and exits. To add an error,
+inherit `TrajlakeError` and the stdlib error.
 """
 
 
 class TrajlakeError(Exception):
-    """Base of all errors that are the user's to mend. The command line prints them without a traceback."""
+    """Base of all errors that a user can fix. The command line prints them without a traceback."""
 
     exit_code = 1
 
 
 class UsageError(TrajlakeError, ValueError):
-    """An option or an argument that cannot be meant."""
+    """An invalid option or argument."""
 
     exit_code = 2
 
 
 class NotALakeError(TrajlakeError, FileNotFoundError):
-    """The URI holds no lake."""
+    """The URI is not a lake."""
 
 
 class LakeVersionError(TrajlakeError, RuntimeError):
-    """The lake was written by a newer format than this package knows."""
+    """The lake has a newer format than this package supports."""
 
 
 class LakeAccessError(TrajlakeError, PermissionError):
@@ -31,7 +31,7 @@ class LakeAccessError(TrajlakeError, PermissionError):
 
 
 class SearchIndexError(TrajlakeError, OSError):
-    """The search index, which lies beside no lake, cannot be kept: no room, or no permission. The lake is sound."""
+    """The search index in the user's cache cannot be written (no space or no permission). The lake is intact."""
 
 
 class ContractError(TrajlakeError, ValueError):
@@ -39,18 +39,18 @@ class ContractError(TrajlakeError, ValueError):
 
 
 class ConflictError(TrajlakeError, RuntimeError):
-    """Too many writers at once, or another writer changed what this one relied on."""
+    """Too many concurrent writers, or another writer changed data that this one relied on."""
 
 
 class FormatError(TrajlakeError, ValueError):
-    """A source file is missing, empty, or of no known format."""
+    """A source file is missing, empty, or of an unknown format."""
 
 
 class QueryError(TrajlakeError, ValueError):
     """SQL that cannot be run."""
 
-    place: tuple[int, int] | None = None
-    """Line and character of the query, both from 1, where that is known."""
+    position: tuple[int, int] | None = None
+    """Line and character of the query, both from 1; None if unknown."""
 
 
 class MissingExtraError(TrajlakeError, ImportError):
@@ -58,15 +58,15 @@ class MissingExtraError(TrajlakeError, ImportError):
 
 
 class SandboxUnavailableError(TrajlakeError, RuntimeError):
-    """This machine cannot isolate user code as strongly as is asked; nothing was run."""
+    """This machine cannot isolate user code as strongly as required; nothing was run."""
 
 
 class DataRefusedError(TrajlakeError, ValueError):
-    """The stored data cannot support what was asked (for example a ratio loss on re-tokenised text)."""
+    """The stored data cannot support the request, such as a ratio loss on re-tokenised text."""
 
 
 class NoPairsError(DataRefusedError):
-    """No two answers can be compared, so that a loss over pairs has nothing to train on."""
+    """No two answers can be compared, so a loss over pairs has no training data."""
 
 
 class CheckpointError(TrajlakeError, RuntimeError):
@@ -74,4 +74,4 @@ class CheckpointError(TrajlakeError, RuntimeError):
 
 
 class WorkerLostError(TrajlakeError, RuntimeError):
-    """Processes that did a job's work died again and again; nothing of the job is visible."""
+    """Worker processes of a job died repeatedly; nothing of the job is visible."""

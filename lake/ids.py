@@ -1,8 +1,8 @@
-"""Identifiers: stable 63-bit hashes, and how people see them.
+"""Identifiers: stable 63-bit hashes and their text form.
 
 An id is the hash of a natural key, so the same rollout has the same id on every machine and in every process. 63 bits
-fit a signed int64, the widest integer Delta stores faithfully. People see 13 characters of base32: JSON readers lose
-integers above 2^53.
+fit a signed int64, the widest integer that Delta stores exactly. People see 13 characters of base32, because JSON
+readers lose integers above 2^53.
 
 The hash is BLAKE2b (RFC 7693), 8 bytes read little-endian with the sign bit cleared.
 """
@@ -25,78 +25,80 @@ TEXT_LENGTH = 13
 _KEY = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def bytes_hash(data: bytes | bytearray) -> int:
-    """63-bit hash of bytes: 0 <= h < 2^63."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") & MASK
+def bytes_hash(content: bytes | bytearray) -> int:
+    """Hash bytes to 63 bits: 0 <= h < 2^63."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") & MASK
 
 
 def text_hash(text: str) -> int:
-    """63-bit hash of a text's UTF-8 bytes (lone surrogates are kept apart, not an error)."""
+    """Hash a text's UTF-8 bytes to 63 bits; different lone surrogates give different hashes."""
     return bytes_hash(text.encode("utf-8", "surrogatepass"))
 
 
-def key_hash(*parts: str | int | float | bool | None) -> int:
-    """63-bit hash of a natural key. Parts keep their type: 1, "1" and None give different keys."""
-    return text_hash(_KEY.encode(parts))
+def key_hash(*fields: str | int | float | bool | None) -> int:
+    """Hash a natural key to 63 bits. Fields keep their type: 1, "1" and None give different hashes."""
+    return text_hash(_KEY.encode(fields))
 
 
 def fresh_id() -> int:
-    """A random 63-bit id (for write attempts and jobs, which have no natural key)."""
+    """Return a random 63-bit id, for write attempts and jobs, which have no natural key."""
     return secrets.randbits(63)
 
 
-def splitmix64(values_N: "npt.NDArray[np.uint64]") -> "npt.NDArray[np.uint64]":
-    """Evenly mixed numbers, uint64 [N], the same on every machine: the first output of SplitMix64 for each state.
+def splitmix64(states_N: "npt.NDArray[np.uint64]") -> "npt.NDArray[np.uint64]":
+    """Return the first output of SplitMix64 for each state, uint64 [N], the same on every machine.
 
-    Draws and orders of episodes are made of it. It is a bijection (Steele, Lea and Flood, 2014).
+    Draws and orders of episodes use it. It is a bijection (Steele, Lea and Flood, 2014).
     """
     import numpy as np
 
-    # Arithmetic of arrays wraps around without a warning.
-    mixed_N = values_N + np.uint64(0x9E3779B97F4A7C15)
+    # Array arithmetic wraps around without a warning.
+    mixed_N = states_N + np.uint64(0x9E3779B97F4A7C15)
     mixed_N = (mixed_N ^ (mixed_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed_N = (mixed_N ^ (mixed_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed_N ^ (mixed_N >> np.uint64(31))
 
 
-def to_text(value: int) -> str:
-    """An id as people see it: 13 base32 characters."""
-    return "".join(ALPHABET[(value >> shift) & 31] for shift in range(60, -1, -5))
+def to_text(identifier: int) -> str:
+    """Return the 13 base32 characters of an id."""
+    return "".join(ALPHABET[(identifier >> shift) & 31] for shift in range(60, -1, -5))
 
 
 def is_text(text: str) -> bool:
-    """Whether a text has the form of an id: 13 characters of the alphabet, the first of them below 8 (63 bits)."""
+    """Return whether a text has the form of an id: 13 characters of the alphabet, the first below 8 (63 bits)."""
     folded = text.lower()
     return len(folded) == TEXT_LENGTH and all(char in ALPHABET for char in folded) and folded[0] < "8"
 
 
 def from_text(text: str) -> int:
-    """The id behind 13 base32 characters. Raises ValueError: not 13 characters of the alphabet."""
+    """Return the id of 13 base32 characters. Raises ValueError: any other text."""
     folded = text.strip().lower()
     if not is_text(folded):
         raise ValueError(f"{text!r} is not an id: expected {TEXT_LENGTH} characters of {ALPHABET}, the first below 8")
-    value = 0
+    identifier = 0
     for char in folded:
-        value = value << 5 | ALPHABET.index(char)
-    return value
+        identifier = identifier << 5 | ALPHABET.index(char)
+    return identifier
 
 
-def as_ids(values: Iterable[int | str]) -> list[int]:
-    """Ids given as integers or as the 13 characters that people see, as integers, each once and in order.
+def parse_ids(identifiers: Iterable[int | str]) -> list[int]:
+    """Convert ids, integers or texts of 13 characters, to sorted integers without repetitions.
 
     Raises:
-        UsageError: something that is no id, or no list of them.
+        UsageError: an invalid id, or not a list.
     """
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise UsageError(f"{values!r} is no list; give a list of ids")
-    found = set()
-    for value in values:
+    if isinstance(identifiers, str) or not isinstance(identifiers, Iterable):
+        raise UsageError(f"{identifiers!r} is not a list; give a list of ids")
+    numbers = set()
+    for identifier in identifiers:
         try:
-            number = from_text(value) if isinstance(value, str) else value
+            number = from_text(identifier) if isinstance(identifier, str) else identifier
         except ValueError as error:
             raise UsageError(str(error)) from error
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MASK:
-            msg = f"{value!r} is not an id: valid are integers from 0 to 2^63 - 1, or their {TEXT_LENGTH} characters"
+            msg = (
+                f"{identifier!r} is not an id: valid are integers from 0 to 2^63 - 1, or their {TEXT_LENGTH} characters"
+            )
             raise UsageError(msg)
-        found.add(number)
-    return sorted(found)
+        numbers.add(number)
+    return sorted(numbers)

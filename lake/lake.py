@@ -1,4 +1,4 @@
-"""The Lake: read it through snapshots, write it through jobs, look after it. `lake.opening` opens one."""
+"""The `Lake` class: reading through snapshots, writing through jobs, and maintenance. `lake.opening` opens one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lake import ids
-from lake.care import compaction, vacuum
-from lake.care.claims import Claim
-from lake.care.pins import LEASE, Lease, Pin, Pins
+from lake.care import maintenance
+from lake.care.pins import LEASE, Claim, Lease, Pin, Pins
 from lake.errors import LakeAccessError, UsageError
-from lake.read.snapshot import Snapshot, consistent
+from lake.read.snapshot import Snapshot, make_consistent
 from lake.records import EpisodeRecord
 from lake.storage.store import Store
 from lake.tables import TABLES
@@ -23,25 +22,24 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from lake.care import erasure
+    from lake.care import removal
     from lake.execution.executor import Executor
     from lake.read.history import Difference
-    from lake.write.jobs import Code, Job
-    from lake.write.plan import Report
-    from lake.write.recording import Counts
+    from lake.write.jobs import Code, Job, RecordCounts
     from lake.write.score_import import ScoresReport
+    from lake.write.sources import Report
     from lake.write.writer import EpisodeWriter
 
 
 class Lake:
-    """Delta tables that hold trajectories and what was made of them.
+    """Delta tables with trajectories and the rows derived from them.
 
-    Get one from `lake.open`. Reading goes through snapshots, writing through jobs; several processes may do both at
-    once. Usable as a context.
+    Get one from `lake.open`. Snapshots read it and jobs write it; several processes may do both at once. Usable as a
+    context.
     """
 
     def __init__(
-        self, store: Store, *, compact_above: int = compaction.FEW_FILES, commits_in_groups: bool = False
+        self, store: Store, *, compact_above: int = maintenance.FEW_FILES, commits_in_groups: bool = False
     ) -> None:
         self._store = store
         self._pins = Pins(store)
@@ -50,10 +48,10 @@ class Lake:
 
     @cached_property
     def _writer(self) -> EpisodeWriter:
-        from lake.write.fleet.client import Fleet
+        from lake.write.group_commit.client import GroupCommit
         from lake.write.writer import EpisodeWriter
 
-        return EpisodeWriter(self._store, Fleet(self._store.objects) if self._commits_in_groups else None)
+        return EpisodeWriter(self._store, GroupCommit(self._store.objects) if self._commits_in_groups else None)
 
     @property
     def uri(self) -> str:
@@ -62,23 +60,23 @@ class Lake:
 
     @property
     def identity(self) -> str:
-        """Id that the lake keeps wherever it is moved; a copy has it too, one that is made anew at its place has not.
+        """Id of the lake, which stays the same if it is moved or copied; a new lake at the same address has another id.
 
         Raises:
             LakeAccessError: the lake cannot be reached.
         """
-        from lake.storage.identity import reserve
+        from lake.storage.objects import reserve_identity
 
-        return reserve(self._store.objects)
+        return reserve_identity(self._store.objects)
 
     @property
     def members(self) -> tuple[Lake, ...]:
-        """The lakes that are read as one (`lake.joined`); this one alone unless several were opened."""
+        """The lakes that are read as one (`lake.opening`); only this lake unless several were opened."""
         return (self,)
 
     def home(self, episode_id: int) -> Lake:
-        """The lake that shows an episode, to write what is said of it. Raises UsageError: none of several does."""
-        del episode_id  # here is no choice
+        """Return the lake that shows an episode, for rows about it. Raises UsageError: none of several lakes does."""
+        del episode_id  # only a `JoinedLake` has several
         return self
 
     def __repr__(self) -> str:
@@ -88,48 +86,48 @@ class Lake:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is held open: every write is committed when its call returns."""
+        """Do nothing: every write is committed when its call returns."""
 
     # ------------------------------------------------------------ reading
 
     def snapshot(self) -> Snapshot:
-        """All tables at their newest versions, consistently."""
+        """Return all tables at their newest, consistent versions."""
         return Snapshot(self._store)
 
     def at(self, when: Mapping[str, int] | str | datetime | int) -> Snapshot:
-        """All tables as they were.
+        """Return all tables in an earlier state.
 
         Args:
-            when: versions of the tables (`Snapshot.versions` of an earlier time), the name of a snapshot, a moment
-                (a datetime, or ISO 8601 text; UTC unless it says otherwise), or a version of `episodes`.
+            when: versions of the tables (`Snapshot.versions`), the name of a snapshot, a time (a datetime, or ISO 8601
+                text; UTC by default), or a version of `episodes`.
 
         Raises:
             ContractError: an unknown table.
-            UsageError: no such snapshot, and no time either.
-            LakeAccessError: versions that are no longer there.
+            UsageError: neither the name of a snapshot nor a time.
+            LakeAccessError: these versions no longer exist.
         """
         if isinstance(when, Mapping):
             return Snapshot(self._store, when)
         versions = self._pins.versions_at(when)
-        if missing := self._pins.missing(versions):
-            why = "A vacuum removed them, or they are damaged; name what is to be kept"
+        if missing := self._pins.find_missing(versions):
+            why = "A vacuum removed them, or they are damaged; name the snapshots to keep"
             raise LakeAccessError(f"{self.uri} at {when}: {missing}. {why}")
-        return Snapshot(self._store, consistent(self._store, versions))
+        return Snapshot(self._store, make_consistent(self._store, versions))
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT over a fresh snapshot; see `Snapshot.sql`."""
+        """Return the rows of one SELECT over a new snapshot; see `Snapshot.sql`."""
         return self.snapshot().sql(query, params)
 
     def stream(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pa.RecordBatchReader:
-        """Rows of one SELECT over a fresh snapshot, as they come; see `Snapshot.stream`."""
+        """Stream the rows of one SELECT over a new snapshot; see `Snapshot.stream`."""
         return self.snapshot().stream(query, params)
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """A table's visible rows on a fresh snapshot, lazily; see `Snapshot.scan`."""
+        """Return a table's visible rows in a new snapshot, lazily; see `Snapshot.scan`."""
         return self.snapshot().scan(name)
 
     def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
-        """Commits of a table, newest first: version, timestamp, operation, and `note`, what this package says of it.
+        """Return the commits of a table, newest first: version, timestamp, operation, and `note` from this package.
 
         Raises:
             UsageError: no such table.
@@ -139,68 +137,71 @@ class Lake:
         return self._store.history(name, limit)
 
     def diff(self, before: Snapshot, after: Snapshot) -> Difference:
-        """What changed between two snapshots: episodes that came and went, scores, signs of advantages."""
-        from lake.read.history import difference
+        """Return the changes between two snapshots: added and removed episodes, scores, signs of advantages."""
+        from lake.read.history import compare_snapshots
 
-        return difference(before, after)
+        return compare_snapshots(before, after)
 
-    # ------------------------------------------------------------ snapshots that stay
+    # ------------------------------------------------------------ pinned snapshots
 
     def name_snapshot(self, name: str, snapshot: Snapshot | None = None) -> Pin:
-        """Keep a snapshot (the newest unless given) readable under a name until it is dropped.
+        """Keep a snapshot (default: the newest) readable under a name until it is dropped.
 
         Raises:
-            UsageError: no usable name, or one that is taken.
-            LakeAccessError: a vacuum has removed files of it.
+            UsageError: an invalid name, or one in use.
+            LakeAccessError: a vacuum has removed files of the snapshot.
         """
         return self._pins.name(name, (snapshot or self.snapshot()).versions)
 
     def snapshots(self) -> list[Pin]:
-        """Named snapshots, oldest first."""
-        return self._pins.snapshots()
+        """Return the named snapshots, oldest first."""
+        return self._pins.list_snapshots()
 
     def drop_snapshot(self, name: str) -> None:
-        """Take a snapshot's name back; what only it needs goes with the next vacuum. Raises UsageError: no such one."""
+        """Drop a snapshot's name; the next vacuum may delete its files. Raises UsageError: no such snapshot."""
         self._pins.drop(name)
 
     def lease(
         self, snapshot: Snapshot, holder: str, duration: timedelta = LEASE, *, job_id: int | None = None
     ) -> AbstractContextManager[object]:
-        """Keep a snapshot readable while the caller works on it; a context, renewed by a thread.
+        """Return a context that keeps a snapshot readable; a thread renews the lease.
 
         Args:
-            holder: who, for whoever looks at the lease.
-            duration: how long it outlives a holder that is killed.
-            job_id: of a job that one process at a time works on: its next attempt takes over what a killed one left.
+            holder: name of the reader, for people.
+            duration: time after which the lease of a killed holder ends.
+            job_id: id of a job on which one process at a time works; its next attempt takes over the lease.
 
         Raises:
-            LakeAccessError: on entering it, files of the snapshot are gone.
+            LakeAccessError: on entering the context, files of the snapshot are missing.
         """
         return Lease(self._store, holder, snapshot.versions, duration, job_id)
 
-    def claim(self, what: str, place: str) -> Claim:
-        """The right to do something that one process at a time may do, wherever it runs; a context. See `Claim`.
+    def claim(self, purpose: str, location: str) -> Claim:
+        """Return a context with the exclusive right to an activity, across machines; see `Claim`.
 
         Args:
-            what: in words, `run 'r' is being collected into this lake`.
-            place: where one process at a time makes this claim: it takes over at once what a killed one left.
+            purpose: the activity in words, such as `run 'r' is being collected into this lake`.
+            location: where only one process at a time makes this claim; it takes over the claim of a killed process.
 
         Raises:
-            UsageError: on entering it, a process elsewhere holds the claim.
+            UsageError: on entering the context, a process at another location holds the claim.
         """
-        return Claim(self._store, what, place)
+        return Claim(self._store, purpose, location)
 
     def missing(self, versions: Mapping[str, int]) -> str | None:
-        """What these versions of the tables need and is not there, in words; None if all is there."""
-        return self._pins.missing(versions)
+        """Return a sentence about missing files of these table versions; None if all exist."""
+        return self._pins.find_missing(versions)
 
     # ------------------------------------------------------------ writing
 
-    def append(self, records: Iterable[EpisodeRecord | Mapping[str, Any]], *, run_id: str | None = None) -> Counts:
-        """Record episodes exactly once: those present with the same content are skipped.
+    def append(
+        self, records: Iterable[EpisodeRecord | Mapping[str, Any]], *, run_id: str | None = None
+    ) -> RecordCounts:
+        """Record episodes exactly once; skip those present with the same content.
 
         Args:
-            records: as `EpisodeRecord` or as the mappings of the JSONL format; wrong ones go to the table `rejects`.
+            records: `EpisodeRecord` objects, or mappings of the JSONL format; invalid ones go to the table `rejects`.
+            run_id: run of records without one.
         """
         if isinstance(records, Mapping | EpisodeRecord | str | bytes):
             raise UsageError(f"`append` takes a list of episodes, not one {type(records).__name__}: put it in brackets")
@@ -211,7 +212,7 @@ class Lake:
             counts = job.record(batch)
             job.counts |= {"rows_in": len(batch), "rows_out": counts.new, "rows_dropped": counts.rejected}
             job.counts["already_present"] = counts.present
-        add_scores(self, job.scores.taken(), version=RECORDED, source="recorder")
+        add_scores(self, job.scores.drain(), version=RECORDED, source="recorder")
         return counts
 
     def ingest(
@@ -224,17 +225,18 @@ class Lake:
         executor: Executor | None = None,
         follow_links: bool = False,
     ) -> Report:
-        """Read a file, folder, glob or URI of trajectories; what is present is skipped, what is wrong in `rejects`.
+        """Ingest a file, folder, glob or URI of trajectories; skip present records; invalid ones go to `rejects`.
 
         Args:
-            path: what to read; its format is recognised unless it is named.
-            run_id: run of records that name none; called by the file or its folder unless given.
-            batch_size: episodes a commit at most.
-            executor: where files are read and their rows written; in this process unless given.
-            follow_links: whether links in a folder to files outside of it are followed.
+            path: the file, folder, glob or URI.
+            run_id: run of records without one; default: named after the file or its folder.
+            format_name: format of the files; default: detected.
+            batch_size: maximum number of episodes per commit.
+            executor: reads files and writes their rows in parts; default: this process.
+            follow_links: whether to follow links in a folder to files outside of it.
 
         Raises:
-            FormatError: missing, empty, of no known format, or without trajectories.
+            FormatError: the file is missing, empty, of an unknown format, or without trajectories.
         """
         from lake.write.ingest import ingest
 
@@ -249,88 +251,91 @@ class Lake:
         )
 
     def ingest_frame(self, frame: object, *, shape: str | None = None, run_id: str | None = None) -> Report:
-        """Take the rows of a frame as episodes, steps or messages; `lake.formats.shapes` says what they may hold.
+        """Ingest the rows of a frame as episodes, steps or messages; `lake.formats.query` documents the columns.
 
         Args:
-            frame: of Polars or pandas, or an Arrow table.
-            shape: episodes, steps or messages; told from the columns unless given.
-            run_id: run of rows that name none; `frame` unless given.
+            frame: frame of Polars or pandas, or an Arrow table.
+            shape: episodes, steps or messages; default: detected by the columns.
+            run_id: run of rows without one; default: `frame`.
 
         Raises:
-            UsageError: no frame, or columns of none of the shapes.
+            UsageError: not a frame, or columns of none of the shapes.
         """
         from lake.write.frames import ingest_frame
 
         return ingest_frame(self, frame, shape=shape, run_id=run_id)
 
     def add_scores(self, frame: object, *, name: str | None = None) -> ScoresReport:
-        """Take rewards or labels that came after their episodes, each once; see `lake.write.score_import`.
+        """Import rewards or labels that arrive after their episodes, each once; see `lake.write.score_import`.
 
         Args:
-            frame: of Polars or pandas, or an Arrow table: episode_id, or task_id with run_id and rollout_index;
-                step_index, value, reason, and scorer unless `name` is given.
-            name: the scorer's.
+            frame: frame of Polars or pandas, or an Arrow table, with episode_id, or task_id with run_id and
+                rollout_index; step_index, value, reason; and scorer unless `name` is set.
+            name: name of the scorer.
 
         Raises:
-            UsageError: no frame, or columns that name no episode or no value.
+            UsageError: not a frame, or no column of episodes or values.
         """
         from lake.write.score_import import add_frame
 
         return add_frame(self, frame, name=name)
 
     def retract(self, episode_ids: Iterable[int | str], reason: str | None = None) -> int:
-        """Hide episodes from all readers of later snapshots; the rows stay, and `restore` takes it back.
+        """Hide episodes from readers of later snapshots; the rows stay, and `restore` reverses this.
 
         Args:
-            episode_ids: which (int64 ids; `lake.ids.from_text` reads the 13 characters).
+            episode_ids: int64 ids, or their 13 characters.
+
+        Returns:
+            Number of episodes that were hidden.
 
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
         """
-        from lake.care import retraction
+        from lake.care import removal
 
-        return len(retraction.retract(self, episode_ids, reason).changed)
+        return len(removal.retract(self, episode_ids, reason).changed)
 
     def restore(self, episode_ids: Iterable[int | str], reason: str | None = None) -> int:
-        """Show retracted episodes to readers of later snapshots again; what a retry replaced stays hidden.
+        """Show retracted episodes to readers of later snapshots again; episodes that retries replaced stay hidden.
 
         Raises:
             UsageError: no ids, ids that the lake does not hold, or that were forgotten; nothing is changed.
         """
-        from lake.care import retraction
+        from lake.care import removal
 
-        return len(retraction.restore(self, episode_ids, reason).changed)
+        return len(removal.restore(self, episode_ids, reason).changed)
 
-    def forget(self, episode_ids: Iterable[int | str], reason: str | None = None) -> erasure.Forgotten:
-        """Erase episodes from every table and from the disk, old snapshots included. There is no way back.
+    def forget(self, episode_ids: Iterable[int | str], reason: str | None = None) -> removal.Forgotten:
+        """Erase episodes permanently from every table and from storage, old snapshots included.
 
-        Earlier snapshots keep the rest of what they held, and say how many episodes were forgotten
-        (`Snapshot.forgotten`); `cuts` tells beforehand which named ones that will be.
+        Earlier snapshots keep their other rows and count the forgotten episodes (`Snapshot.forgotten`). `cuts` lists
+        the affected named snapshots in advance.
 
         Raises:
             UsageError: no ids, or ids that the lake does not hold; nothing is changed.
-            ConflictError: other processes rewrote a table again and again; run it again.
+            ConflictError: other processes rewrote a table repeatedly; run it again.
         """
-        from lake.care import erasure
+        from lake.care import removal
 
-        episode_ids = ids.as_ids(episode_ids)
+        episode_ids = ids.parse_ids(episode_ids)
         with self.job(kind="retract", parameters={"reason": reason, "forget": True}) as job:
-            erasure.tombstones(job, self.snapshot(), episode_ids, reason)
+            removal.write_tombstones(job, self.snapshot(), episode_ids, reason)
         with self.job(kind="forget", parameters={"reason": reason}) as job:
-            done = erasure.erase(self._store, episode_ids, job_id=job.job_id)
+            done = removal.erase(self._store, episode_ids, job_id=job.job_id)
             job.counts |= {"rows_dropped": sum(done.rows.values()), "deleted_files": done.deleted_files}
         return done
 
-    def cuts(self, episode_ids: Iterable[int | str]) -> list[erasure.Cut]:
-        """The named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`."""
-        from lake.care import erasure
+    def cuts(self, episode_ids: Iterable[int | str]) -> list[removal.Cut]:
+        """Return the named snapshots, running readers and interrupted jobs that would lose episodes to a `forget`."""
+        from lake.care import removal
 
-        return erasure.cuts(self._store, ids.as_ids(episode_ids))
+        return removal.find_cuts(self._store, ids.parse_ids(episode_ids))
 
     def contents_of(self, episode_ids: Iterable[int]) -> dict[int, int]:
-        """Content hash of those of the episodes that the lake has, retracted ones among them."""
-        found = self._writer.index().known(episode_ids, ()).contents
-        return {episode_id: content for episode_id, (content, _) in found.items()}
+        """Return the content hashes of those episodes that the lake holds, retracted ones included."""
+        contents = self._writer.copy_index().look_up(episode_ids, ()).contents
+        return {episode_id: content for episode_id, (content, _) in contents.items()}
 
     def job(
         self,
@@ -346,7 +351,7 @@ class Lake:
         attempt: int = 0,
         guard: Callable[[], None] = lambda: None,
     ) -> Job:
-        """A job that writes to this lake; see `lake.write.jobs.Job`."""
+        """Return a job that writes to this lake; see `lake.write.jobs.Job`."""
         from lake.write.jobs import Job
 
         return Job(
@@ -362,56 +367,60 @@ class Lake:
             job_id=job_id,
             attempt=attempt,
             guard=guard,
-            after=partial(compaction.compact_if_many, self._store, few=self._compact_above),
+            after=partial(maintenance.compact_if_many, self._store, few=self._compact_above),
         )
 
     def find_job(self, kind: str, series_id: int, fingerprint: int) -> int | None:
-        """The newest succeeded job with that series and input, if there is one and none of its rows are lost.
+        """Return the newest succeeded job of a series with the same input; None without one, or if it has lost rows.
 
         Args:
             series_id: `Job.series_id` of a job with the same parameters and code.
-            fingerprint: `Snapshot.fingerprint` of what it would read.
+            fingerprint: `Snapshot.fingerprint` of its input.
         """
-        from lake.read.lost_rows import lost_jobs
+        from lake.read.snapshot import find_lost_jobs
 
         snapshot = self.snapshot()
-        mine = {"kind": kind, "series_id": series_id, "input_fingerprint": fingerprint}
-        jobs = snapshot.scan("jobs").filter(event="succeeded", **mine)
-        found = jobs.sort("sequence", "at", descending=True, nulls_last=True).select("job_id").head(1).collect()
-        if found.is_empty() or found["job_id"].item() in lost_jobs(snapshot)["job_id"]:
+        identity = {"kind": kind, "series_id": series_id, "input_fingerprint": fingerprint}
+        jobs = snapshot.scan("jobs").filter(event="succeeded", **identity)
+        newest = jobs.sort("sequence", "at", descending=True, nulls_last=True).select("job_id").head(1).collect()
+        if newest.is_empty() or newest["job_id"].item() in find_lost_jobs(snapshot)["job_id"]:
             return None
-        return int(found.item())
+        return int(newest.item())
 
-    # ------------------------------------------------------------ looking after it
+    # ------------------------------------------------------------ maintenance
 
     def compact(
         self,
         name: str,
         *,
         z_order: Sequence[str] = (),
-        target_bytes: int = compaction.TARGET_BYTES,
+        target_bytes: int = maintenance.TARGET_BYTES,
         executor: Executor | None = None,
-    ) -> compaction.Compaction:
+    ) -> maintenance.Compaction:
         """Merge a table's small files into sorted ones; no reader, old or new, sees a difference.
 
         Args:
-            z_order: key columns to interleave instead of the table's own order; takes all files, not the small ones.
-            executor: where files are merged; in this process, one merged file after another, unless given.
+            z_order: key columns to interleave instead of the table's order; rewrites all files, not only small ones.
+            target_bytes: size of a merged file.
+            executor: merges files in parts; default: this process, one file after another.
 
         Raises:
-            UsageError: no such table, or columns it cannot be ordered by.
-            ConflictError: another process rewrote the table meanwhile; run it again.
+            UsageError: no such table, or columns by which it cannot be ordered.
+            ConflictError: another process rewrote the table at the same time; run it again.
         """
-        return compaction.compact(self._store, name, z_order=z_order, target_bytes=target_bytes, executor=executor)
+        return maintenance.compact(self._store, name, z_order=z_order, target_bytes=target_bytes, executor=executor)
 
-    def vacuum(self, *, retention: timedelta = vacuum.RETENTION, dry_run: bool = False) -> list[vacuum.Vacuumed]:
-        """Drop dead writes and delete files that nobody needs: no pin, no version of the last week, no writer.
+    def vacuum(
+        self, *, retention: timedelta = maintenance.RETENTION, dry_run: bool = False
+    ) -> list[maintenance.Vacuumed]:
+        """Drop dead writes, and delete files that no pin, no recent version and no writer needs.
 
         Args:
-            retention: how long what is not needed stays; at least an hour.
+            retention: age of unneeded files at which they are deleted; at least an hour.
+            dry_run: whether to list the files without deleting them.
 
         Raises:
             UsageError: a retention below an hour.
-            LakeAccessError: a pin is damaged, so what it needs is not known; nothing is deleted.
+            LakeAccessError: a pin is damaged, so its files are unknown; nothing is deleted.
         """
-        return vacuum.vacuum(self._store, retention=retention, dry_run=dry_run)
+        return maintenance.vacuum(self._store, retention=retention, dry_run=dry_run)

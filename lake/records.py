@@ -1,8 +1,8 @@
-"""Records: an episode as plain typed data, before it is rows.
+"""Records: an episode as plain typed data, before it becomes rows.
 
 Readers of formats and live recorders both produce `EpisodeRecord`; `lake.write.rows` turns records into table frames.
-The field names are the column names, so the documented JSONL format (`lake.formats.jsonl`) is this module and nothing
-else. Decoding checks types and unknown fields; `check` holds what types cannot say.
+The field names are the column names, so these classes define the JSONL format (`lake.formats.jsonl`). Decoding checks
+types and unknown fields; `check` checks everything else.
 """
 
 import math
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     Name = str
 else:
     Name = str | Int64
-    """A text; a source may spell it as a number, which becomes its digits."""
+    """A text; a source may give a number, which becomes its digits."""
 _ROUNDING = 1e-3  # engines that round report log-probabilities this far above 0
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 DEPTH_KEPT = 500
-"""Levels of nesting kept free below the interpreter's limit, so that whatever reads a record later can."""
+"""Levels of nesting kept free below the interpreter's limit, so that later readers of a record can decode it."""
 RAW_LIMIT = 16 << 20
-"""Characters that are kept of the text of a reject."""
+"""Maximum characters of a reject's text."""
 _STEP_SETTINGS = ("sampling", "request")
-"""Keys of `steps.extra` under which readers and recorders keep settings of a call that are not the episode's."""
+"""Keys of `steps.extra` with the settings of one call, where they differ from the episode's."""
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _LARGEST_BUFFER = 16 << 20
 _buffers = threading.local()
@@ -45,8 +45,8 @@ _buffers = threading.local()
 class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The exact tokens around one action, as the engine saw and sampled them.
 
-    `context_ids` holds only the tokens added since the prefix: the end of step `prefix_step_index` (the step before,
-    unless given; null opens a new sequence, for example after the history was cut).
+    `context_ids` holds only the tokens after the prefix. The prefix ends with step `prefix_step_index`: by default the
+    previous step; null starts a new sequence, for example after the history was cut.
     """
 
     context_ids: list[Index]
@@ -67,7 +67,7 @@ class TokensRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omi
 
 
 class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One decision: the state the policy saw (None if that is not known), what it did, what came back as reward."""
+    """One decision: the state that the policy saw (None if unknown), its action, and the reward."""
 
     state: str | None
     action: str
@@ -96,7 +96,7 @@ class StepRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
 
 
 class SpanRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A raw trace event of whatever ran the agent: an OpenTelemetry span, say."""
+    """A raw trace event of the agent's runtime, such as an OpenTelemetry span."""
 
     trace_id: str
     span_id: str
@@ -111,7 +111,7 @@ class SpanRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_
 
 
 class ScoreRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a scorer said, as the source of an episode tells it: of the whole episode, or of one step."""
+    """A score of an episode or of one step, as its source holds it."""
 
     scorer: str
     value: float | None
@@ -164,37 +164,37 @@ class EpisodeRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, om
     source_uri: str | None = None
     spans: list[SpanRecord] = []
     scores: list[ScoreRecord] = []
-    """Judgements that came with it; no part of its content: one that is scored later is the same episode."""
+    """Scores that came with it. They are not part of its content hash: later scores leave the episode the same."""
     extra: dict[str, Json] | None = None
 
     def __post_init__(self) -> None:
-        """A name that a source spelled as a number becomes text."""
-        given: object = self.task_id
-        if isinstance(given, int):
+        """Convert a name that is a number to text."""
+        name: object = self.task_id
+        if isinstance(name, int):
             self.task_id = str(self.task_id)
 
 
 class Reject(msgspec.Struct, kw_only=True):
-    """An input record that could not be taken, and why."""
+    """An input record that could not be read, with the reason."""
 
     position: int
     """Line number from 1 in JSONL; index from 0 of an element of an array, a row, an entry, a document."""
     reason: str
-    """malformed (not JSON), invalid (JSON of the wrong shape), unsupported (a version of its format that is not known),
-    truncated (the source ends inside it), conflict (an episode of this key is present with other content), forgotten
-    (an episode of this key was erased), or unmatched (a score of an episode or step that is not there)."""
+    """malformed (not JSON), invalid (JSON of the wrong shape), unsupported (an unknown version of its format),
+    truncated (the source ends inside it), conflict (an episode with this key is present with other content), forgotten
+    (an episode with this key was erased), or unmatched (a score of a missing episode or step)."""
     message: str
     raw: str
     episode_id: int | None = None
-    """The episode it would have been, where it has a key."""
+    """The id of its episode, if it has a key."""
     run_id: str | None = None
     source_uri: str | None = None
-    """The run it belongs to, the file it stands in, and its format, where one job reads several."""
+    """Its run, file and format, if one job reads several."""
     source_format: str | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What an episode is called: its ids and its human natural key."""
+    """The ids of an episode and its natural key as text."""
 
     episode_id: int
     group_id: int
@@ -203,16 +203,15 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def identify(record: EpisodeRecord, run_id: str) -> Identity:
-    """Ids of a record inside a run.
+    """Compute the ids of a record inside a run.
 
-    A group's natural key is (format, run, round, task, seed): never attempt, sibling number or policy version. The
-    episode's adds (rollout, attempt, agent). The content hash leaves out where the record was read from, so that a
-    moved file is a replay, what scorers said of it, and fields at their default, so that a field added later changes
-    no hash.
+    A group's natural key is (format, run, round, task, seed), without attempt, sibling number and policy version. The
+    episode's key adds (rollout, attempt, agent). The content hash omits the record's source, so that a moved file is a
+    replay. It omits scores, and fields at their default, so that a field added later changes no hash.
     """
-    group, key = _keys(record, run_id)
+    group, key = _make_keys(record, run_id)
     content = msgspec.structs.replace(record, run_id=run_id, source_uri=None, scores=[])
-    # The buffer is used again: fresh memory costs as much as the hash.
+    # The buffer is reused: new memory costs as much as the hash.
     buffer: bytearray = getattr(_buffers, "canonical", None) or bytearray()
     _ENCODER.encode_into(content, buffer)
     _buffers.canonical = buffer if len(buffer) <= _LARGEST_BUFFER else None
@@ -220,63 +219,63 @@ def identify(record: EpisodeRecord, run_id: str) -> Identity:
         episode_id=ids.key_hash("episode", *key),
         group_id=ids.key_hash("group", *group),
         content_hash=ids.bytes_hash(buffer),
-        source_id="/".join("-" if part is None else str(part) for part in key),
+        source_id="/".join("-" if field is None else str(field) for field in key),
     )
 
 
-def episode_id(record: EpisodeRecord, run_id: str) -> int:
-    """The id that a record has inside a run; `identify` says what it is made of."""
-    return ids.key_hash("episode", *_keys(record, run_id)[1])
+def make_episode_id(record: EpisodeRecord, run_id: str) -> int:
+    """Compute the id of a record inside a run; see `identify`."""
+    return ids.key_hash("episode", *_make_keys(record, run_id)[1])
 
 
-def _keys(record: EpisodeRecord, run_id: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The natural keys of its group and of itself."""
+def _make_keys(record: EpisodeRecord, run_id: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the natural keys of a record's group and of the record."""
     group = (record.source_format, run_id, record.collection_round, record.task_id, record.seed)
     return group, (*group, record.rollout_index, record.attempt, record.agent_id)
 
 
-def retyped(record: EpisodeRecord) -> EpisodeRecord:
-    """A copy with the types that decoding from a file would give. Raises ValueError: names a field that is wrong."""
+def retype(record: EpisodeRecord) -> EpisodeRecord:
+    """Return a copy with the types of a decoded record. Raises ValueError: a field is invalid; the message names it."""
     try:
         return msgspec.convert(msgspec.to_builtins(record), EpisodeRecord)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
-def sampling_of(settings: Any) -> dict[str, Any]:
-    """Return the fields of `TokensRecord` that the settings of a request tell, None for those that they do not.
+def read_sampling(settings: Any) -> dict[str, Any]:
+    """Return the sampling fields of `TokensRecord` from the settings of a request; None for missing ones.
 
-    Engines spell `off` as -1 in `top_k`. `extra_body` is where clients put what their own signature lacks.
+    Engines write `off` as -1 in `top_k`. Clients put parameters that their signature lacks into `extra_body`.
     """
-    given = settings if isinstance(settings, dict) else {}
-    more = given.get("extra_body")
-    said = {**(more if isinstance(more, dict) else {}), **given}
-    top_k = said.get("top_k")
-    return {name: _real(said.get(name)) for name in ("temperature", "top_p", "min_p")} | {
+
+    def to_real(number: Any) -> float | None:
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        return float(number) if is_number and abs(number) <= _FLOAT32_MAX else None
+
+    request = settings if isinstance(settings, dict) else {}
+    extra_body = request.get("extra_body")
+    merged = {**(extra_body if isinstance(extra_body, dict) else {}), **request}
+    top_k = merged.get("top_k")
+    return {name: to_real(merged.get(name)) for name in ("temperature", "top_p", "min_p")} | {
         "top_k": 0 if top_k == -1 else top_k if type(top_k) is int and 0 <= top_k < 1 << 31 else None
     }
 
 
-def _real(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= _FLOAT32_MAX else None
+def fill_sampling(record: EpisodeRecord) -> None:
+    """Fill missing sampling fields of tokens from the record's settings.
 
-
-def tell_sampling(record: EpisodeRecord) -> None:
-    """Write to tokens how they were sampled, where only the record says it.
-
-    A step's own settings (`extra.sampling`, `extra.request`) hold for it alone; else those of the episode hold
-    (`sampling`). What tokens say themselves stays. This is the only place where a source's settings reach tokens that
-    do not have them, for every format and recorder: a ratio loss refuses tokens of unknown temperature.
+    A step's settings (`extra.sampling`, `extra.request`) apply to that step, and otherwise those of the episode
+    (`sampling`). Fields that tokens already have stay. All formats and recorders use this function: a ratio loss
+    refuses tokens of unknown temperature.
     """
     for step in record.steps:
         if (tokens := step.tokens) is None:
             continue
         extra = step.extra or {}
-        own = next((extra[key] for key in _STEP_SETTINGS if isinstance(extra.get(key), dict)), record.sampling)
-        for name, value in sampling_of(own).items():
-            if value is not None and getattr(tokens, name) is None:
-                setattr(tokens, name, value)
+        settings = next((extra[key] for key in _STEP_SETTINGS if isinstance(extra.get(key), dict)), record.sampling)
+        for name, setting in read_sampling(settings).items():
+            if setting is not None and getattr(tokens, name) is None:
+                setattr(tokens, name, setting)
 
 
 def check_run_name(run: str) -> None:
@@ -286,35 +285,36 @@ def check_run_name(run: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Text that a table can hold: lone surrogates, also those that stand for bytes that were not UTF-8, as escapes."""
+    """Escape lone surrogates, which stand for bytes that were not UTF-8, so that a table can hold the text."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def excerpt(text: str) -> str:
-    """Text of a reject: printable, and no more than 16 MB of it."""
+    """Return at most 16 MB of a reject's text, printable."""
     return printable(text if len(text) <= RAW_LIMIT else text[:RAW_LIMIT] + " ... [cut at 16 MB]")
 
 
-def shown(record: object) -> str:
-    """A record that cannot be taken, as text for a person."""
+def format_record(record: object) -> str:
+    """Return an invalid record as text for a person."""
     try:
         return printable(repr(record))
-    except Exception as error:  # objects of somebody else may raise anything
+    except Exception as error:  # foreign objects may raise anything
         return f"(cannot be shown: {as_str(error)})"
 
 
-def as_str(value: object) -> str:
-    """Any object's text, printable; the name of its type if its text cannot be had."""
+def as_str(content: object) -> str:
+    """Return any object's text, printable; the name of its type if `str` fails."""
     try:
-        return printable(str(value))
+        return printable(str(content))
     except Exception:
-        return f"({type(value).__name__})"
+        return f"({type(content).__name__})"
 
 
 def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # noqa: PLR0911 - a list of independent rules
-    """What is wrong with a record that decoded, as a sentence; None if nothing is.
+    """Return the first fault of a decoded record as a sentence; None if it is valid.
 
-    `is_plain`: its JSON is known to be UTF-8 throughout, of finite numbers and not nested deeply.
+    Args:
+        is_plain: whether its JSON is known to be UTF-8, with finite numbers, and not nested deeply.
     """
     if not record.steps:
         return (
@@ -329,12 +329,12 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
     if record.relation is not None and record.relation not in RELATIONS:
         return f"`relation` is {record.relation!r}; valid: {', '.join(RELATIONS)}"
     for name in ("parent_episode_id", "root_episode_id"):
-        if (value := getattr(record, name)) is not None and not ids.is_text(value):
-            return f"`{name}` is {value!r}; valid: an episode id, {ids.TEXT_LENGTH} base32 characters"
-    problem = _not_finite(
+        if (text := getattr(record, name)) is not None and not ids.is_text(text):
+            return f"`{name}` is {text!r}; valid: an episode id, {ids.TEXT_LENGTH} base32 characters"
+    problem = _find_non_finite(
         env_return=record.env_return, final_value_estimate=record.final_value_estimate, cost=record.cost
     )
-    if problem := problem or _not_utc(started_at=record.started_at, ended_at=record.ended_at):
+    if problem := problem or _find_non_utc(started_at=record.started_at, ended_at=record.ended_at):
         return problem
     for index, step in enumerate(record.steps):
         if is_plain and step.started_at is None and step.tokens is None:
@@ -343,53 +343,54 @@ def check(record: EpisodeRecord, *, is_plain: bool = False) -> str | None:  # no
             return f"steps[{index}]: {problem}"
     if problem := _check_spans(record) or _check_scores(record):
         return problem
-    return None if is_plain else _not_storable(record)
+    return None if is_plain else _find_unstorable(record)
 
 
 def _check_step(step: StepRecord, index: int, record: EpisodeRecord, *, is_plain: bool) -> str | None:
     problem = None
     if not is_plain:
-        problem = _not_finite(
+        problem = _find_non_finite(
             reward=step.reward, value_estimate=step.value_estimate, latency=step.latency, cost=step.cost
         )
     if step.started_at is not None:
-        problem = problem or _not_utc(started_at=step.started_at)
+        problem = problem or _find_non_utc(started_at=step.started_at)
     if (tokens := step.tokens) is not None:
-        problem = problem or _not_finite(temperature=tokens.temperature, top_p=tokens.top_p, min_p=tokens.min_p)
+        problem = problem or _find_non_finite(temperature=tokens.temperature, top_p=tokens.top_p, min_p=tokens.min_p)
         problem = problem or _check_tokens(tokens, index, record)
     return problem
 
 
 def _check_spans(record: EpisodeRecord) -> str | None:
-    seen = set()
+    keys = set()
     for index, span in enumerate(record.spans):
-        if problem := _not_utc(started_at=span.started_at, ended_at=span.ended_at):
+        if problem := _find_non_utc(started_at=span.started_at, ended_at=span.ended_at):
             return f"spans[{index}]: {problem}"
         if span.step_index is not None and span.step_index >= len(record.steps):
             return f"spans[{index}]: `step_index` is {span.step_index}; valid: 0 to {len(record.steps) - 1}, or null"
-        if (key := (span.trace_id, span.span_id)) in seen:
+        if (key := (span.trace_id, span.span_id)) in keys:
             return f"spans[{index}]: span {span.span_id!r} of trace {span.trace_id!r} is there twice"
-        seen.add(key)
+        keys.add(key)
     return None
 
 
 def _check_scores(record: EpisodeRecord) -> str | None:
-    seen = set()
+    keys = set()
     for index, score in enumerate(record.scores):
-        place = f"scores[{index}]"
+        path = f"scores[{index}]"
         if not score.scorer.strip() or "@" in score.scorer:
-            return f"{place}: `scorer` is {score.scorer!r}; valid: a name that is not blank and has no @"
-        if problem := _not_finite(value=score.value):
-            return f"{place}: {problem}"
+            return f"{path}: `scorer` is {score.scorer!r}; valid: a name that is not blank and has no @"
+        if problem := _find_non_finite(value=score.value):
+            return f"{path}: {problem}"
         if score.step_index is not None and score.step_index >= len(record.steps):
-            return f"{place}: `step_index` is {score.step_index}; valid: 0 to {len(record.steps) - 1}, or null"
-        if (key := (score.scorer, score.step_index)) in seen:
-            return f"{place}: {score.scorer!r} scores the same {'episode' if key[1] is None else 'step'} twice"
-        seen.add(key)
+            return f"{path}: `step_index` is {score.step_index}; valid: 0 to {len(record.steps) - 1}, or null"
+        if (key := (score.scorer, score.step_index)) in keys:
+            target = "step" if score.step_index is not None else "episode"
+            return f"{path}: {score.scorer!r} scores the same {target} twice"
+        keys.add(key)
     return None
 
 
-def _not_storable(record: EpisodeRecord) -> str | None:
+def _find_unstorable(record: EpisodeRecord) -> str | None:
     nested: Json = record
     for _ in range(DEPTH_KEPT):
         nested = [nested]
@@ -402,7 +403,7 @@ def _not_storable(record: EpisodeRecord) -> str | None:
     return None
 
 
-def _not_utc(**times: datetime | None) -> str | None:
+def _find_non_utc(**times: datetime | None) -> str | None:
     for name, time in times.items():
         if time is None or time.tzinfo is None:
             continue
@@ -413,25 +414,25 @@ def _not_utc(**times: datetime | None) -> str | None:
     return None
 
 
-def _not_finite(**values: float | None) -> str | None:
-    for name, value in values.items():
-        if value is not None and not math.isfinite(value):
-            return f"`{name}` is {value}; valid: a finite number, or null if unknown"
+def _find_non_finite(**numbers: float | None) -> str | None:
+    for name, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            return f"`{name}` is {number}; valid: a finite number, or null if unknown"
     return None
 
 
-def logprob_fault(values: Sequence[float]) -> str | None:
-    """Return the first value that is no log-probability of a token, and what is valid; None if all are."""
-    wrong = (f"{v}; valid: at most 0, and finite in float32" for v in values if not -_FLOAT32_MAX <= v <= _ROUNDING)
+def find_logprob_fault(logprobs: Sequence[float]) -> str | None:
+    """Return the first invalid log-probability of a token, with the valid range; None if all are valid."""
+    wrong = (f"{v}; valid: at most 0, and finite in float32" for v in logprobs if not -_FLOAT32_MAX <= v <= _ROUNDING)
     return next(wrong, None)
 
 
 def _check_tokens(tokens: TokensRecord, index: int, record: EpisodeRecord) -> str | None:
     n_action = len(tokens.action_ids)
     for name in ("action_logprobs", "action_mask", "constrained"):
-        if (value := getattr(tokens, name)) is not None and len(value) != n_action:
-            return f"`tokens.{name}` has {len(value)} entries for {n_action} action ids"
-    if (fault := logprob_fault(tokens.action_logprobs or ())) is not None:
+        if (entries := getattr(tokens, name)) is not None and len(entries) != n_action:
+            return f"`tokens.{name}` has {len(entries)} entries for {n_action} action ids"
+    if (fault := find_logprob_fault(tokens.action_logprobs or ())) is not None:
         return f"`tokens.action_logprobs` holds {fault}"
     if tokens.logprobs_mode not in (None, "processed", "raw"):
         return f"`tokens.logprobs_mode` is {tokens.logprobs_mode!r}; valid: processed, raw, null"

@@ -1,7 +1,7 @@
-"""Settings of a command: defaults < TOML section < KEY=VALUE pairs, validated by the owner's config class.
+"""Settings of a command: defaults < TOML section < KEY=VALUE pairs, validated by a config class.
 
-Every command and loader reports what is wrong with them through `faults` (`validated` is the usual way), so that a
-wrong number reads the same in a file, in `--set` and in `--filter`: which field, what it is, what is valid.
+All commands and loaders report faults through `describe_faults` (usually by `validate`). So an invalid number gets the
+same message in a file, in `--set` and in `--filter`: the field, its value, and the valid values.
 """
 
 import json
@@ -19,102 +19,105 @@ from pydantic_core import ErrorDetails
 from lake.errors import UsageError
 
 NAME = r"^[A-Za-z0-9][\w.-]*$"
-"""What a user's own definitions may be called. No slash, which separates a grouping's draws."""
+"""Valid names of a user's definitions, without the slash, which separates a grouping's draws."""
 NAME_IN_WORDS = "letters, digits, `_`, `.` and `-`, beginning with a letter or a digit"
 SELECTION_NAME = r"^[^\W_][\w.+=:@-]*$"
-"""What a selection may be called: as a user's definition, or after a run."""
+"""Valid names of a selection: those of definitions and of runs."""
 SECTIONS = ("credit", "group", "loop", "reward", "score", "select", "trainer")
-"""Sections of a configuration file: one file may hold those of several commands."""
+"""Sections of a configuration file, which may hold those of several commands."""
 
 
-def from_file(path: str, section: Sequence[str]) -> dict[str, Any]:
-    """A section of a TOML file; empty if it has none. Raises UsageError: missing, no TOML, or an unknown section."""
+def read_section(path: str, section: Sequence[str]) -> dict[str, Any]:
+    """Read a section of a TOML file; empty if absent.
+
+    Raises UsageError: no such file, not TOML, or unknown sections.
+    """
     try:
-        found: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
     except RecursionError as error:
         raise UsageError(f"{path} nests arrays or tables too deeply to be read") from error
-    if foreign := [name for name in found if name not in SECTIONS]:
+    if foreign := [name for name in table if name not in SECTIONS]:
         raise UsageError(f"{path}: there is no section {', '.join(foreign)}; valid: {', '.join(SECTIONS)}")
     for name in section:
-        found = found.get(name, {})
-        if not isinstance(found, dict):
+        table = table.get(name, {})
+        if not isinstance(table, dict):
             raise UsageError(f"{path}: {name!r} is not a section; write [{'.'.join(section)}]")
-    return dict(found)
+    return dict(table)
 
 
-def from_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE pairs; a value is JSON if it parses as JSON, else text. Raises UsageError: a pair without `=`."""
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Parse KEY=VALUE pairs; a value is JSON if possible, otherwise text. Raises UsageError: a pair without `=`."""
     settings: dict[str, Any] = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
+        key, equals, text = pair.partition("=")
         if not equals:
-            raise UsageError(f"{pair!r} is no setting; write KEY=VALUE")
+            raise UsageError(f"{pair!r} is not a setting; write KEY=VALUE")
         try:
-            settings[key.strip()] = msgspec.json.decode(value)
+            settings[key.strip()] = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError):
-            settings[key.strip()] = value
+            settings[key.strip()] = text
     return settings
 
 
-def typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
-    """SECTION.KEY=VALUE pairs as nested settings of a model.
+def parse_typed_pairs(pairs: Sequence[str], model: type[BaseModel]) -> dict[str, Any]:
+    """Parse SECTION.KEY=VALUE pairs to nested settings of a model.
 
-    A value is what its field takes: JSON, else text, else a list written `a|b`. What no field takes stays as it is, for
-    validation to tell.
+    A value is the first form that its field accepts: JSON, a text, or a list written `a|b`. Other values stay texts,
+    and validation reports them.
 
     Args:
         pairs: for example `epochs=3`, `loss.clip_low=0.1`, `loggers=wandb|tensorboard`.
 
     Raises:
-        UsageError: a pair without `=` or without a name, or one that sets a part of what another one sets.
+        UsageError: a pair without `=` or without a name, or one inside a value that another pair sets.
     """
     settings: dict[str, Any] = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
+        key, equals, text = pair.partition("=")
         names = [name.strip() for name in key.split(".")]
         if not equals or not all(names):
-            raise UsageError(f"--set {pair!r} is no setting; write KEY=VALUE or SECTION.KEY=VALUE")
-        place = settings
+            raise UsageError(f"--set {pair!r} is not a setting; write KEY=VALUE or SECTION.KEY=VALUE")
+        section = settings
         for name in names[:-1]:
-            place = place.setdefault(name, {})
-            if not isinstance(place, dict):
-                raise UsageError(f"--set {pair!r}: `{name}` is set already, as {place!r}")
-        place[names[-1]] = _typed(value, _annotation(model, names))
+            section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                raise UsageError(f"--set {pair!r}: `{name}` is set already, as {section!r}")
+        section[names[-1]] = _convert(text, _get_annotation(model, names))
     return settings
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings, section by section; lists and values are replaced."""
-    both = dict(below)
-    for name, value in above.items():
-        before = both.get(name)
-        both[name] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return both
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings section by section; `above` replaces lists and single values of `below`."""
+    combined = dict(below)
+    for name, upper in above.items():
+        lower = combined.get(name)
+        combined[name] = merge(lower, upper) if isinstance(lower, Mapping) and isinstance(upper, Mapping) else upper
+    return combined
 
 
 def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Names of all values in nested settings, dotted."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, f"{prefix}{name}.")
+    """Yield the dotted names of all values in nested settings."""
+    for name, section in settings.items():
+        if isinstance(section, Mapping) and section:
+            yield from leaves(section, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
 
 
-def value_at(settings: Mapping[str, Any], place: str) -> Any:
-    """The value under a dotted name; None if there is none."""
-    found: Any = settings
-    for name in place.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+def value_at(settings: Mapping[str, Any], path: str) -> Any:
+    """Return the value with a dotted name; None if absent."""
+    node: Any = settings
+    for name in path.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
 
 
-def _annotation(model: type[BaseModel], names: Sequence[str]) -> Any:
-    """The type of a field; Any if the model has none of that name."""
+def _get_annotation(model: type[BaseModel], names: Sequence[str]) -> Any:
+    """Return the type of a field; Any for an unknown field."""
     annotation: Any = model
     for name in names:
         fields = [owner.model_fields[name] for owner in models_in(annotation) if name in owner.model_fields]
@@ -124,7 +127,7 @@ def _annotation(model: type[BaseModel], names: Sequence[str]) -> Any:
     return annotation
 
 
-def _typed(text: str, annotation: Any) -> Any:
+def _convert(text: str, annotation: Any) -> Any:
     adapter: TypeAdapter[Any] = TypeAdapter(annotation)
     forms: list[Any] = [text, text.split("|")]
     with suppress(msgspec.DecodeError, RecursionError):
@@ -133,18 +136,18 @@ def _typed(text: str, annotation: Any) -> Any:
         with suppress(ValidationError):
             adapter.validate_python(form)
             return form
-    takes_a_list = any(get_origin(one) in (list, tuple) for one in (annotation, *get_args(annotation)))
+    takes_a_list = any(get_origin(kind) in (list, tuple) for kind in (annotation, *get_args(annotation)))
     return forms[-1] if takes_a_list and forms[0] == text else forms[0]
 
 
 Config = TypeVar("Config", bound=BaseModel)
-_SHOWN = 60
-"""Characters of a wrong value that are shown."""
+_VALUE_LENGTH = 60
+"""Maximum characters of an invalid value in a message."""
 _PATTERNS = {
     NAME: NAME_IN_WORDS,
     SELECTION_NAME: "letters, digits and `. _ - + = : @`, beginning with a letter or a digit",
 }
-"""Patterns as people read them."""
+"""Pattern -> description for people."""
 _VALID = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -172,143 +175,146 @@ _VALID = {
     "tuple_type": "a list",
     "union_tag_not_found": "keys with values, {discriminator} among them",
 }
-"""Kind of finding -> what is valid, over the finding's context."""
+"""Kind of fault -> valid values, formatted with the fault's context."""
 _NEAR = 0.75
-"""How much a valid option must look like an unknown one to be named alone."""
+"""Similarity to an unknown option above which only the similar valid options are named."""
 _ALTERNATIVES = frozenset(("bool", "float", "int", "str"))
 _SPELLED = ("list[", "literal[", "tuple[")
-"""Types that a value might have had, in a finding's place."""
+"""Beginnings of type names that pydantic adds to the path of a fault."""
 
 
-def validated(model: type[Config], settings: Mapping[str, Any], place: str = "") -> Config:
-    """A model of a user's settings; `place` begins the message. Raises UsageError: each wrong field, what is valid."""
+def validate(model: type[Config], settings: Mapping[str, Any], prefix: str = "") -> Config:
+    """Build a model from settings; `prefix` begins a message. Raises UsageError: each invalid field, valid values."""
     try:
         return model.model_validate(dict(settings))
     except ValidationError as error:
-        raise UsageError(place + faults(error, model)) from error
+        raise UsageError(prefix + describe_faults(error, model)) from error
 
 
-def faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Everything that is wrong, each field once, separated by semicolons.
+def describe_faults(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Return all faults as text, each field once, separated by semicolons.
 
-    With the model that was validated, a place is named as its user wrote it, and an option that the model lacks comes
-    with those that it has.
+    Args:
+        model: the validated model; a path is then named as the user wrote it, and an unknown option comes with the
+            valid ones.
     """
-    found = error.errors(include_url=False)
+    details = error.errors(include_url=False)
     valid_by_fault: dict[str, list[str]] = {}
-    for one in found:
-        # A list that is only too short because what stands in it is wrong says nothing new.
-        at = one["loc"]
-        if one["type"] != "too_short" or not any(o["loc"][: len(at)] == at and o["loc"] != at for o in found):
-            place = _Place.of(one["loc"], model)
-            fault, valid = _described(one, place.written)
-            if model is not None and one["type"] == "extra_forbidden":
-                fault, valid = f"{fault}{place.member}", place.options
+    for detail in details:
+        # A list that is too short only because its entries are invalid adds nothing new.
+        path = detail["loc"]
+        if detail["type"] != "too_short" or not any(
+            inner["loc"][: len(path)] == path and inner["loc"] != path for inner in details
+        ):
+            location = _SettingPath.resolve(path, model)
+            fault, valid = _describe(detail, location.written)
+            if model is not None and detail["type"] == "extra_forbidden":
+                fault, valid = f"{fault}{location.member}", location.options
             valid_by_fault.setdefault(fault, []).extend([valid] if valid else [])
     return "; ".join(
         f"{fault}; valid: {' or '.join(valid)}" if valid else fault for fault, valid in valid_by_fault.items()
     )
 
 
-def _described(found: ErrorDetails, place: tuple[int | str, ...]) -> tuple[str, str]:
-    """What is wrong, and what is valid; the latter is empty where the former says it."""
-    kind, context, field = found["type"], found.get("ctx", {}), _field(place)
-    if sentence := _sentence(found, place):
+def _describe(detail: ErrorDetails, path: tuple[int | str, ...]) -> tuple[str, str]:
+    """Return the fault and the valid values; the latter is empty if the fault names them."""
+    kind, context, field = detail["type"], detail.get("ctx", {}), _format_path(path)
+    if sentence := _describe_self_contained(detail, path):
         return sentence, ""
-    what = f"{field} is {_shown(found['input'])}"
+    fault = f"{field} is {_shorten(detail['input'])}"
     if kind == "union_tag_invalid":
         key = context["discriminator"].strip("'")
         return f"{field} has the {key} {context['tag']!r}", context["expected_tags"]
     if kind == "string_pattern_mismatch":
-        return what, _PATTERNS.get(context["pattern"], f"a text that matches {context['pattern']}")
+        return fault, _PATTERNS.get(context["pattern"], f"a text that matches {context['pattern']}")
     if kind in _VALID:
-        return what, _VALID[kind].format(**context)
-    return f"{what}: {found['msg'][:1].lower()}{found['msg'][1:]}", ""
+        return fault, _VALID[kind].format(**context)
+    return f"{fault}: {detail['msg'][:1].lower()}{detail['msg'][1:]}", ""
 
 
-def _sentence(found: ErrorDetails, place: tuple[int | str, ...]) -> str:
-    """A finding that needs no list of what is valid; empty for others."""
-    kind, given, context, field = found["type"], found["input"], found.get("ctx", {}), _field(place)
+def _describe_self_contained(detail: ErrorDetails, path: tuple[int | str, ...]) -> str:
+    """Describe a fault that needs no list of valid values; empty for other faults."""
+    kind, setting, context, field = detail["type"], detail["input"], detail.get("ctx", {}), _format_path(path)
     if kind == "missing":
         return f"{field} is missing"
     if kind == "extra_forbidden":
         return f"there is no option {field}"
     if kind == "json_invalid":
-        return f"it is no JSON: {context['error']}"
+        return f"it is not JSON: {context['error']}"
     if kind in ("value_error", "assertion_error"):
-        return f"{field}: {context['error']}" if place else str(context["error"])
-    is_broken = isinstance(given, str) and given.lstrip()[:1] in ("{", "[") and (fault := _json_fault(given))
-    return f"{field} is no JSON: {fault}" if is_broken else ""
+        return f"{field}: {context['error']}" if path else str(context["error"])
+    looks_like_json = isinstance(setting, str) and setting.lstrip()[:1] in ("{", "[")
+    fault = _find_json_fault(setting) if looks_like_json else ""
+    return f"{field} is not JSON: {fault}" if fault else ""
 
 
-class _Place(NamedTuple):
-    """Where a finding is, in the words of who wrote the settings."""
+class _SettingPath(NamedTuple):
+    """The path of a fault as the user wrote the settings."""
 
     written: tuple[int | str, ...]
-    """Without the names that pydantic puts in for the members of a union, except in a list of them, where they say what
-    stands there: `loss.beta`, but `filters.0.length.max_steps`."""
+    """Path without the names that pydantic adds for members of a union: `loss.beta`. In a list of members it keeps
+    them, because they name the entry: `filters.0.length.max_steps`."""
     member: str
-    """` of awr` in a member of a union; empty elsewhere."""
+    """` of awr` inside a member of a union; empty otherwise."""
     options: str
-    """Those that there are where there is none of the last name: the nearest, or all."""
+    """Valid options in place of an unknown last name: the similar ones, or all."""
 
     @classmethod
-    def of(cls, place: tuple[int | str, ...], model: type[BaseModel] | None) -> "_Place":
-        """The place of a finding in a model; as pydantic has it where the model is not known."""
+    def resolve(cls, path: tuple[int | str, ...], model: type[BaseModel] | None) -> "_SettingPath":
+        """Resolve a path of pydantic in a model; it stays unchanged without a model."""
         if model is None:
-            return cls(place, "", "")
+            return cls(path, "", "")
         written: list[int | str] = []
         member = ""
-        owners = within = [model]
-        for name in place:
-            owners = within
-            tagged = [owner for owner in owners if len(owners) > 1 and _tag(owner) == name]
+        owners = inner = [model]
+        for name in path:
+            owners = inner
+            tagged = [owner for owner in owners if len(owners) > 1 and _find_tag(owner) == name]
             if tagged and not isinstance(written[-1], int):
-                within, member = tagged, f" of {name}"
+                inner, member = tagged, f" of {name}"
                 continue
             written.append(name)
             fields = [owner.model_fields[name] for owner in owners if name in owner.model_fields]
-            # A position in a list, the member that stands there, or the name of a type stays where it is.
-            within = tagged or [one for field in fields for one in models_in(field.annotation)] or owners
-            member = member if within is owners else ""
+            # After a list position, a member of a list or the name of a type, the models stay the same.
+            inner = tagged or [owner for field in fields for owner in models_in(field.annotation)] or owners
+            member = member if inner is owners else ""
         names = list(dict.fromkeys(name for owner in owners for name in owner.model_fields))
-        nearest = get_close_matches(str(place[-1]) if place else "", names, cutoff=_NEAR)
-        return cls(tuple(written), member, ", ".join(nearest or names))
+        similar = get_close_matches(str(path[-1]) if path else "", names, cutoff=_NEAR)
+        return cls(tuple(written), member, ", ".join(similar or names))
 
 
-def _tag(model: type[BaseModel]) -> Any:
-    """What identifies a member of a union: the value of a field that has only one."""
-    return next(
-        (one.default for one in model.model_fields.values() if get_args(one.annotation) == (one.default,)), None
-    )
+def _find_tag(model: type[BaseModel]) -> Any:
+    """Return the tag of a union's member: the value of its field with only one valid value."""
+    fields = model.model_fields.values()
+    return next((field.default for field in fields if get_args(field.annotation) == (field.default,)), None)
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a field's annotation names, alone, in a union or in a list."""
+    """Yield the models in a field's annotation, directly, in a union or in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    for part in get_args(annotation):
-        yield from models_in(part)
+    for argument in get_args(annotation):
+        yield from models_in(argument)
 
 
-def _field(place: tuple[int | str, ...]) -> str:
-    """Where the finding is; a type that a value might have had instead is no place."""
-    last = str(place[-1]) if place else ""
-    named = ".".join(map(str, place[:-1] if last in _ALTERNATIVES or last.startswith(_SPELLED) else place))
-    return f"`{named}`" if named else "it"
+def _format_path(path: tuple[int | str, ...]) -> str:
+    """Format the path of a fault without the name of a type that pydantic tried."""
+    last = str(path[-1]) if path else ""
+    name = ".".join(map(str, path[:-1] if last in _ALTERNATIVES or last.startswith(_SPELLED) else path))
+    return f"`{name}`" if name else "it"
 
 
-def _json_fault(text: str) -> str:
-    """What breaks a text that was meant as JSON, and where; empty if nothing does."""
+def _find_json_fault(text: str) -> str:
+    """Return the fault of a text that looks like JSON, with its position; empty if it is valid."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
-        return f"{error.msg} at character {error.pos + 1} of {_shown(text)}"
+        return f"{error.msg} at character {error.pos + 1} of {_shorten(text)}"
     except RecursionError:
         return "it is nested too deeply"
     return ""
 
 
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _shorten(setting: Any) -> str:
+    text = repr(setting)
+    return text if len(text) <= _VALUE_LENGTH else f"{text[:_VALUE_LENGTH]}..."

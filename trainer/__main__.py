@@ -16,16 +16,16 @@ if __name__ == "__main__":
         main()
         status = 0
     except KeyboardInterrupt:
-        """Before the command line was there to say so."""
+        """Ctrl-C came before the command line was loaded."""
     except RuntimeError:
-        # Most often the echo of another rank's end, in the middle of what they do together: the launcher has ended this
-        # one by then, and the cause is told alone.
+        # Mostly a consequence of another rank's end during a collective call. The launcher ends this rank within two
+        # seconds, so that only the cause is reported.
         time.sleep(2)
         raise
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    # torch.distributed keeps modules alive beyond the interpreter's end, where DuckDB's bindings tell dozens of lines
-    # about it. What has to be done at the end is done here, and then the process is over.
+    # torch.distributed keeps modules alive beyond the interpreter's end, and DuckDB's bindings print dozens of lines
+    # about it. The process does its exit work here, and ends.
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

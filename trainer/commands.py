@@ -1,22 +1,42 @@
-"""The trainer's commands but `train`: models, rescoring and evaluation; and what they share with `train`."""
+"""The trainer's commands: models, rescoring, evaluation and `train`."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.executor_options import executor_of, executor_options
-from lake.cli.options import Lakes, as_of_option, echo_rows, format_option, lakes_option, opened, quiet
+from lake.cli.options import (
+    Lakes,
+    SectionedCommand,
+    as_of_option,
+    build_executor,
+    echo_rows,
+    executor_options,
+    format_option,
+    hide_progress_bars,
+    lakes_option,
+    open_snapshot,
+)
 from lake.errors import UsageError
-from lake.read.text_table import counted
+from lake.read.text_table import count_noun
+from trainer.losses import LOSSES, Aggregation, Unit
+
+if TYPE_CHECKING:
+    from lake.lake import Lake
+    from trainer.config import TrainConfig
+    from trainer.runs.report import ProgressReporter
+    from trainer.runs.training_run import TrainResult
+    from trainer.train_settings import Stage
 
 
 @contextmanager
 def file_faults() -> Iterator[None]:
-    """A file of the run that cannot be read or written becomes a LakeAccessError of one line, with what to do."""
+    """Turn a file that cannot be read or written into a LakeAccessError of one line with advice."""
     from safetensors import SafetensorError
 
     from lake.errors import LakeAccessError, TrajlakeError
@@ -26,15 +46,15 @@ def file_faults() -> Iterator[None]:
     except TrajlakeError:
         raise
     except (OSError, SafetensorError) as error:
-        # safetensors has a full disk as an error of its own.
-        place, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
+        # safetensors has a separate error for a full disk.
+        path, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
         advice = "free space, mend its permissions, or choose another --out; a run under way continues with --resume"
-        raise LakeAccessError(f"{place or 'writing a file'}: {reason or error}; {advice}") from error
+        raise LakeAccessError(f"{path or 'writing a file'}: {reason or error}; {advice}") from error
 
 
 @contextmanager
 def explain_interrupt(out: Path) -> Iterator[None]:
-    """Ctrl-C says how the run goes on."""
+    """Say on Ctrl-C how the run continues."""
     try:
         yield
     except KeyboardInterrupt:
@@ -59,15 +79,15 @@ def explain_interrupt(out: Path) -> Iterator[None]:
 def init_model(lake_uri: Lakes, out: Path, **flags: int | None) -> None:
     """Make a small random model with a tokenizer trained on the lake's own texts, for trying things."""
     import lake
-    from lake.settings import validated
+    from lake.settings import validate
     from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
-    quiet()
-    config = validated(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
+    hide_progress_bars()
+    config = validate(TinyModelConfig, {name: value for name, value in flags.items() if value is not None})
     with file_faults():
-        made = make_tiny_model(lake.open(lake_uri).snapshot(), out, config)
+        model = make_tiny_model(lake.open(lake_uri).snapshot(), out, config)
     click.echo(
-        f"{made.folder}: {made.parameters:,} parameters, {made.vocabulary:,} token ids from {made.texts:,} texts"
+        f"{model.folder}: {model.parameters:,} parameters, {model.vocabulary:,} token ids from {model.texts:,} texts"
     )
 
 
@@ -77,12 +97,12 @@ def init_model(lake_uri: Lakes, out: Path, **flags: int | None) -> None:
 def convert_model(source: Path, out: Path) -> None:
     """Write a GGUF model as a Hugging Face folder, in float32, with its tokenizer.
 
-    `train --model` takes a .gguf file as it is; converting it once saves the time of reading it, and engines and other
-    tools can load the folder. What quantisation lost stays lost.
+    `train --model` also takes a .gguf file. Converting it once saves the time of reading it, and engines and other
+    tools can load the folder. The precision that quantisation lost does not come back.
     """
     from trainer.policy.model_files import convert_model as convert
 
-    quiet()
+    hide_progress_bars()
     click.echo(f"{out}: {convert(source, out):,} parameters")
 
 
@@ -93,7 +113,7 @@ def convert_model(source: Path, out: Path) -> None:
     type=click.Choice(["run_id", "policy_version", "policy"]),
     default="run_id",
     show_default=True,
-    help="What attempts are grouped by.",
+    help="Field by which attempts are grouped.",
 )
 @click.option(
     "--score",
@@ -131,15 +151,15 @@ def evaluate_success(
     Intervals are over tasks: they say how much other tasks of the same kind may differ. Attempts without a score are
     left out, and counted on stderr. Names are those of --by: a run, a policy, or POLICY@VERSION.
     """
-    from lake.judgements.scores import find_score
-    from trainer.evaluation.success import against_rows, read_attempts, success_rows
+    from lake.judgements.credit import find_score
+    from trainer.evaluation.success import compare_names, compute_success, read_attempts
 
     if not math.isfinite(threshold):
         raise UsageError(f"--threshold {threshold}: valid is a finite number")
-    snapshot = opened(lake_uri, as_of)
+    snapshot = open_snapshot(lake_uri, as_of)
     counting_score = find_score(snapshot, score)
     attempts = read_attempts(snapshot, by=by, score=counting_score.name, where=where, run_id=run_id)
-    counting = partial(against_rows, one=against[0], other=against[1], seed=seed) if against else success_rows
+    counting = partial(compare_names, name=against[0], baseline=against[1], seed=seed) if against else compute_success
     rows = counting(attempts, ks=_numbers(ks), threshold=threshold)
     nested, unscored = int(attempts["nested"].sum()), attempts.filter(~attempts["nested"])["score"].null_count()
     if nested:
@@ -149,7 +169,7 @@ def evaluate_success(
     scored = attempts.filter(~attempts["nested"] & attempts["score"].is_not_null())
     most = max(scored.group_by("name", "task").len()["len"].to_list(), default=0)
     if most and (unknown := [str(k) for k in _numbers(ks) if k > most]):
-        has = f"no task has more than {counted(most, 'scored attempt')}, so pass@k and pass^k are unknown"
+        has = f"no task has more than {count_noun(most, 'scored attempt')}, so pass@k and pass^k are unknown"
         click.echo(f"--k {','.join(unknown)}: {has}", err=True)
     click.echo(f"score: {counting_score.title}", err=True)
     echo_rows(rows, output_format)
@@ -157,12 +177,12 @@ def evaluate_success(
 
 def _numbers(text: str) -> list[int]:
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        numbers = sorted({int(number) for number in text.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] < 1:
+        numbers = []
+    if not numbers or numbers[0] < 1:
         raise UsageError(f"--k {text!r}: give whole numbers from 1 on, with commas between them, for example 1,2,4")
-    return found
+    return numbers
 
 
 @click.command()
@@ -195,24 +215,24 @@ def _numbers(text: str) -> list[int]:
 def ope(
     lake_uri: Lakes, target: str, behaviour: str, as_of: str | None, output_format: str, **options: str | float | None
 ) -> None:
-    """Off-policy evaluation: estimate what a policy is worth from episodes that another one played.
+    """Off-policy evaluation: estimate the value of a policy from episodes that another policy played.
 
     Both are checkpoints that have scored the episodes (trajlake rescore), so that both log-probabilities come from the
-    same arithmetic. A value that the episodes cannot support is not given; the row says why.
+    same arithmetic. Where the episodes do not support a value, the row has none and says why.
     """
     from trainer.evaluation.ope import evaluate
 
-    found = evaluate(opened(lake_uri, as_of), target, behaviour, **options)  # type: ignore[arg-type]
-    for note in found.notes:
+    estimates = evaluate(open_snapshot(lake_uri, as_of), target, behaviour, **options)  # type: ignore[arg-type]
+    for note in estimates.notes:
         click.echo(note, err=True)
-    for reason, count in found.left_out.items():
-        click.echo(f"left out: {counted(count, 'episode')} ({reason})", err=True)
-    echo_rows(found.rows, output_format)
+    for reason, count in estimates.left_out.items():
+        click.echo(f"left out: {count_noun(count, 'episode')} ({reason})", err=True)
+    echo_rows(estimates.rows, output_format)
 
 
 @click.command("evaluate", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def former_evaluate() -> None:
-    """`trajlake evaluate` is now `trajlake ope` (off-policy evaluation); `trajlake eval` counts successes."""
+    """Name the successors of this former command."""
     raise UsageError("`trajlake evaluate` is now `trajlake ope` (off-policy evaluation); `eval` counts successes")
 
 
@@ -230,7 +250,7 @@ def former_evaluate() -> None:
 @click.option("--token-budget", type=int, help="Tokens of one forward pass.  [default: 8192]")
 @click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
 @click.option("--device", help="Torch device.  [default: cpu]")
-@executor_options("Processes that hold the model,")
+@executor_options("processes that load the model")
 @format_option
 def rescore(
     checkpoint: str,
@@ -244,19 +264,19 @@ def rescore(
     """Score stored tokens with a checkpoint, at the temperature they were sampled at, into the table ratios.
 
     CHECKPOINT is a model's folder, a run's or a checkpoint's, a .gguf file, or a row of the table checkpoints as
-    RUN[@STEP] or JOB[@STEP]. What it has scored already is left out, so a killed run goes on where it was. Prints how
-    far its log-probabilities are from the recorded ones, by run and policy version (the view mismatch).
+    RUN[@STEP] or JOB[@STEP]. Steps that it has scored are left out, so a killed command continues when it is run again.
+    Prints how far its log-probabilities are from the recorded ones, by run and policy version (the view mismatch).
     """
     import lake
     from lake import ids
     from trainer.evaluation.rescore import rescore as run_rescore
 
-    quiet()
+    hide_progress_bars()
     lk = lake.open(lake_uri)
     options = {option: value for option, value in flags.items() if value is not None}
     with _bar() as progress:
-        there = executor_of(executor, workers)
-        report = run_rescore(lk, checkpoint, name=name, options=options, progress=progress, executor=there)
+        pool = build_executor(executor, workers)
+        report = run_rescore(lk, checkpoint, name=name, options=options, progress=progress, executor=pool)
     for note in report.notes:
         click.echo(note, err=True)
     drops = ", ".join(f"{reason} {steps}" for reason, steps in report.drops.items())
@@ -266,8 +286,8 @@ def rescore(
         err=True,
     )
     if report.overtaken:
-        said = "actions scored by another run meanwhile, or removed from the lake"
-        click.echo(f"{said}: {report.overtaken:,}", err=True)
+        reason = "actions that another run scored at the same time, or that were removed from the lake"
+        click.echo(f"{reason}: {report.overtaken:,}", err=True)
     if drops:
         click.echo(f"steps that are not scored: {drops}", err=True)
     query = "SELECT * EXCLUDE (checkpoint, series_id) FROM mismatch WHERE series_id = ? ORDER BY ALL"
@@ -276,7 +296,7 @@ def rescore(
 
 @contextmanager
 def _bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar that follows the actions; silent where stderr is no terminal."""
+    """Show a bar of the scored actions on a terminal; yield its update function."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -284,3 +304,246 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     with Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("rescore", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+_SECTIONS = {
+    "Run": (
+        "lake_uri",
+        "out",
+        "run_id",
+        "config_file",
+        "pairs",
+        "resume",
+        "repeated",
+        "plan_only",
+        "measure",
+        "output_format",
+    ),
+    "Model": ("model", "reference", "device", "dtype", "ranks"),
+    "Data": (
+        "where",
+        "selection",
+        "validate",
+        "advantages",
+        "live_only",
+        "tokens",
+        "max_staleness",
+        "max_length",
+    ),
+    "Loss": ("loss", "aggregation", "unit"),
+    "Course": ("epochs", "episodes_per_step", "token_budget", "learning_rate", "seed", "checkpoint_every"),
+}
+"""Headings of the help text, with their options."""
+_FIELDS = {name: name for head in ("Model", "Data", "Loss", "Course") for name in _SECTIONS[head] if name != "ranks"}
+_FIELDS |= {
+    "validate": "validation.where",
+    "loss": "loss.name",
+    "aggregation": "loss.aggregation",
+    "unit": "loss.unit",
+}
+"""Field of TrainConfig that each option sets."""
+_AGGREGATIONS, _UNITS = (click.Choice([member.value for member in kind]) for kind in (Aggregation, Unit))
+
+
+@click.command(
+    cls=SectionedCommand,
+    sections=_SECTIONS,
+    epilog="Flags are for settings that change from run to run. `--set` and the file reach every field that "
+    "docs/reference/config.md lists under trainer.config.TrainConfig.",
+)
+@lakes_option
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the run: checkpoints, final/.")
+@click.option("--run", "run_id", help="Name of the run.  [default: the name of --out]")
+@click.option(
+    "--config", "config_file", type=click.Path(), help="TOML file; [trainer] in it sets any field.  [default: none]"
+)
+@click.option(
+    "--set",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field of the configuration, e.g. keep_last=2, loss.beta=0.5, loggers=wandb. Wins over the file.",
+)
+@click.option("--resume", is_flag=True, help="Continue the run in --out, or start it.")
+@click.option("--repeat", "repeated", metavar="RUN", help="Name or job of a run to repeat on the data it read.")
+@click.option("--plan", "plan_only", is_flag=True, help="Show what would be trained; train and write nothing.")
+@click.option(
+    "--measure", is_flag=True, help="With --plan: load the model and time it.  [default: speed of earlier jobs]"
+)
+@format_option
+@click.option("--model", help="Model folder in Hugging Face layout, or a .gguf file. Required, here or in the file.")
+@click.option("--reference", help="Model that the loss compares with.  [default: the model at the start]")
+@click.option("--device", help="Torch device, e.g. cuda.  [default: cpu]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Type of matrix products; float16 is for GPUs without bfloat16.  [default: float32]",
+)
+@click.option("--ranks", type=int, help="Processes that train together, sharded (FSDP2).  [default: one, not sharded]")
+@click.option("--where", help='SQL predicate over episodes, for example "env_return > 0".  [default: all]')
+@click.option(
+    "--selection", help="Selection whose episodes are trained on: its name, or a select job.  [default: no selection]"
+)
+@click.option("--validate", metavar="WHERE", help="SQL predicate: episodes to hold out and measure.  [default: none]")
+@click.option(
+    "--advantages",
+    help="Advantages: an estimator's name, or (the beginning of) the id of a credit series or job. "
+    "[default: the current credit]",
+)
+@click.option(
+    "--live-only/--all-groups", default=None, help="Leave out dead groups.  [default: where the loss uses advantages]"
+)
+@click.option(
+    "--tokens",
+    type=click.Choice(["auto", "engine", "rendered"]),
+    help="Token rows: as sampled (engine), rendered from text, or the former first (auto).  [default: auto]",
+)
+@click.option("--max-staleness", type=int, help="Largest age of a step's policy, in versions.  [default: no limit]")
+@click.option("--max-length", type=int, help="Longest sequence in tokens.  [default: as the data needs]")
+@click.option("--loss", type=click.Choice(list(LOSSES)), help="Loss to optimise. Required, here or in the file.")
+@click.option("--aggregation", type=_AGGREGATIONS, help="Average over tokens.  [default: by loss]")
+@click.option("--unit", type=_UNITS, help="Unit of the average.  [default: by loss]")
+@click.option("--epochs", type=int, help="Passes over the data.  [default: 1]")
+@click.option("--episodes-per-step", type=int, help="Episodes of an optimizer step.  [default: 8]")
+@click.option("--token-budget", type=int, help="Tokens of one forward pass.  [default: 8192]")
+@click.option("--lr", "learning_rate", type=float, help="Peak learning rate.  [default: by model size]")
+@click.option("--seed", type=int, help="Seed of the order of the episodes.  [default: 0]")
+@click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints.  [default: 50]")
+def train(
+    lake_uri: Lakes,
+    out: Path,
+    run_id: str | None,
+    config_file: str | None,
+    pairs: tuple[str, ...],
+    resume: bool,
+    repeated: str | None,
+    ranks: int | None,
+    plan_only: bool,
+    measure: bool,
+    output_format: str,
+    **flags: Any,
+) -> None:
+    """Train a policy on the lake's trajectories.
+
+    Text-only trajectories are tokenised once, with the model's chat template. A killed run continues with --resume and
+    ends with the same weights. A configuration with [[trainer.stages]] trains one stage after the other. The last line
+    on stdout is the sha256 of the final weights.
+    """
+    import lake
+    from lake.cli.options import hide_progress_bars
+    from trainer.backends.ranks import is_launched, report_once
+    from trainer.train_settings import build_config, parse_settings, read_settings, read_stages
+
+    with report_once():
+        if ranks is not None and ranks < 1:
+            raise UsageError(f"--ranks is {ranks}; it takes a number of processes, from 1")
+        if measure and not plan_only:
+            raise UsageError("--measure times a model for --plan; leave it out, or add --plan")
+        overrides = parse_settings(pairs, {_FIELDS[name]: value for name, value in flags.items() if value is not None})
+        if repeated is not None:
+            _check_repeat(overrides, config_file, resume=resume, plan_only=plan_only)
+        settings = read_settings(config_file, overrides)
+        stages = read_stages(settings) if repeated is None else []
+        was_started = (out / "run.json").exists() or any(out.glob("*/run.json"))
+        is_new = repeated is None and not stages and not (resume and was_started)
+        config = build_config(settings) if is_new else None
+        lk = lake.open(lake_uri)
+    hide_progress_bars()
+    if plan_only:
+        runs = {stage.name: stage.config for stage in stages} or {"": config or build_config(settings)}
+        for stage, planned in runs.items():
+            _print_plan(lk, planned, output_format, stage=stage, measure=measure)
+        return
+    if ranks is not None and not is_launched():
+        from trainer.backends.ranks import launch_ranks
+
+        raise SystemExit(launch_ranks(ranks, sys.argv[1:]))
+    from trainer.runs.offline import repeat_run
+    from trainer.runs.report import progress_reporter
+
+    with file_faults(), explain_interrupt(out):
+        with progress_reporter() as reporter:
+            if repeated is not None:
+                result = repeat_run(
+                    lk, repeated, out, run_id=run_id or out.name, on_step=reporter.on_step, on_plan=reporter.on_plan
+                )
+            else:
+                result = _train_run(lk, config, stages, settings, out, run_id, reporter, resume=resume)
+        _print_result(result)
+
+
+def _train_run(
+    lk: "Lake",
+    config: "TrainConfig | None",
+    stages: "list[Stage]",
+    settings: dict[str, Any],
+    out: Path,
+    named: str | None,
+    reporter: "ProgressReporter",
+    *,
+    resume: bool,
+) -> "TrainResult":
+    """Start or continue a run, or its stages."""
+    from trainer.backends.ranks import join_ranks
+    from trainer.runs.folder import RunFolder, check_unchanged
+    from trainer.runs.offline import resume as resume_run
+    from trainer.runs.offline import train as start_run
+    from trainer.runs.offline import train_stages
+
+    run_id = named or out.name
+    ranks = join_ranks(str(settings.get("device", "cpu")))
+    if stages:
+        is_started = ranks.on_rank_zero(lambda: any(RunFolder(out / stage.name).read() for stage in stages))
+        if is_started and not resume:
+            raise UsageError(f"{out} holds a run already; continue it with --resume, or choose another --out")
+        return train_stages(lk, stages, out, run_id=run_id, on_step=reporter.on_step, on_plan=reporter.on_plan)
+    if config is not None:
+        return start_run(lk, config, out, run_id=run_id, on_step=reporter.on_step, on_plan=reporter.on_plan)
+    record = ranks.on_rank_zero(RunFolder(out).read)
+    if record is None:
+        staged = sorted(path.parent.name for path in out.glob("*/run.json"))
+        msg = f"{out} holds a run of stages ({', '.join(staged)}): give the --config that it was started with again"
+        raise UsageError(msg)
+    if named not in (None, record.run_id):
+        msg = f"--run {named}: the run in {out} is called {record.run_id}; leave --run out, or choose another --out"
+        raise UsageError(msg)
+    check_unchanged(settings, record.config)
+    return resume_run(lk, out, on_step=reporter.on_step, on_plan=reporter.on_plan)
+
+
+def _check_repeat(overrides: dict[str, Any], config_file: str | None, *, resume: bool, plan_only: bool) -> None:
+    """Refuse (UsageError) all other options: a repetition has the configuration of the run it repeats."""
+    from lake.settings import leaves
+    from trainer.train_settings import flag_of
+
+    flags = [flag_of(field) for field in leaves(overrides)]
+    flags += ["--config"] * bool(config_file) + ["--resume"] * resume + ["--plan"] * plan_only
+    if flags:
+        raise UsageError(f"--repeat takes the run's own configuration: leave out {', '.join(flags)}")
+
+
+def _print_plan(lk: "Lake", config: "TrainConfig", output_format: str, *, stage: str, measure: bool) -> None:
+    """Print the plan of a run or stage. A stage that follows another is planned with the first one's model."""
+    from trainer.runs.report import build_plan_rows, estimate_seconds, preview_run
+
+    if stage:
+        click.echo(f"stage {stage}", err=True)
+    with preview_run(lk, config) as prepared:
+        too_long = prepared.selection.length_drops
+        for note in ([] if too_long is None else [too_long.describe(prepared.selection.max_length)]) + prepared.notes:
+            click.echo(note, err=True)
+        seconds, how = estimate_seconds(prepared.snapshot, prepared.plan, config, measure=measure)
+        echo_rows(build_plan_rows(prepared, epochs=config.epochs, seconds=seconds, how=how), output_format)
+
+
+def _print_result(result: "TrainResult") -> None:
+    from lake import ids
+    from trainer.backends.ranks import leave_ranks
+
+    if not leave_ranks().leads:
+        return
+    for note in result.notes:
+        click.echo(note, err=True)
+    steps = count_noun(result.optimizer_steps, "optimizer step")
+    click.echo(f"job {ids.to_text(result.job_id)}: {steps}, model in {result.model}")
+    click.echo(f"weights sha256 {result.weights_sha256}")

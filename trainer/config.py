@@ -1,7 +1,7 @@
-"""What a training run is, as one frozen document.
+"""The configuration of a training run as one frozen document.
 
-The resolved copy is stored in the job's row and beside the checkpoints, so a run can be repeated from its record.
-Order of precedence: the defaults below, then the `[trainer]` section of a TOML file, then command line options.
+The resolved copy is stored in the job's row and in every checkpoint, so a run can be repeated from its record. Command
+line options win over the section `[trainer]` of a TOML file, which wins over the defaults below.
 """
 
 from typing import Literal
@@ -13,16 +13,16 @@ from trainer.losses import AnyLoss
 
 
 class ValidationConfig(FrozenModel):
-    """Held-out episodes, and what their measurements decide."""
+    """Held-out episodes, and the decisions by their measurements."""
 
     where: str
-    """SQL predicate over `episodes`: these are held out, also where --where takes them."""
+    """SQL predicate over `episodes` to hold out; it wins over `where`."""
     every: int = Field(10, ge=1)
     """Optimizer steps between measurements; 1 measures after each update."""
     patience: int | None = Field(None, ge=1)
-    """Stop after so many measurements in a row without improvement. None never stops early."""
+    """Number of measurements in a row without improvement that stop the run. None never stops early."""
     min_improvement: float = Field(0.0, ge=0)
-    """What counts as an improvement, in nats per token."""
+    """Smallest improvement that counts, in nats per token."""
     export: bool = False
     """Export the best weights instead of the last: every improvement then writes a checkpoint."""
 
@@ -33,7 +33,7 @@ class AlarmConfig(FrozenModel):
     entropy: float | None = Field(0.02, ge=0)
     """Mean entropy, in nats, below which the policy has collapsed."""
     entropy_share: float | None = Field(0.2, gt=0, lt=1)
-    """The same, as a share of the entropy at the run's first update."""
+    """Lowest mean entropy, as a share of the entropy at the run's first update."""
     effective_sample_size: float | None = Field(0.1, gt=0, lt=1)
     """Lowest effective sample size of weights or ratios, as a share of the tokens."""
     dead_groups: float | None = Field(0.8, gt=0, le=1)
@@ -42,11 +42,11 @@ class AlarmConfig(FrozenModel):
     """Share of steps that share their anchor state with a sibling, below which A_S is zero nearly everywhere."""
 
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class LoRAConfig(FrozenModel):
-    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) through peft; without dropout, as everything here."""
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) through peft, without dropout."""
 
     rank: int = Field(16, ge=1)
     """Rank of the adapters."""
@@ -54,6 +54,17 @@ class LoRAConfig(FrozenModel):
     """The adapters' output is scaled by alpha / rank."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Names of the linear layers that get adapters, for example q_proj; all-linear: all but the LM head."""
+
+
+class LossScaleConfig(FrozenModel):
+    """The loss scale of dtype float16; see `trainer.backends.base`. An overflow halves it."""
+
+    initial: float = Field(65536.0, gt=0, le=1e30)
+    """The scale at the first update."""
+    growth_interval: int = Field(2000, ge=1)
+    """Updates in a row without overflow after which the scale is doubled."""
+    max_consecutive_skips: int = Field(20, ge=1)
+    """Number of skipped updates in a row that stops the run."""
 
 
 class OptimizerConfig(FrozenModel):
@@ -69,21 +80,23 @@ class OptimizerConfig(FrozenModel):
     """Decoupled weight decay, for matrices only: never for biases and norms."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this global norm."""
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    """Loss scale of dtype float16, which keeps small gradients above zero."""
 
 
 class ScheduleConfig(FrozenModel):
     """The learning rate over the run; see `trainer.runs.factories`."""
 
     shape: Literal["cosine", "linear", "constant"] = "cosine"
-    """How it falls after the warm-up."""
+    """Shape of the fall after the warm-up."""
     warmup_fraction: float = Field(0.05, ge=0, lt=1)
     """Share of the optimizer steps during which it rises linearly from 0."""
     final_fraction: float = Field(0.1, ge=0, le=1)
-    """Where it ends, as a share of its peak (not for constant)."""
+    """Last learning rate, as a share of its peak (not for constant)."""
 
 
 class MixtureSource(FrozenModel):
-    """Some of the episodes, and their share of an epoch."""
+    """A source of episodes, and its share of an epoch."""
 
     weight: float = Field(gt=0)
     """Share of an epoch's episodes, relative to the other sources' weights."""
@@ -92,18 +105,18 @@ class MixtureSource(FrozenModel):
     run: str | None = None
     """Only episodes of this run_id."""
     selection: str | None = None
-    """Only what this selection kept: a select job, or a selection's name."""
+    """Only episodes of this selection: a select job, or a selection's name."""
 
     @property
     def predicate(self) -> str | None:
-        """`where` and `run` as one SQL predicate over `episodes`."""
-        parts = [] if self.where is None else [f"(\n{self.where}\n)"]
+        """Return `where` and `run` as one SQL predicate over `episodes`."""
+        conditions = [] if self.where is None else [f"(\n{self.where}\n)"]
         if self.run is not None:
-            parts.append("run_id = '" + self.run.replace("'", "''") + "'")
-        return " AND ".join(parts) or None
+            conditions.append("run_id = '" + self.run.replace("'", "''") + "'")
+        return " AND ".join(conditions) or None
 
     def describe(self) -> str:
-        """For messages: what it is made of."""
+        """Return a text on the source for messages."""
         named = {"where": self.where, "run": self.run, "selection": self.selection}
         return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None) or "everything"
 
@@ -112,7 +125,7 @@ MACHINE = (
     *("attention", "dtype", "gradient_checkpointing", "device", "peak_tflops"),
     *("threads", "read_threads", "prefetch", "cache_bytes", "disk_cache_bytes"),
 )
-"""Fields that say where and how fast a run computes, and not what it learns: every stage has those of [trainer]."""
+"""Fields about where and how fast a run computes; every stage takes those of [trainer]."""
 
 
 class TrainConfig(FrozenModel):
@@ -121,42 +134,44 @@ class TrainConfig(FrozenModel):
     model: str
     """Folder of the model in Hugging Face layout, with its tokenizer; or a .gguf file."""
     loss: AnyLoss
-    """What to optimise: a loss by its `name` with its options beside that, or the name alone. docs/guides/losses.md
-    says when to use which."""
+    """Loss to optimise: a table of its `name` and its options, or the name alone. docs/guides/losses.md says which loss
+    suits which purpose."""
     attention: Literal["auto", "sdpa", "flex", "flash"] = "auto"
-    """Implementation of attention over packed sequences; auto: flash on a GPU with dtype bfloat16, else sdpa."""
+    """Implementation of attention over packed sequences; auto: flash on a GPU of compute capability 8.0 or
+    above with a 16-bit dtype, else sdpa."""
     dtype: Dtype = "float32"
-    """Of matrix products. With bfloat16 the trained weights, gradients and log-sum-exp stay float32."""
+    """Type of matrix products. With bfloat16 and float16 the trained weights, gradients and log-sum-exp stay float32.
+    float16 is for GPUs without bfloat16, and scales the loss (optimizer.loss_scale)."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of each layer and compute it again in the backward pass: less memory, a third slower."""
     lora: LoRAConfig | None = None
     """Train low-rank adapters instead of the weights; needs the extra trajlake[lora]."""
     reference: str | None = None
-    """Model of losses that need reference log-probabilities; None: the model as it is before the first update."""
+    """Model of losses that need reference log-probabilities; None: the model before the first update."""
     where: str | None = None
     """SQL predicate over `episodes`; None takes them all."""
     selection: str | None = None
-    """Select job (13 characters or their beginning), or a selection's name, which means its newest job: only what it
-    kept is trained on. None leaves the table `selections` unread."""
+    """Select job (13 characters or their beginning), or a selection's name, which means its newest job. Only its
+    episodes are trained on. None leaves the table `selections` unread."""
     mixture: tuple[MixtureSource, ...] = ()
-    """Sources with weights; an epoch draws episodes of each in proportion (`trainer.data.select.mixture`). An episode
-    belongs to the first source that has it; what is in none is left out. `where` and `selection` hold for all of them.
-    Empty: no mixture."""
+    """Sources with weights; an epoch draws episodes of each in proportion (`trainer.data.plan`). An episode
+    belongs to the first source that has it; an episode without a source is left out. `where` and `selection` hold for
+    all sources. Empty: no mixture."""
     max_staleness: int | None = Field(None, ge=0)
     """Leave out steps that were sampled more than this many policy versions before the newest one among the selected
-    episodes of the same collecting run (`trainer.data.select.sequences`). None: none are too old."""
+    episodes of the same collecting run (`trainer.data.token_rows`). None: no limit."""
     unknown_staleness: Literal["keep", "drop"] = "keep"
-    """What max_staleness does with steps whose policy version is not known."""
+    """Treatment of steps whose policy version is unknown by max_staleness."""
     advantages: str | None = None
-    """An estimator's name, or the id of a credit series or job, or its beginning; None takes the current credit: what
-    `trajlake credit` ran last."""
+    """An estimator's name, or the id of a credit series or job, or its beginning; None takes the current
+    credit, which is the result of the last `trajlake credit`."""
     live_only: bool | None = None
     """Leave out dead groups, whose siblings all scored the same. None: where the loss uses advantages."""
     tokens: Literal["auto", "engine", "rendered"] = "auto"
-    """Which token rows. engine: exact ids of the inference engine. rendered: texts tokenised with this model's chat
-    template. auto: engine where the selected episodes have such rows, else rendered."""
+    """Token rows to train on. engine: exact ids of the inference engine. rendered: texts tokenised with this model's
+    chat template. auto: engine where the selected episodes have such rows, else rendered."""
     epochs: int = Field(1, ge=1)
-    """Passes over the selected episodes, each in an order of its own."""
+    """Number of passes over the selected episodes, each in a different order."""
     episodes_per_step: int = Field(8, ge=1)
     """Episodes an optimizer step consumes at most; an epoch's steps are of equal size within one episode. A pair
     counts as two, also one of steps."""
@@ -178,13 +193,13 @@ class TrainConfig(FrozenModel):
     checkpoint_every: int = Field(50, ge=1)
     """Optimizer steps between checkpoints; one more is written at the end."""
     keep_last: int | None = Field(None, ge=1)
-    """Checkpoints that stay on disk, beside the best one of a validated run; None keeps all."""
+    """Number of checkpoints that stay on disk, in addition to the best one of a validated run; None keeps all."""
     validation: ValidationConfig | None = None
     """Measure held-out episodes while training, and stop early."""
     alarms: AlarmConfig = AlarmConfig()
-    """When to warn of a collapsing policy or of data without signal."""
+    """Thresholds of warnings about a collapsing policy, or data without signal."""
     loggers: tuple[Literal["tensorboard", "wandb"], ...] = ()
-    """Where metrics go beside the lake and metrics.jsonl; each is an extra."""
+    """Destinations of metrics in addition to the lake and metrics.jsonl; each needs an extra."""
     device: str = "cpu"
     """Torch device."""
     peak_tflops: float | None = Field(None, gt=0)
@@ -197,14 +212,14 @@ class TrainConfig(FrozenModel):
     prefetch: int = Field(2, ge=1)
     """Optimizer steps prepared ahead."""
     cache_bytes: int = Field(1 << 30, ge=0)
-    """Tokens kept in memory, in bytes. Where not all that is trained fits, it is read in windows of as many optimizer
-    steps as half of it holds, each row group once a window; the other half is read ahead of the model."""
+    """Memory for tokens, in bytes. Data that do not fit are read in windows of as many optimizer steps as half of the
+    memory holds, each row group once a window; the other half is for reading ahead of the model."""
     disk_cache_bytes: int = Field(8 << 30, ge=0)
-    """What the processes of a machine keep on its disk of a lake in a bucket, in bytes, so that later passes need not
-    fetch it again; below `~/.cache/trajlake/files`, or `TRAJLAKE_CACHE`. 0 keeps nothing."""
+    """Disk cache of a lake in a bucket, in bytes, which the processes of a machine share, so that later passes need not
+    fetch data again; below `~/.cache/trajlake/files`, or `TRAJLAKE_CACHE`. 0 disables it."""
 
     @property
     def fitted_length(self) -> int:
-        """`max_length` of a configuration that `trainer.data.select.selection.select` has fitted to its data."""
+        """Return `max_length`, which `trainer.data.selection.select` has fitted to the data."""
         assert self.max_length is not None, "max_length is not fitted to the data yet"
         return self.max_length

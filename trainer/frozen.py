@@ -1,6 +1,6 @@
-"""The base of option classes that stand inside `TrainConfig`: frozen, and an unknown key is an error.
+"""The base of configuration classes: frozen, and an unknown key is an error.
 
-So is a number that is not finite: JSON, in which a run's configuration is kept, has none.
+A number that is not finite is an error, too, because a run's configuration is stored as JSON.
 """
 
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ from pydantic_core import InitErrorDetails
 
 
 class FrozenModel(BaseModel):
-    """A group of settings, owned by the module that uses them."""
+    """A group of settings that belongs to the module which uses them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    # Of the model, not of each field: pydantic lets no validator see the field that tells the members of a union apart.
+    # A validator of the model: pydantic lets no field validator see the field that discriminates a union.
     @model_validator(mode="before")
     @classmethod
-    def _true_is_no_number(cls, given: Any) -> Any:
-        """Python counts with true and false; `max_staleness = false` is not meant as 0."""
+    def _refuse_booleans(cls, settings: Any) -> Any:
+        """Refuse true and false as numbers: `max_staleness = false` does not mean 0."""
         wrong: list[InitErrorDetails] = []
-        for name, value in given.items() if isinstance(given, Mapping) else ():
+        for name, value in settings.items() if isinstance(settings, Mapping) else ():
             annotation = cls.model_fields[name].annotation if name in cls.model_fields else None
             types = (annotation, *get_args(annotation))
             if isinstance(value, bool) and bool not in types and (int in types or float in types):
@@ -29,4 +29,4 @@ class FrozenModel(BaseModel):
                 wrong.append(InitErrorDetails(type=kind, loc=(name,), input=value))
         if wrong:
             raise ValidationError.from_exception_data(cls.__name__, wrong)
-        return given
+        return settings

@@ -1,35 +1,66 @@
-"""Settings of `trajlake train`: where they come from (a TOML file, --set, flags, in that order), and faults in them.
+"""Settings of `trajlake train`: their sources (a TOML file, --set, flags, in that order), faults, and stages.
 
-Flags and --set stand for the section [trainer]: with stages, what every stage sets for itself they cannot change.
+Flags and --set are fields of the section [trainer]. They cannot change a field that every stage sets.
 
-An option that changes nothing is nearly always a mistake: of the loss, or of another option that it depends on. The
-command line refuses it, with what would have effect, before anything runs; a run started from Python notes it.
+An option that changes nothing is nearly always a mistake in the loss, or in another option that it depends on. The
+command line refuses it before anything runs, and says what would have effect. A run started from Python notes it.
+
+A configuration may train several stages in a row, for example sft, then offline RL from its weights:
+
+    [trainer]
+    model = "smollm2"
+    episodes_per_step = 16
+
+    [[trainer.stages]]
+    name = "sft"
+    loss = "sft"
+    where = "env_return > 0"
+
+    [[trainer.stages]]
+    name = "rl"
+    loss = "awr"
+
+A stage takes from [trainer] what it does not set.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
-from lake.errors import UsageError
-from lake.settings import from_file, leaves, merged, typed_pairs, validated, value_at
+from lake.errors import CheckpointError, UsageError
+from lake.settings import leaves, merge, parse_typed_pairs, read_section, validate, value_at
 from trainer.config import TrainConfig
-from trainer.data.stream.aggregation import Aggregation, Unit
-from trainer.former_layout import renewed
-from trainer.losses import LOSSES, by_name
+from trainer.losses import LOSSES, read_loss_settings
+from trainer.losses.base import Aggregation, Unit
 from trainer.losses.policy import PolicyLoss
 
 
-def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings over settings, section by section; another loss than the one below begins with its own defaults."""
-    below, above = _loss_as_table(below), _loss_as_table(above)
-    both = merged(below, above)
-    was, named = value_at(below, "loss.name"), value_at(above, "loss.name")
-    if was is not None and named is not None and was != named:
-        both["loss"] = above["loss"]
-    return both
+def layer_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings, where `above` wins, section by section; a loss above replaces another loss with its options."""
+    below, above = (
+        {name: read_loss_settings(setting) if name == "loss" else setting for name, setting in settings.items()}
+        for settings in (below, above)
+    )
+    layered = merge(below, above)
+    former, loss = value_at(below, "loss.name"), value_at(above, "loss.name")
+    if former is not None and loss is not None and former != loss:
+        layered["loss"] = above["loss"]
+    return layered
 
 
-def _loss_as_table(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: by_name(value) if name == "loss" else value for name, value in settings.items()}
+def check_stored_layout(stored: Mapping[str, Any], source: str) -> None:
+    """Raise CheckpointError where `source` stores a configuration from before losses owned their options.
+
+    In that layout `loss` is a name, and each loss has a section (docs/decisions/0021-loss-options.md).
+    """
+    if isinstance(stored.get("loss"), str):
+        raise CheckpointError(
+            f"{source}: its configuration has the layout that trajlake wrote before losses owned their options "
+            f'(`loss` is the text "{stored["loss"]}"). The last version that reads it is commit 1e8a324c: resume, '
+            f"repeat or rescore there, or train again into another --out"
+        )
 
 
 FLAGS = {
@@ -40,126 +71,128 @@ FLAGS = {
     "loss.aggregation": "--aggregation",
     "loss.unit": "--unit",
 }
-"""Fields whose flag has another name than they."""
+"""Fields whose flag has another name."""
 
 
 def flag_of(field: str) -> str:
-    """The flag that sets a field."""
+    """Return the flag that sets a field."""
     return FLAGS.get(field, f"--{field.replace('_', '-')}")
 
 
-def given_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What the command line sets, as nested settings; `flags` are by field, dotted.
+def parse_settings(pairs: Sequence[str], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the command line, nested; `flags` are by dotted field.
 
     Raises:
-        UsageError: a pair that is none, or a field that is set twice.
+        UsageError: a pair is invalid, or a field is set twice.
     """
-    given = layered({}, typed_pairs(pairs, TrainConfig))
-    for field, value in flags.items():
-        if value_at(given, field) is not None:
+    settings = layer_settings({}, parse_typed_pairs(pairs, TrainConfig))
+    for field, setting in flags.items():
+        if value_at(settings, field) is not None:
             raise UsageError(f"{flag_of(field)} and --set {field} say the same thing twice: leave one of them out")
-        nested = value
+        nested = setting
         for name in reversed(field.split(".")):
             nested = {name: nested}
-        given = layered(given, nested)
-    return given
+        settings = layer_settings(settings, nested)
+    return settings
 
 
-def read_settings(config_file: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, as they would stand in [trainer].
+def read_settings(config_file: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as in the section [trainer]: those of the file, and `overrides` over them.
 
     Raises:
-        UsageError: the file cannot be read, or its stages leave nothing of what was given.
+        UsageError: the file cannot be read, or its stages set all of `overrides` themselves.
     """
-    settings = renewed(layered(from_file(config_file, ["trainer"]) if config_file else {}, given))
+    settings = layer_settings(read_section(config_file, ["trainer"]) if config_file else {}, overrides)
     stages = settings.get("stages")
     if isinstance(stages, list) and stages and all(isinstance(stage, Mapping) for stage in stages):
-        told = [layered({}, stage) for stage in stages]
-        heard = {field: (None, value_at(given, field)) for field in leaves(given)}
-        unheard = [field for field in heard if all(value_at(stage, field) not in heard[field] for stage in told)]
-        if unheard:
-            fields = ", ".join(unheard)
+        layered = [layer_settings({}, stage) for stage in stages]
+        effective = {field: (None, value_at(overrides, field)) for field in leaves(overrides)}
+        hidden = [
+            field for field in effective if all(value_at(stage, field) not in effective[field] for stage in layered)
+        ]
+        if hidden:
+            fields = ", ".join(hidden)
             msg = f"of no effect on the command line: {fields}; every stage of {config_file} sets it for itself"
             raise UsageError(msg)
     return settings
 
 
-def configured(settings: Mapping[str, Any], named: tuple[str, str] = ("--model", "--loss")) -> TrainConfig:
-    """The configuration of a run without stages.
+def build_config(settings: Mapping[str, Any], titles: tuple[str, str] = ("--model", "--loss")) -> TrainConfig:
+    """Build the configuration of a run without stages from nested settings.
 
     Args:
-        settings: nested.
-        named: how model and loss are called where they are given.
+        settings: fields of TrainConfig.
+        titles: names of model and loss in messages.
 
     Raises:
         UsageError: a model or a loss is missing, a field is wrong, or an option has no effect.
     """
-    settings = layered({}, settings)
+    settings = layer_settings({}, settings)
     has_loss = value_at(settings, "loss.name") is not None
-    given = (value_at(settings, "model") is not None, has_loss)
-    missing = [name for name, is_given in zip(named, given, strict=True) if not is_given]
+    is_present = (value_at(settings, "model") is not None, has_loss)
+    missing = [title for title, is_set_here in zip(titles, is_present, strict=True) if not is_set_here]
     if missing:
-        # What else is wrong comes first: a misspelt `model` is such a thing.
-        others = {name: value for name, value in settings.items() if name != "loss" or has_loss}
-        validated(TrainConfig, {"model": "", "loss": "sft"} | others)
+        # Other faults come first: they may explain this one, such as a misspelt `model`.
+        present = {name: setting for name, setting in settings.items() if name != "loss" or has_loss}
+        validate(TrainConfig, {"model": "", "loss": "sft"} | present)
         raise UsageError(f"{' and '.join(missing)} missing: say which model to train and what to optimise")
-    config = validated(TrainConfig, settings)
+    config = validate(TrainConfig, settings)
     check_effect(config)
     return config
 
 
-Idle = dict[str, str]
-"""Option, dotted -> what would have effect."""
+IdleOptions = dict[str, str]
+"""Dotted option -> what would give it an effect."""
 
 
-def idle_options(config: TrainConfig, given: Mapping[str, Any] | None = None) -> Idle:
-    """The options that a run never reads, of those `given` (nested; None: what differs from its default)."""
-    told = config.model_dump(exclude_defaults=True) if given is None else given
-    return {option: why for rule in _RULES for option, why in rule(config, told) if is_set(told, option)}
+def find_idle_options(config: TrainConfig, settings: Mapping[str, Any] | None = None) -> IdleOptions:
+    """Return the options of `settings` that a run never reads; None takes those that differ from their default."""
+    settings = config.model_dump(exclude_defaults=True) if settings is None else settings
+    return {option: why for rule in _RULES for option, why in rule(config, settings) if is_set(settings, option)}
 
 
-def check_effect(config: TrainConfig, place: str = "") -> None:
-    """Refuse (UsageError) options without effect among those that were given, naming what would have effect."""
-    if idle := idle_options(config, config.model_dump(exclude_unset=True)):
-        raise UsageError(place + describe_idle(idle))
+def check_effect(config: TrainConfig) -> None:
+    """Refuse (UsageError) options that were set and have no effect, naming what would give them one."""
+    if idle := find_idle_options(config, config.model_dump(exclude_unset=True)):
+        raise UsageError(describe_idle(idle))
 
 
-def describe_idle(idle: Idle) -> str:
-    """Options without effect as one line."""
+def describe_idle(idle: IdleOptions) -> str:
+    """Return options without effect as one line."""
     return "; ".join(f"`{option}` has no effect: {why}" for option, why in idle.items())
 
 
 def without_option(settings: Mapping[str, Any], option: str) -> dict[str, Any]:
-    """Nested settings without one option, whose name is dotted."""
-    name, _, rest = option.partition(".")
-    left = dict(settings)
-    if not rest:
-        left.pop(name, None)
-    elif isinstance(left.get(name), Mapping):
-        left[name] = without_option(left[name], rest)
-    return left
+    """Return nested settings without a dotted option."""
+    name, _, inner = option.partition(".")
+    remaining = dict(settings)
+    if not inner:
+        remaining.pop(name, None)
+    elif isinstance(remaining.get(name), Mapping):
+        remaining[name] = without_option(remaining[name], inner)
+    return remaining
 
 
-def is_idle(option: str, idle: Idle) -> bool:
-    """Whether options without effect include this one, by name or with its section."""
-    return any(option == one or option.startswith(f"{one}.") for one in idle)
+def is_idle(option: str, idle: IdleOptions) -> bool:
+    """Return whether options without effect include this one, by name or with its section."""
+    return any(option == name or option.startswith(f"{name}.") for name in idle)
 
 
 def is_set(settings: Mapping[str, Any], option: str) -> bool:
-    """Whether nested settings say something of an option, whose name is dotted."""
-    name, _, rest = option.partition(".")
+    """Return whether nested settings have a dotted option."""
+    name, _, below = option.partition(".")
     inner = settings.get(name)
-    return name in settings and (not rest or (isinstance(inner, Mapping) and is_set(inner, rest)))
+    return name in settings and (not below or (isinstance(inner, Mapping) and is_set(inner, below)))
 
 
-def _reference(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A reference policy that nothing is compared with, and the shape of a pull that is not there."""
-    del given
+def _check_reference(config: TrainConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a reference policy without a comparison, and options of a KL term with coefficient 0."""
+    del settings
     loss = config.loss
     kl = loss.kl if isinstance(loss, PolicyLoss) else None
     if not loss.needs.reference_logprobs:
         pull = "" if kl is None else "set loss.kl.coefficient, or "
-        comparing = ", ".join(name for name, one in LOSSES.items() if one.always.reference_logprobs)
+        comparing = ", ".join(name for name, loss_class in LOSSES.items() if loss_class.base_needs.reference_logprobs)
         yield "reference", f"{loss.name} compares with none; {pull}choose one of {comparing}"
     if kl is not None and kl.coefficient == 0:
         for name in type(kl).model_fields:
@@ -169,33 +202,35 @@ def _reference(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[
         yield "loss.kl.max_ratio", "it limits the weight that loss.kl.ratio_weighted = true adds"
 
 
-def _data(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Credit that is not read, and limits on what is not limited."""
+def _check_data(config: TrainConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield credit that is not read, and details of limits that are not set."""
     if not (config.loss.needs.credit or config.live_only):
-        yield "advantages", f"{config.loss.name} reads no credit; live_only = true would, for which groups are dead"
+        yield "advantages", f"{config.loss.name} reads no credit; live_only = true would read it, to find dead groups"
     if config.max_staleness is None:
         yield "unknown_staleness", "set max_staleness, which it is about"
-    if config.minibatches is not None and is_set(given, "minibatches"):
+    if config.minibatches is not None and is_set(settings, "minibatches"):
         yield "episodes_per_step", "minibatches says how many optimizer steps an epoch has: leave one of them out"
 
 
-def _averages(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """How tokens are averaged, where there is nothing to choose."""
-    del given
+def _check_averages(config: TrainConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield options of the average of tokens that change nothing."""
+    del settings
     needs = config.loss.needs
     if needs.aggregation is not Aggregation.UNIT_MEAN_TOKEN_SUM_NORM:
         why = f"loss.aggregation is {needs.aggregation}; unit_mean_token_sum_norm divides by it"
         yield "loss.aggregation_constant", why
     plain = needs.aggregation is Aggregation.TOKEN_MEAN and needs.unit is not Unit.TOKEN
     if plain and not needs.unit_above_token:
-        others = ", ".join(mode for mode in Aggregation if mode is not Aggregation.TOKEN_MEAN)
-        why = f"loss.aggregation token_mean averages over tokens whatever the unit; set loss.aggregation to {others}"
+        modes = ", ".join(mode for mode in Aggregation if mode is not Aggregation.TOKEN_MEAN)
+        why = f"loss.aggregation token_mean averages over tokens for every unit; set loss.aggregation to {modes}"
         yield "loss.unit", why
 
 
-def _course(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The learning rate, and validation."""
-    del given
+def _check_course(config: TrainConfig, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield options of loss scale, learning rate and validation that change nothing."""
+    del settings
+    if config.dtype != "float16":
+        yield "optimizer.loss_scale", f"dtype is {config.dtype}; float16 scales the loss"
     if config.schedule.shape == "constant":
         yield "schedule.final_fraction", "schedule.shape is constant; cosine and linear fall to it"
     options = config.validation
@@ -204,4 +239,69 @@ def _course(config: TrainConfig, given: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 _Rule = Callable[[TrainConfig, Mapping[str, Any]], Iterator[tuple[str, str]]]
-_RULES: tuple[_Rule, ...] = (_reference, _data, _averages, _course)
+_RULES: tuple[_Rule, ...] = (_check_reference, _check_data, _check_averages, _check_course)
+
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of several trainings in a row."""
+
+    name: str
+    """Name of the stage and of its folder."""
+    config: TrainConfig
+    """Its configuration. `model` is the run's for stages that follow another, until that stage has ended."""
+    follows: bool
+    """Whether it starts from the weights of the stage before."""
+
+
+def read_stages(settings: Mapping[str, Any]) -> list[Stage]:
+    """Read the stages of the section [trainer]; empty if it has none.
+
+    Raises:
+        UsageError: a stage has no name or a repeated one, a field is unknown, or an option has no effect.
+    """
+    common = {name: setting for name, setting in settings.items() if name != "stages"}
+    tables = settings.get("stages", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise UsageError("stages are tables: write [[trainer.stages]] above each")
+    stages: list[Stage] = []
+    for position, table in enumerate(tables):
+        stage_settings = dict(table)
+        name = stage_settings.pop("name", None)
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in {stage.name for stage in stages}:
+            raise UsageError(
+                f"stage {position + 1}: name is {name!r}; each stage needs a separate name of small letters, digits, "
+                "_ and -"
+            )
+        config = validate(TrainConfig, layer_settings(common, stage_settings), f"stage {name}: ")
+        stages.append(Stage(name, config, follows=position > 0 and "model" not in stage_settings))
+    losses, layered = [stage.config.loss.name for stage in stages], layer_settings({}, common)
+    loss = value_at(layered, "loss.name")
+    options = [f"`{field}`" for field in leaves(layered) if field.startswith("loss.") and field != "loss.name"]
+    if losses and loss is not None and loss not in losses and options:
+        raise UsageError(
+            f"{', '.join(options)} of loss {loss} in [trainer]: no stage has this loss, they have {', '.join(losses)}"
+        )
+    return _drop_idle_options(stages, tables)
+
+
+def _drop_idle_options(stages: list[Stage], tables: list[Mapping[str, Any]]) -> list[Stage]:
+    """Return the stages without options of [trainer] that have no effect on them, but on another stage.
+
+    Raises:
+        UsageError: an option has no effect on the stage that sets it, or an option of [trainer] on no stage.
+    """
+    dumps = [stage.config.model_dump(exclude_unset=True) for stage in stages]
+    idle = [find_idle_options(stage.config, settings) for stage, settings in zip(stages, dumps, strict=True)]
+    remaining: list[Stage] = []
+    for stage, settings, options, table in zip(stages, dumps, idle, tables, strict=True):
+        wrong = {option: why for option, why in options.items() if is_set(table, option)}
+        wrong |= {option: why for option, why in options.items() if all(map(partial(is_idle, option), idle))}
+        if wrong:
+            raise UsageError(f"stage {stage.name}: {describe_idle(wrong)}")
+        config = TrainConfig.model_validate(reduce(without_option, options, settings))
+        remaining.append(replace(stage, config=config))
+    return remaining

@@ -1,59 +1,60 @@
-"""Annotations of the episode that a page shows: what was said, and a form to say more.
+"""Annotations of an episode, the form that adds them, and queues of episodes to annotate.
 
-Beside saved views (`viewer.views`) the form is the one place where the viewer writes: rows are added to `annotations`,
-as `trajlake annotate` adds them (`lake.write.annotations`), and the page then shows the newest state of the lake.
-`trajlake view --read-only` has none.
+Besides saved views (`viewer.components`) only this form writes: it adds rows to `annotations`, as `trajlake annotate`
+does (`lake.write.scores`). The page then shows the newest state of the lake. `trajlake view --read-only` has no form.
 
-Where the reader works through a queue (`viewer.labelling`), label and author are the queue's, an answer that was given
-before is one click or one key away, and what is added leads to the next episode.
+A queue is a list whose filter has `unlabelled`: the episodes of any list that an author has not labelled. So it lives
+in the address, survives a reload, has previous and next like any list, and shrinks with every label. In a queue the
+label and the author are fixed, an earlier answer is one click or key away, and the next episode follows an annotation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.errors import TrajlakeError
-from lake.write.annotations import RATING, Annotation, annotate
-from viewer import choices, pinned, tables
-from viewer.author import author, remember
-from viewer.components import missing
-from viewer.environment import is_read_only
-from viewer.navigation import changed, go
+from lake.write.scores import RATING, Annotation, annotate
+from viewer import filters, session, tables
+from viewer.components import warn_of_missing
+from viewer.navigation import Page, change_address, chip_link, go, href
 from viewer.plain import chip, number, one_line
-from viewer.queries import annotations
+from viewer.queries import Sort, annotations
+from viewer.queries.episodes import EpisodeFilter
+from viewer.server import is_read_only
+from viewer.session import get_author, read, remember_author
 
 _FAULT = "annotation-fault"
 _FOLD = "annotations"
 _YES_OR_NO = [0.0, 1.0]
-_NOWHERE = "the whole episode"
+_WHOLE_EPISODE = "the whole episode"
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
-    """What a queue fixes of an annotation, and where it goes on."""
+class LabelQueue:
+    """Label and author of a queue, and its next episode."""
 
     label: str
     author: str
     following: int | None
-    """The next episode that is left; None: this is the last one."""
+    """The next unlabelled episode; None after the last one."""
 
 
-def show(episode_id: int, step: int | None) -> bool:
-    """What people said of an episode, folded unless the reader works through a queue.
+def draw_annotations(episode_id: int, step: int | None) -> bool:
+    """Draw the annotations of an episode, folded unless the reader works through a queue.
 
     Args:
-        episode_id: of the episode.
-        step: that was opened last; what is said is of it, unless the reader chooses the whole episode.
+        episode_id: the episode.
+        step: the step that was opened last; an annotation is of it, unless the reader chooses the whole episode.
 
     Returns:
-        Whether there is a form on the page, which follows the step that is opened.
+        Whether the page has a form, which follows the open step.
     """
-    frame = pinned.read(annotations.of_episode, episode_id)
-    queued = None if is_read_only() else _queued(episode_id)
-    name, key = f"Annotations ({frame.height})", _FOLD if queued is None else f"{_FOLD}-of-queue"
-    fold = st.expander(name, icon=":material/edit_note:", expanded=queued is not None, key=key, on_change="rerun")
+    frame = read(annotations.read_annotations_of, episode_id)
+    queue = None if is_read_only() else _read_queue(episode_id)
+    name, key = f"Annotations ({frame.height})", _FOLD if queue is None else f"{_FOLD}-of-queue"
+    fold = st.expander(name, icon=":material/edit_note:", expanded=queue is not None, key=key, on_change="rerun")
     if not fold.open:
         return False
     with fold:
@@ -66,137 +67,160 @@ def show(episode_id: int, step: int | None) -> bool:
                 "author": tables.text("Author"),
                 "at": tables.time("At (UTC)"),
             }
-            tables.table(frame, columns, label="Annotations", href=lambda row: changed(step=row["step_index"]))
-        if queued is not None:
-            _answers(episode_id, step, queued)
+            tables.draw_table(
+                frame, columns, label="Annotations", href=lambda row: change_address(step=row["step_index"])
+            )
+        if queue is not None:
+            _draw_answer_buttons(episode_id, step, queue)
         if not is_read_only():
-            _form(episode_id, step, queued)
+            _draw_annotation_form(episode_id, step, queue)
     return not is_read_only()
 
 
-def _queued(episode_id: int) -> Queued | None:
-    """The queue that the address carries; None: it carries none, or one of no author."""
-    wanted, order = choices.carried()
-    label, by = wanted.unlabelled or (None, None)
-    if label is None or by is None:
+def _read_queue(episode_id: int) -> LabelQueue | None:
+    """Return the queue of the address; None without one, or without its author."""
+    episode_filter, order = filters.read_carried_filter()
+    label, author = episode_filter.unlabelled or (None, None)
+    if label is None or author is None:
         return None
     try:
-        found = pinned.read(annotations.queue, wanted, order, episode_id)
+        queue = read(annotations.read_queue, episode_filter, order, episode_id)
     except TrajlakeError as error:
-        missing(f"The queue of this address cannot be read: {chip(error, 400)}")
+        warn_of_missing(f"The queue of this address cannot be read: {chip(error, 400)}")
         return None
-    left = (found.next, found.first, found.previous)
-    return Queued(label, by, next((one for one in left if one not in (None, episode_id)), None))
+    neighbours = (queue.next, queue.first, queue.previous)
+    return LabelQueue(
+        label, author, next((neighbour for neighbour in neighbours if neighbour not in (None, episode_id)), None)
+    )
 
 
-def _answers(episode_id: int, step: int | None, queued: Queued) -> None:
-    """What was said under the label before, each a click or a key."""
-    found: Sequence[float | str] = pinned.read(annotations.answers, queued.label)
-    if not found and queued.label == RATING:
-        found = _YES_OR_NO
-    if not found:
+def _draw_answer_buttons(episode_id: int, step: int | None, queue: LabelQueue) -> None:
+    """Draw a button with a key for each earlier answer under the label."""
+    answers: Sequence[float | str] = read(annotations.list_answers, queue.label)
+    if not answers and queue.label == RATING:
+        answers = _YES_OR_NO
+    if not answers:
         return
-    are_digits = all(isinstance(answer, float) and answer in range(10) for answer in found)
+    are_digits = all(isinstance(answer, float) and answer in range(10) for answer in answers)
     with st.container(horizontal=True, vertical_alignment="center"):
-        for place, answer in enumerate(found, start=1):
-            shown = one_line(answer, 40) if isinstance(answer, str) else number(answer)
+        for position, answer in enumerate(answers, start=1):
+            label = one_line(answer, 40) if isinstance(answer, str) else number(answer)
             st.button(
-                chip(shown),
-                key=f"answer-{place}",
-                shortcut=shown if are_digits else str(place),
-                on_click=_write,
+                chip(label),
+                key=f"answer-{position}",
+                shortcut=label if are_digits else str(position),
+                on_click=_write_annotation,
                 args=(
                     Annotation(
                         episode_id=episode_id,
                         step_index=step,
-                        label=queued.label,
+                        label=queue.label,
                         value=answer if isinstance(answer, float) else None,
                         text=answer if isinstance(answer, str) else None,
                     ),
-                    queued.author,
-                    queued,
+                    queue.author,
+                    queue,
                 ),
             )
 
 
-def _form(episode_id: int, step: int | None, queued: Queued | None) -> None:
-    places = [_NOWHERE] if step is None else [f"step {step}", _NOWHERE]
+def _draw_annotation_form(episode_id: int, step: int | None, queue: LabelQueue | None) -> None:
+    targets = [_WHOLE_EPISODE] if step is None else [f"step {step}", _WHOLE_EPISODE]
     with st.form(f"annotate-{episode_id}", clear_on_submit=True, border=False):
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            # Another step is another choice: the one that was just opened.
-            st.selectbox("Of", places, key=_of(step), width=180)
-            if queued is None:
-                known = list(dict.fromkeys([RATING, *pinned.read(annotations.labels)]))
-                st.selectbox("Label", known, accept_new_options=True, key=_key("label"), width=200)
+            # Each step has a separate widget, so that the step that was just opened is selected.
+            st.selectbox("Of", targets, key=_build_step_key(step), width=180)
+            if queue is None:
+                labels = list(dict.fromkeys([RATING, *read(annotations.list_labels)]))
+                st.selectbox("Label", labels, accept_new_options=True, key="annotation-label", width=200)
             st.number_input(
                 "Number",
                 value=None,
                 placeholder="none",
-                key=_key("value"),
+                key="annotation-value",
                 width=150,
-                help="Numbers are scores: those of `rating` of the scorer `human`, of any label L of `human.L`.",
+                help="A number is a score: of the scorer `human` for the label `rating`, of `human.L` for any label L.",
             )
-            st.text_input("Words", key=_key("text"))
-            if queued is None:
-                st.text_input("Author", value=author(), key=_by(), width=160)
+            st.text_input("Words", key="annotation-text")
+            if queue is None:
+                st.text_input("Author", value=get_author(), key=_build_author_key(), width=160)
         with st.container(horizontal=True, vertical_alignment="center"):
-            args = (episode_id, step, queued)
-            st.form_submit_button("Add" if queued is None else "Add and go on", on_click=_submit, args=args)
+            args = (episode_id, step, queue)
+            st.form_submit_button("Add" if queue is None else "Add, next", on_click=_submit_annotation, args=args)
             st.form_submit_button(
                 "Take back",
-                on_click=_submit,
+                on_click=_submit_annotation,
                 args=(*args, True),
-                help="What this author said under this label, there, does not count any more.",
+                help="Retract what this author added under this label there.",
             )
-            if queued is not None:
-                st.caption(f"Label {chip(queued.label)} by {chip(queued.author)}.", width="content")
+            if queue is not None:
+                st.caption(f"Label {chip(queue.label)} by {chip(queue.author)}.", width="content")
     if (fault := st.session_state.pop(_FAULT, None)) is not None:
         st.error(chip(fault, 400), icon=":material/error:")
 
 
-def _submit(episode_id: int, step: int | None, queued: Queued | None, takes_back: bool = False) -> None:
-    """Write what the form holds."""
-    of, value, text = (st.session_state[key] for key in (_of(step), _key("value"), _key("text")))
-    if queued is None:
-        label, by = (st.session_state[key] for key in (_key("label"), _by()))
-        remember(by)
+def _submit_annotation(episode_id: int, step: int | None, queue: LabelQueue | None, takes_back: bool = False) -> None:
+    """Write the annotation in the form."""
+    target, value, text = (
+        st.session_state[key] for key in (_build_step_key(step), "annotation-value", "annotation-text")
+    )
+    if queue is None:
+        label, author = (st.session_state[key] for key in ("annotation-label", _build_author_key()))
+        remember_author(author)
     else:
-        label, by = queued.label, queued.author
+        label, author = queue.label, queue.author
     if not takes_back and value is None and not text.strip():
-        st.session_state[_FAULT] = "say a number, words, or both"
+        st.session_state[_FAULT] = "enter a number, words, or both"
         return
-    said = Annotation(
+    annotation = Annotation(
         episode_id=episode_id,
         label=label or "",
-        step_index=step if of.startswith("step") else None,
+        step_index=step if target.startswith("step") else None,
         value=None if takes_back else value,
         text=None if takes_back else text.strip() or None,
     )
-    _write(said, by, None if takes_back else queued)
+    _write_annotation(annotation, author, None if takes_back else queue)
 
 
-def _write(said: Annotation, by: str, queued: Queued | None) -> None:
-    """Write an annotation and go on in the queue; what is wrong with it is shown when the page is drawn."""
+def _write_annotation(annotation: Annotation, author: str, queue: LabelQueue | None) -> None:
+    """Write an annotation and open the next episode of the queue; the page shows an error when it is drawn."""
     try:
-        annotate(pinned.home(said.episode_id), [said], by)
+        annotate(session.get_home_lake(annotation.episode_id), [annotation], author)
     except TrajlakeError as error:
         st.session_state[_FAULT] = str(error)
         return
-    pinned.refresh()
-    # The fold's label counts what was said: with another label it is another one.
+    session.refresh()
+    # The count in the fold's label has changed, which makes another widget of it: open that one too.
     st.session_state[_FOLD] = True
-    if queued is not None and queued.following is not None:
-        go(episode=ids.to_text(queued.following), step=None)
+    if queue is not None and queue.following is not None:
+        go(episode=ids.to_text(queue.following), step=None)
 
 
-def _key(name: str) -> str:
-    return f"annotation-{name}"
+def _build_author_key() -> str:
+    # The form resets its fields to their first values, so each author has a separate field.
+    return f"annotation-author-{get_author()}"
 
 
-def _by() -> str:
-    # The form empties its fields to what they began with: of another author it is another field.
-    return _key(f"author-{author()}")
+def _build_step_key(step: int | None) -> str:
+    return "annotation-of" if step is None else f"annotation-of-{step}"
 
 
-def _of(step: int | None) -> str:
-    return _key("of" if step is None else f"of-{step}")
+def draw_queue_button(episode_filter: EpisodeFilter, order: Sort | None) -> None:
+    """Draw a button on a list that opens a queue of its episodes, for a label and an author."""
+    if is_read_only():
+        return
+    choice = st.popover("Annotate", icon=":material/edit_note:", key="annotate-these", on_change="rerun")
+    if not choice.open:
+        return
+    with choice:
+        labels = list(dict.fromkeys([RATING, *read(annotations.list_labels)]))
+        label = st.selectbox("Label", labels, accept_new_options=True, key="queue-label")
+        author = st.text_input("Author", value=get_author(), key="queue-author").strip()
+        if not label or not author:
+            return
+        queue_filter = replace(episode_filter, unlabelled=(label, author))
+        queue = read(annotations.read_queue, queue_filter, order)
+        st.caption(f"{number(queue.unlabelled)} of {number(queue.total)} episodes of this list are left to label.")
+        if queue.first is not None:
+            first = href(Page.EPISODE, episode=ids.to_text(queue.first), list=filters.pack_filter(queue_filter, order))
+            st.html(f'<div class="trajlake-chips">{chip_link("Annotate these", first)}</div>')

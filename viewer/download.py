@@ -1,147 +1,285 @@
-"""Downloads: a whole filtered list as a file, written as it is sent, so that its size costs no memory; and transcripts.
+"""Download lists as files and transcripts as HTML, and show the commands that act on the episodes of a list.
 
-The address holds the format, which versions of the lake the page showed (`of`), and the list's filter: of episodes
-`list`, as the episode page has it, of any other list its name (`rows`) and what its page's address has
-(`viewer.lists`). Of transcripts it holds the episode or group, and the credit. Nothing is made before it is asked for.
+A list is written while it is sent, so its size costs no memory. The address names the format, the versions that the
+page showed (`of`) and the filter. For episodes the filter is `list`, as on the page of an episode. For another list the
+address has its name (`rows`) and the parameters of its page. For transcripts it has the episode or group, and the
+credit. A file is made when its link is followed.
+
+Commands are shown to be copied and never run here. A page cannot retract by mistake, and the reader's shell history
+has the command.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from io import BytesIO
+from itertools import chain
 
 import polars as pl
 import pyarrow.parquet as pq
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 from polars import selectors
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from lake.cli.options import flat
-from lake.errors import TrajlakeError
-from viewer.queries import whole
-from viewer.same_origin import NO_OTHER_PAGE
+from lake import ids
+from lake.cli.options import flatten_columns, format_ids
+from lake.errors import TrajlakeError, UsageError
+from lake.export import TARGETS
+from lake.export.job import NO_CREDIT
+from lake.judgements.credit import Credit
+from viewer import components as ui
+from viewer import filters, plain, session
+from viewer.navigation import Page, Value, anchor, build_query
+from viewer.queries import LakeReader, ListWindow, Sort, anchors, annotations, episodes, groups, lineage, sql, training
+from viewer.queries.episodes import EpisodeFilter
+from viewer.queries.groups import GroupFilter, Signal
+from viewer.server import NO_OTHER_PAGE
+from viewer.session import read
+from viewer.transcript import page
+from viewer.transcript.view_model import read_directly
 
 PATH = "/download"
+"""Path of downloads; `viewer.launch` routes it to `answer_request`."""
 HTML = "html"
 """Format of transcripts."""
+LISTS: Mapping[str, int] = {
+    "groups": 10_000,
+    "siblings": 10_000,
+    "shared-states": 10_000,
+    # The texts of a sample of each state's steps lie all over their table, so larger parts would not be faster.
+    "anchors": 1_000,
+    "jobs": 10_000,
+    "annotations": 10_000,
+    "rejects": 10_000,
+    "sql": 10_000,
+}
+"""Names of the lists besides that of episodes, with the rows that are in memory at a time."""
+ReadRows = Callable[[ListWindow, Sort | None], pl.DataFrame]
+"""Return the rows of a window of a list, in an order."""
+
+
+def read_list(lake: LakeReader, name: str, parameters: Mapping[str, str]) -> Iterator[pl.DataFrame]:
+    """Yield the rows of a list in one or more parts, with ids as text.
+
+    Raises:
+        UsageError: there is no such list, or no such credit.
+        ValueError: an id is invalid.
+    """
+    if name not in LISTS:
+        raise UsageError(f"there is no list {name!r}; valid: {', '.join(LISTS)}")
+    read_rows, limit = _open_list(lake, name, parameters), LISTS[name]
+    order = Sort.parse(parameters.get("sort"))
+    offset, height = 0, limit
+    while height == limit:
+        part = read_rows(ListWindow(limit, offset), order)
+        height, offset = part.height, offset + limit
+        if height or offset == limit:
+            yield format_ids(part)
+
+
+def _open_list(lake: LakeReader, name: str, parameters: Mapping[str, str]) -> ReadRows:
+    """Return the reader of a list for the parameters of its page's address."""
+    get = parameters.get
+    match name:
+        case "jobs":
+            return lambda window, order: lineage.read_jobs(lake, get("kind"), get("state"), window, order)
+        case "rejects":
+            return lambda window, order: lineage.read_rejects(lake, get("reason"), get("run"), window, order)
+        case "annotations":
+            return lambda window, order: annotations.read_page(lake, window, order)
+        case "sql":
+            rows = sql.read_rows(lake, get("q", ""))
+            return lambda window, _: rows.slice(window.offset, window.limit)
+        case "groups":
+            episode_filter, _ = filters.unpack_filter(get(filters.LIST))
+            signal = get("signal")
+            group_filter = GroupFilter(episode_filter, None if signal is None else Signal(signal), get("grouping"))
+            return lambda window, order: groups.read_page(lake, group_filter, window, order)
+        case _:
+            return _open_credit_list(lake, name, get)
+
+
+def _open_credit_list(lake: LakeReader, name: str, get: Callable[[str], str | None]) -> ReadRows:
+    """Return the reader of a list with advantages; siblings are listed without a credit too."""
+    credit = training.look_up_credit(lake, get("credit")) if name != "siblings" or get("credit") else None
+    if credit is None and (name != "siblings" or get("credit")):
+        raise UsageError(f"this lake holds no credit {get('credit') or ''!r}")
+    if credit is not None and name == "anchors":
+        # The states need a scan of all advantages: one for the list, not one for each part.
+        states = cache(partial(anchors.list_states, lake, credit))
+        return lambda window, order: anchors.add_texts(lake, credit, states(order).slice(window.offset, window.limit))
+    group_id = ids.from_text(get("group") or "")
+    if credit is not None and name == "shared-states":
+        return lambda window, order: anchors.read_page(lake, group_id, credit, window, order)
+    return lambda window, order: groups.read_siblings(lake, group_id, credit, window, get("score"), order)
 
 
 _RUN_BY_SPREADSHEETS = r"^([=+\-@\t\r\n\uFF1D\uFF0B\uFF0D\uFF20])"
 """First characters of a formula, in full width too."""
 
 
-def csv(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
-    """Rows as CSV with one line of names.
+def write_csv(frames: Iterable[pl.DataFrame]) -> Iterator[bytes]:
+    """Write rows as CSV with one header line.
 
-    Texts are foreign, those of names and categories too: one that begins as a formula does in a spreadsheet has an
-    apostrophe before it.
+    Texts are foreign, those of names and categories too. A text that a spreadsheet would run as a formula gets an
+    apostrophe in front.
     """
     texts = selectors.string(include_categorical=True) | selectors.enum()
     harmless = texts.cast(pl.String).str.replace(_RUN_BY_SPREADSHEETS, "'$1")
-    for number, part in enumerate(parts):
-        # The names are a row here: two columns may bear one name once it has its apostrophe.
-        names = pl.DataFrame({str(column): [name] for column, name in enumerate(part.columns)})
-        lines = [names] * (number == 0) + [flat(part)]
+    for position, part in enumerate(frames):
+        # The header is written as a row: two columns may have the same name once the apostrophe is added.
+        header = pl.DataFrame({str(column): [name] for column, name in enumerate(part.columns)})
+        lines = [header] * (position == 0) + [flatten_columns(part)]
         yield b"".join(line.with_columns(harmless).write_csv(include_header=False).encode() for line in lines)
 
 
-def jsonl(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
-    """Rows as lines of JSON."""
-    for part in parts:
+def write_jsonl(frames: Iterable[pl.DataFrame]) -> Iterator[bytes]:
+    """Write rows as lines of JSON."""
+    for part in frames:
         yield part.write_ndjson().encode()
 
 
-def parquet(parts: Iterable[pl.DataFrame]) -> Iterator[bytes]:
-    """Rows as a Parquet file with a row group for each part."""
-    sink = _Sink()
+def write_parquet(frames: Iterable[pl.DataFrame]) -> Iterator[bytes]:
+    """Write rows as a Parquet file with a row group for each part."""
+    sink = _ByteSink()
     writer: pq.ParquetWriter | None = None
-    for part in parts:
+    for part in frames:
         table = part.to_arrow()
         writer = writer or pq.ParquetWriter(sink, table.schema, compression="zstd")
         writer.write_table(table.cast(writer.schema))
-        yield sink.taken()
+        yield sink.pop()
     if writer is not None:
         writer.close()
-    yield sink.taken()
+    yield sink.pop()
 
 
-class _Sink(BytesIO):
-    """Hands over what was written and forgets it; the writer counts positions itself."""
+class _ByteSink(BytesIO):
+    """Buffer that is emptied after each part; the Parquet writer counts positions itself."""
 
-    def taken(self) -> bytes:
-        """What was written since the last call."""
-        data = self.getvalue()
+    def pop(self) -> bytes:
+        """Return the bytes since the last call, and drop them."""
+        written = self.getvalue()
         self.seek(0)
         self.truncate()
-        return data
+        return written
 
 
 FORMATS: dict[str, tuple[str, Callable[[Iterable[pl.DataFrame]], Iterator[bytes]]]] = {
-    "csv": ("text/csv; charset=utf-8", csv),
-    "jsonl": ("application/x-ndjson", jsonl),
-    "parquet": ("application/vnd.apache.parquet", parquet),
+    "csv": ("text/csv; charset=utf-8", write_csv),
+    "jsonl": ("application/x-ndjson", write_jsonl),
+    "parquet": ("application/vnd.apache.parquet", write_parquet),
 }
-"""Media type and writer, by what a file's name ends in."""
+"""Media type and writer for each extension."""
 
 
-def rows(request: Request) -> Response:
-    """A list as a file: of episodes, or another one."""
-    # Streamlit's caches, which these declare, need the server that this is a route of.
-    from viewer import choices, lists, pinned
+def answer_request(request: Request) -> Response:
+    """Send the file that an address names.
 
-    given = request.query_params
-    ending, name = given.get("format", ""), given.get("rows", "episodes")
-    if ending not in FORMATS:
-        return PlainTextResponse(f"There is no format {ending!r}; valid: {', '.join(FORMATS)}\n", 400, NO_OTHER_PAGE)
-    media_type, write = FORMATS[ending]
+    Status 404: the lake does not hold the episode or group. 400: the format, list, credit or an id is invalid, or the
+    lake cannot be read.
+    """
+    parameters = request.query_params
     try:
-        lake = pinned.named(given.get("of", ""))
-        if name == "episodes":
-            parts = whole.parts(lake, *choices.unpacked(given.get(choices.LIST)))
-        else:
-            parts = lists.parts(lake, name, given)
-        # What can go wrong goes wrong with the first rows, before anything is sent.
-        first = next(parts)
+        if parameters.get("format") == HTML:
+            return _send_transcripts(parameters)
+        return _send_list(parameters)
     except (TrajlakeError, ValueError) as error:
         return PlainTextResponse(f"{error}\n", 400, NO_OTHER_PAGE)
 
-    def chained() -> Iterator[pl.DataFrame]:
-        yield first
-        yield from parts
 
-    disposition = {"Content-Disposition": f'attachment; filename="{name}.{ending}"'}
-    return StreamingResponse(write(chained()), media_type=media_type, headers=NO_OTHER_PAGE | disposition)
+def _send_list(parameters: Mapping[str, str]) -> Response:
+    extension, name = parameters.get("format", ""), parameters.get("rows", "episodes")
+    if extension not in FORMATS:
+        raise UsageError(f"There is no format {extension!r}; valid: {', '.join(FORMATS)}")
+    media_type, write = FORMATS[extension]
+    lake = session.get_reader(parameters.get("of", ""))
+    if name == "episodes":
+        frames = episodes.read_parts(lake, *filters.unpack_filter(parameters.get(filters.LIST)))
+    else:
+        frames = read_list(lake, name, parameters)
+    # A fault appears with the first rows, before anything is sent.
+    rows = chain([next(frames)], frames)
+    headers = NO_OTHER_PAGE | {"Content-Disposition": f'attachment; filename="{name}.{extension}"'}
+    return StreamingResponse(write(rows), media_type=media_type, headers=headers)
 
 
-def transcripts(request: Request) -> Response:
-    """An episode, or the siblings of a group, as one HTML file (`viewer.transcript.page`).
-
-    Status 404 for what the lake does not hold, 400 where an id is none or the lake cannot be read.
-    """
-    # Streamlit's caches, which these declare, need the server that this is a route of.
-    from viewer import pinned
-    from viewer.queries import training
-    from viewer.transcript import page
-    from viewer.transcript.route import ask
-
-    given = request.query_params
+def _send_transcripts(parameters: Mapping[str, str]) -> Response:
+    """Send an episode, or the siblings of a group, as one HTML file (`viewer.transcript.page`)."""
+    lake = session.get_reader(parameters.get("of", ""))
+    credit = training.look_up_credit(lake, parameters.get("credit"))
+    credit_name, query = None if credit is None else credit.text, partial(read_directly, lake)
     try:
-        lake = pinned.named(given.get("of", ""))
-        credit = training.credit_named(lake, given.get("credit"))
-        named = None if credit is None else credit.text
-        found = page.of(partial(ask, lake), named, given.get("episode"), given.get("group"))
-        sent = page.html(found)
+        transcripts = page.load_transcripts(query, credit_name, parameters.get("episode"), parameters.get("group"))
     except LookupError:
         return PlainTextResponse("There is no such episode or group.\n", 404, NO_OTHER_PAGE)
-    except (TrajlakeError, ValueError) as error:
-        return PlainTextResponse(f"{error}\n", 400, NO_OTHER_PAGE)
-    disposition = {"Content-Disposition": 'attachment; filename="trajlake.html"'}
-    return Response(sent, media_type="text/html; charset=utf-8", headers=NO_OTHER_PAGE | disposition)
+    headers = NO_OTHER_PAGE | {"Content-Disposition": 'attachment; filename="trajlake.html"'}
+    return Response(page.render_html(transcripts), media_type="text/html; charset=utf-8", headers=headers)
 
 
-def answered(request: Request) -> Response:
-    """The file that an address asks for."""
-    return transcripts(request) if request.query_params.get("format") == HTML else rows(request)
+def draw_download_menu(episode_filter: EpisodeFilter, order: Sort | None, total: int) -> None:
+    """Draw the menu with a list of episodes as a file, and the commands that act on its episodes."""
+    with st.popover("Download", icon=":material/download:"):
+        of, packed = session.name_versions(), filters.pack_filter(episode_filter, order)
+        links = [anchor(name, PATH + build_query(format=name, of=of, list=packed)) for name in FORMATS]
+        _draw_line(f"The list, all {plain.number(total)} rows, as {', '.join(links)}")
+        st.caption("The columns of the tables for each episode, in the order of the list, without documents.")
+        target = st.selectbox("Or the episodes themselves, as", list(TARGETS), key="export")
+        st.caption(TARGETS[target].description)
+        _draw_commands(episode_filter, target)
 
 
-ROUTES = [Route(PATH, answered, methods=["GET"])]
+def draw_csv_link(name: str, order: Sort | None, **parameters: Value) -> None:
+    """Draw the link to a list of `LISTS` as CSV, in the order of its page."""
+    sort = None if order is None else str(order)
+    address = build_query(format="csv", rows=name, of=session.name_versions(), sort=sort, **parameters)
+    _draw_line(anchor("The whole list as CSV", PATH + address))
+
+
+def draw_list_link(**parameters: Value) -> None:
+    """Draw the link from the episodes of a page to the page of episodes, which has facets and downloads."""
+    ui.draw_link(Page.EPISODES, "As a list of episodes", "format_list_bulleted", **parameters)
+
+
+def draw_html_link(credit: Credit | None, **parameters: str) -> None:
+    """Draw the link to an `episode`, or the siblings of a `group`, as one HTML file with the page's advantages."""
+    name = NO_CREDIT if credit is None else credit.text
+    address = build_query(format=HTML, of=session.name_versions(), credit=name, **parameters)
+    _draw_line(anchor("Save as HTML", PATH + address))
+
+
+def _draw_line(content: str) -> None:
+    st.html(f'<span class="trajlake-turn">{content}</span>', width="content")
+
+
+def _draw_commands(episode_filter: EpisodeFilter, target: str) -> None:
+    """Show the command lines for exactly the list's episodes.
+
+    Of several lakes there is one `retract` for each, because each lake hides only its own rows. There the episodes are
+    named by id: the score of an episode may stand in another lake, so a predicate can match other episodes in one lake
+    than in all.
+    """
+    predicate = read(episodes.build_predicate, episode_filter)
+    if predicate is None:
+        st.caption("No command can name so many episodes that a search or a query found: find fewer.")
+        return
+    addresses = session.list_addresses()
+    lakes = [word for address in addresses for word in ("--lake", address)]
+    score = ["--score", episode_filter.score] if episode_filter.score is not None else []
+    where = ["--where", predicate] if predicate else []
+    export = ["trajlake", "export", *lakes, "--format", target, "--out", f"exported-{target}", *score, *where]
+    st.code(shlex.join(export), language="bash", wrap_lines=True)
+    # A filter without limits drops nothing; the reader adds limits to it.
+    select = ["trajlake", "select", "chosen", *lakes, "--filter", "length", *score, *where]
+    st.caption("Or name them for training, as a selection; further filters drop more:")
+    st.code(shlex.join(select), language="bash", wrap_lines=True)
+    if predicate and len(addresses) > 1:
+        predicate = read(episodes.build_id_predicate, episode_filter)
+        if predicate is None:
+            st.caption("To hide them, find fewer, or open their lake alone: no command can name so many episodes.")
+    if predicate:
+        st.caption("Or hide them from every later snapshot, for a reason; `trajlake restore` takes it back:")
+        for address in addresses:
+            retract = ["trajlake", "retract", "--lake", address, "--where", predicate, "--reason", "why"]
+            st.code(shlex.join(retract), language="bash", wrap_lines=True)
+    st.caption("Commands read the newest state of the lake when they run.")

@@ -1,8 +1,8 @@
-"""Command `view`: start the viewer's server on this machine.
+"""Commands `view`, which starts the viewer's server on this machine, and `page`, which writes an HTML file.
 
-The server listens on 127.0.0.1 only, answers its own pages only (`viewer.same_origin`), sends no usage statistics, and
-writes annotations and saved views, if anything (`viewer.annotations`, `viewer.views`). It runs in this process: ending
-the command ends it.
+The server listens on 127.0.0.1 only, answers its own pages only (`viewer.server`) and sends no usage statistics. It
+writes only annotations and saved views (`viewer.annotations`, `viewer.components`). It runs in this process, so it ends
+with the command.
 """
 
 import os
@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 import webbrowser
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -23,14 +25,20 @@ import click
 
 from lake.cli.options import Lakes, lakes_option
 from lake.errors import UsageError
-from viewer.environment import READ_ONLY, name_lakes
+from viewer.server import READ_ONLY, set_lakes
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 HOST = "127.0.0.1"
 FIRST_PORT = 8501
-"""Port tried first when none is given."""
-_TRIED = 50
+"""The first port to try when `--port` is not set."""
+_MAX_PORTS = 50
 _PATIENCE = 60.0
-"""Seconds the server may take to answer before the address is printed nevertheless."""
+"""Seconds to wait for the server before its address is printed anyway."""
+_ROUTES = {"/download": "viewer.download", "/transcript": "viewer.transcript.component"}
+"""Modules that answer a path, each with `answer_request`."""
 
 
 @click.command()
@@ -47,42 +55,44 @@ def view(lake_uri: Lakes, port: int | None, no_browser: bool, read_only: bool) -
     """
     import lake
 
-    opened = lake.open(lake_uri)
-    shown = tuple(member.uri for member in opened.members)
-    chosen = free_port(port)
-    address = f"http://{HOST}:{chosen}"
-    said = f"{' and '.join(shown)} {'is' if len(shown) == 1 else 'are'} shown at {address} (Ctrl-C ends it)"
-    threading.Thread(target=_announce, args=(address, said, not no_browser), daemon=True).start()
+    uris = tuple(member.uri for member in lake.open(lake_uri).members)
+    port = find_free_port(port)
+    address = f"http://{HOST}:{port}"
+    line = f"{' and '.join(uris)} {'is' if len(uris) == 1 else 'are'} shown at {address} (Ctrl-C ends it)"
+    threading.Thread(target=_announce, args=(address, line, not no_browser), daemon=True).start()
     os.environ[READ_ONLY] = "1" if read_only else "0"
-    serve(shown[0] if len(shown) == 1 else shown, chosen)
+    serve(uris[0] if len(uris) == 1 else uris, port)
 
 
-def free_port(wanted: int | None) -> int:
-    """The wanted port, or the first free one from `FIRST_PORT` on. Raises UsageError: all that were tried are taken."""
-    for port in [wanted] if wanted else range(FIRST_PORT, FIRST_PORT + _TRIED):
+def find_free_port(port: int | None) -> int:
+    """Return the port if it is free; for None, the first free one from `FIRST_PORT` on.
+
+    Raises:
+        UsageError: the port, or each of the ports that were tried, is in use.
+    """
+    for candidate in [port] if port else range(FIRST_PORT, FIRST_PORT + _MAX_PORTS):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((HOST, port))
+                probe.bind((HOST, candidate))
             except OSError:
                 continue
-            return port
-    taken = f"port {wanted} is" if wanted else f"ports {FIRST_PORT} to {FIRST_PORT + _TRIED - 1} are all"
-    raise UsageError(f"{taken} in use on {HOST}; choose another --port")
+            return candidate
+    ports = f"port {port} is" if port else f"ports {FIRST_PORT} to {FIRST_PORT + _MAX_PORTS - 1} are all"
+    raise UsageError(f"{ports} in use on {HOST}; choose another --port")
 
 
 def serve(lakes: Lakes, port: int) -> None:
-    """Run Streamlit in this process until it is told to stop."""
+    """Run Streamlit in this process until Ctrl-C."""
     import streamlit
     from starlette.middleware import Middleware
+    from starlette.routing import Route
 
-    from viewer import download
-    from viewer.same_origin import SameOrigin
-    from viewer.theme import STREAMLIT_OPTIONS
-    from viewer.transcript import route
+    from viewer.figures import STREAMLIT_OPTIONS
+    from viewer.server import SameOrigin
 
-    name_lakes(lakes)
-    # Whatever a configuration file of the reader says: what is given here wins.
+    set_lakes(lakes)
+    # These options win over a configuration file of the user.
     options = STREAMLIT_OPTIONS | {
         "server.address": HOST,
         "server.port": port,
@@ -98,15 +108,25 @@ def serve(lakes: Lakes, port: int) -> None:
         "logger.level": "warning",
     }
     script = Path(__file__).with_name("app.py")
-    routes = [*download.ROUTES, *route.ROUTES]
-    app = streamlit.App(script, middleware=[Middleware(SameOrigin)], lifespan=_with_pages, routes=routes)
-    # The server has shut down by the time it hands Ctrl-C on.
+    routes = [Route(path, _make_endpoint(module), methods=["GET"]) for path, module in _ROUTES.items()]
+    app = streamlit.App(script, middleware=[Middleware(SameOrigin)], lifespan=_import_first, routes=routes)
+    # The server has shut down by the time that it passes Ctrl-C on.
     with suppress(KeyboardInterrupt):
         app.run(config=options)
 
 
+def _make_endpoint(module: str) -> "Callable[[Request], Response]":
+    """Return an endpoint whose module is imported when the server runs: its Streamlit caches need the server."""
+
+    def answer(request: "Request") -> "Response":
+        response: Response = import_module(module).answer_request(request)
+        return response
+
+    return answer
+
+
 @asynccontextmanager
-async def _with_pages(_: object) -> AsyncIterator[None]:
+async def _import_first(_: object) -> AsyncIterator[None]:
     """Hold the first request back until everything is imported."""
     import_pages()
     yield
@@ -115,32 +135,71 @@ async def _with_pages(_: object) -> AsyncIterator[None]:
 def import_pages() -> None:
     """Import everything that the pages use, before sessions run in threads.
 
-    Libraries ask each other through `sys.modules` whether pandas or Polars is there, and would find the module
-    that another session has half imported.
+    Libraries look in `sys.modules` whether pandas or Polars is loaded. In a thread they could see a module that another
+    session has only half imported.
     """
     import viewer
     import viewer.queries
+    import viewer.screens
     import viewer.transcript
 
     for name in ("altair", "pandas", "lake.opening"):  # Altair: for the chart of a query
         import_module(name)
-    for package in (viewer, viewer.queries, viewer.transcript):
+    for package in (viewer, viewer.queries, viewer.screens, viewer.transcript):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            # The script itself is run, not imported.
+            # Streamlit runs the script itself; nothing imports it.
             if module.name != "viewer.app":
                 import_module(module.name)
 
 
-def _announce(address: str, said: str, open_browser: bool) -> None:
-    """Say it, and open the address, once the server answers."""
-    give_up = time.monotonic() + _PATIENCE
-    while time.monotonic() < give_up:
+def _announce(address: str, line: str, open_browser: bool) -> None:
+    """Print a line, and open the address, once the server answers."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
         try:
             with urlopen(f"{address}/_stcore/health", timeout=1):
                 break
         except (URLError, OSError):
             time.sleep(0.1)
-    click.echo(said)
+    click.echo(line)
     sys.stdout.flush()
     if open_browser:
         webbrowser.open(address)
+
+
+@click.command()
+@lakes_option
+@click.argument("name", metavar="EPISODE|GROUP")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write.")
+@click.option("--credit", help="Credit whose advantages are shown.  [default: the current one]")
+def page(lake_uri: Lakes, name: str, out: Path, credit: str | None) -> None:
+    """Write an episode, or the siblings of a group, as one HTML file.
+
+    The file opens in any browser, without a server and without network access.
+    """
+    # Streamlit would warn that no server runs; writing a file needs none.
+    from streamlit.logger import set_log_level
+
+    import lake
+
+    set_log_level("ERROR")
+    from viewer.queries import training
+    from viewer.reader import Reader
+    from viewer.transcript.page import load_transcripts, render_html
+    from viewer.transcript.view_model import ReadQuery, read_directly
+
+    read: ReadQuery = partial(read_directly, Reader(lake.open(lake_uri).snapshot()))
+    series = read(training.look_up_credit, credit)
+    if credit is not None and series is None:
+        raise UsageError(f"{credit!r} names no credit; write an estimator's name, or the id of a series or job")
+    credit_name = None if series is None else series.text
+    for kind in ({"episode": name, "group": None}, {"episode": None, "group": name}):
+        try:
+            transcripts = load_transcripts(read, credit_name, **kind)
+        except (LookupError, ValueError):
+            continue
+        out.write_bytes(render_html(transcripts))
+        count = len(transcripts)
+        click.echo(f"{out}: {count} episode{'s' if count > 1 else ''}, {out.stat().st_size:,} bytes")
+        return
+    raise UsageError(f"{name!r} is the id of no episode and of no group; `trajlake sql` lists them")

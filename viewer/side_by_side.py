@@ -1,92 +1,269 @@
-"""Episodes side by side as HTML: a column each, a line for steps from the same state, and every cell a link.
+"""Sibling episodes side by side: their outcomes, the choice of some, their alignment, and the page as HTML.
 
-Everything that models and environments wrote is escaped, its control characters visible.
+The page has a column for each episode and a line for steps from one state. Text of models and environments is escaped,
+with visible control characters.
+
+A walk is an episode as the keys of the states that it passed: `anchor_key` of a credit job, or `state_hash`. None is an
+unknown state; it equals no state, not even itself.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from html import escape
+from itertools import groupby
 from typing import Any
 
-from viewer.alignment import Line, Stretch, align
-from viewer.plain import call, number, one_line, signed
-from viewer.queries import EXCERPT, Row
-from viewer.transcript.ledger import Mark
+import polars as pl
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+
+from lake import ids
+from lake.cli.options import format_ids
+from viewer.navigation import Page, go, href
+from viewer.plain import number, one_line, parse_call, signed
+from viewer.queries import EXCERPT, Row, groups, transcripts
+from viewer.session import read
+from viewer.transcript.outline import Mark
+
+Key = Hashable | None
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentLine:
+    """Steps of the walks that stand in one line."""
+
+    steps: tuple[int | None, ...]
+    """For each walk, the position of its step in this line; None if it has none here."""
+    is_shared: bool
+    """Whether the steps were taken from one state. Otherwise they have different states, and share a line for room."""
+
+
+def align(walks: Sequence[Sequence[Key]]) -> list[AlignmentLine]:
+    """Put the steps of walks into lines, so that steps from one state share a line.
+
+    The best alignment of many sequences takes too long to compute, so this one is progressive (Feng, Doolittle 1987).
+    The profile begins as the first walk, one node per step. Each further walk is aligned with the profile by a longest
+    common subsequence of their keys. A matched step joins its node; any other step becomes a node between its
+    neighbours' nodes. Two walks share as many lines as in any alignment. With more, each walk is aligned as well as
+    possible with those before it. States that all walks begin with are in the first lines.
+
+    Steps that are not shared are put side by side between two shared nodes.
+
+    Returns:
+        Lines that have each step of each walk once, in order.
+    """
+    nodes: list[tuple[Key, dict[int, int]]] = []
+    for index, walk in enumerate(walks):
+        nodes = _add_walk(nodes, index, walk)
+    lines: list[AlignmentLine] = []
+    queues: list[deque[int]] = [deque() for _ in walks]
+
+    def add_unshared_line() -> None:
+        lines.append(AlignmentLine(tuple(queue.popleft() if queue else None for queue in queues), is_shared=False))
+
+    for _, members in nodes:
+        if len(members) == 1:
+            ((index, step),) = members.items()
+            queues[index].append(step)
+            continue
+        while any(queues[index] for index in members):
+            add_unshared_line()
+        lines.append(AlignmentLine(tuple(map(members.get, range(len(walks)))), is_shared=True))
+    while any(queues):
+        add_unshared_line()
+    return lines
+
+
+def find_first_divergence(lines: Sequence[AlignmentLine], choices: Sequence[Sequence[Hashable]]) -> int | None:
+    """Return the position of the first line where the walks are not all in one state and action; None if alike.
+
+    Args:
+        lines: lines of `align`.
+        choices: for each walk and step, the action.
+    """
+    return next((position for position, line in enumerate(lines) if not is_alike(line, choices)), None)
+
+
+class Parting(StrEnum):
+    """Reason why walks part."""
+
+    START = "they start from different states"
+    ACTION = "they act differently in one state"
+    ANSWER = "the same action is answered differently"
+    END = "after the same action some are over"
+    UNKNOWN = "what the same action led to is not known"
+
+
+def explain_parting(
+    lines: Sequence[AlignmentLine], choices: Sequence[Sequence[Hashable]], keys: Sequence[Sequence[Key]], position: int
+) -> Parting:
+    """Return why walks part at their first divergence, the line at `position` (see `find_first_divergence`)."""
+    if lines[position].is_shared and None not in lines[position].steps:
+        return Parting.ACTION
+    if position == 0:
+        return Parting.START
+    # In the line before, all walks were in one state and took the same action.
+    following = [step + 1 for step in lines[position - 1].steps if step is not None]
+    if any(step == len(done) for step, done in zip(following, choices, strict=True)):
+        return Parting.END
+    if any(walk[step] is None for step, walk in zip(following, keys, strict=True)):
+        return Parting.UNKNOWN
+    return Parting.ANSWER
+
+
+def is_alike(line: AlignmentLine, choices: Sequence[Sequence[Hashable]]) -> bool:
+    """Return whether all walks were in one state and took the same action."""
+    if not line.is_shared or None in line.steps:
+        return False
+    return len({done[step] for done, step in zip(choices, line.steps, strict=True) if step is not None}) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Lines from `first` to `last`, inclusive."""
+
+    first: int
+    last: int
+
+
+MIN_FOLDED_LINES = 4
+"""Minimum number of consecutive equal lines to fold."""
+
+
+def fold_alike_lines(lines: Sequence[AlignmentLine], choices: Sequence[Sequence[Hashable]]) -> list[Stretch]:
+    """Return all lines in order: `MIN_FOLDED_LINES` or more alike in a row as one stretch, each other line alone."""
+    stretches: list[Stretch] = []
+    for alike, positions in groupby(range(len(lines)), lambda position: is_alike(lines[position], choices)):
+        run = list(positions)
+        if alike and len(run) >= MIN_FOLDED_LINES:
+            stretches.append(Stretch(run[0], run[-1]))
+        else:
+            stretches += [Stretch(line, line) for line in run]
+    return stretches
+
+
+def find_common_subsequence(keys: Sequence[Key], other_keys: Sequence[Key]) -> list[tuple[int, int]]:
+    """Return positions (in keys, in other_keys) of a longest common subsequence, in order; it has equal beginnings.
+
+    Uses bit vectors (Hyyro 2004). Bit i of row j is 0 where the i-th key of `other_keys` extends the subsequence with
+    the first j keys of `keys`. Rows are Python integers, so a row costs len(other_keys) / 64 machine words. Of equal
+    keys the earliest is taken, so equal beginnings are matched.
+    """
+    where: dict[Key, int] = {}
+    for bit, key in enumerate(other_keys):
+        if key is not None:
+            where[key] = where.get(key, 0) | 1 << bit
+    full = (1 << len(other_keys)) - 1
+    rows = [full]
+    for key in keys:
+        row = rows[-1]
+        met = row & where.get(key, 0)
+        rows.append(((row + met) | (row - met)) & full)
+    pairs: list[tuple[int, int]] = []
+    line, bit = len(keys), len(other_keys) - 1
+    while line > 0 and bit >= 0:
+        if rows[line] >> bit & 1:
+            bit -= 1
+        elif rows[line - 1] >> bit & 1:
+            pairs.append((line - 1, bit))
+            line, bit = line - 1, bit - 1
+        else:
+            line -= 1
+    return pairs[::-1]
+
+
+def _add_walk(
+    nodes: Sequence[tuple[Key, dict[int, int]]], index: int, walk: Sequence[Key]
+) -> list[tuple[Key, dict[int, int]]]:
+    """Return the nodes with one more walk; each unmatched step becomes a node before the next match."""
+    pairs = find_common_subsequence([key for key, _ in nodes], walk)
+    joined: list[tuple[Key, dict[int, int]]] = []
+    node = step = 0
+    for at_node, at_step in [*pairs, (len(nodes), len(walk))]:
+        joined += nodes[node:at_node]
+        joined += [(walk[position], {index: position}) for position in range(step, at_step)]
+        if at_node < len(nodes):
+            key, members = nodes[at_node]
+            joined.append((key, members | {index: at_step}))
+        node, step = at_node + 1, at_step + 1
+    return joined
+
 
 _UNKNOWN = '<span class="unknown" title="not known">\N{EN DASH}</span>'
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class EpisodeColumn:
     """An episode."""
 
     title: str
     """Foreign text."""
     facts: Row
-    """Of `viewer.queries.side_by_side.facts`."""
+    """A row of `viewer.queries.transcripts.read_facts`."""
     address: Callable[[int | None], str]
-    """Where it is shown, at a step."""
+    """Function from a step, or None, to the address of the episode there."""
     without: str | None
-    """Address of the comparison without it; None: too few would be left."""
+    """Address of the comparison without this episode; None if too few would remain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class StepCell:
     """A step."""
 
     step: int
     action: str
-    """What was done, in a line; foreign text."""
+    """The action in one line; foreign text."""
     state: str | None
     """Foreign text."""
     choice: int
-    """Equal where the same was done."""
+    """Equal for equal actions."""
     advantage: float | None
     marks: tuple[Mark, ...]
-    """What went wrong there, in the words of the transcript."""
+    """Faults of the step, as in the transcript."""
 
 
-def done(action: str | None, tool_calls: str | None) -> str:
-    """What a step did, in a line: its text, or else its tool calls as `name(arguments)`."""
+def describe_action(action: str | None, tool_calls: str | None) -> str:
+    """Return the action of a step in one line: its text, or else its tool calls as `name(arguments)`."""
     if action and action.strip():
         return one_line(action, EXCERPT)
     try:
         calls: Any = json.loads(tool_calls or "[]")
     except (ValueError, RecursionError):
         return one_line(tool_calls or "", EXCERPT)
-    named = [call(one) for one in (calls if isinstance(calls, list) else [calls])]
-    return one_line("; ".join(f"{name}({arguments})" for name, arguments in named), EXCERPT)
+    parsed = [parse_call(call) for call in (calls if isinstance(calls, list) else [calls])]
+    return one_line("; ".join(f"{name}({arguments})" for name, arguments in parsed), EXCERPT)
 
 
-def table(
-    columns: Sequence[Column],
-    lines: Sequence[Line],
+def render_comparison(
+    columns: Sequence[EpisodeColumn],
+    lines: Sequence[AlignmentLine],
     stretches: Sequence[Stretch],
-    cells: Callable[[int, int], Cell],
+    cells: Callable[[int, int], StepCell],
     *,
     divergence: int | None,
     unfold: Callable[[Stretch], str],
 ) -> str:
-    """The page of a comparison.
+    """Return a comparison as HTML.
 
     Args:
         columns: the episodes.
         lines: all lines of their alignment.
-        stretches: those that the page has; of more than one line only where they start and end is told.
-        cells: the step of a column at a position of its walk.
+        stretches: stretches of the page; one with several lines is folded.
+        cells: function from a column and a position of its walk to the step.
         divergence: the first line where they part.
-        unfold: the address that shows the lines of a stretch.
+        unfold: function from a stretch to the address that shows its lines.
     """
-    heads = "".join(f'<th scope="col">{_head(column)}</th>' for column in columns)
+    heads = "".join(f'<th scope="col">{_render_head(column)}</th>' for column in columns)
     body = []
     for stretch in stretches:
         if divergence == stretch.first:
             body.append(f'<tr class="parting"><td colspan="{len(columns)}">First divergence</td></tr>')
         if stretch.first == stretch.last:
-            body.append(_line(columns, lines[stretch.first], cells))
+            body.append(_render_line(columns, lines[stretch.first], cells))
         else:
             steps = zip(lines[stretch.first].steps, lines[stretch.last].steps, strict=True)
             spans = {f"steps {first} to {last}" for first, last in steps}
@@ -102,46 +279,50 @@ def table(
     )
 
 
-def _head(column: Column) -> str:
-    """Who it is, how it ended, and the way to take it out."""
+def _render_head(column: EpisodeColumn) -> str:
+    """Return the heading of a column: the episode, its outcome, and the link that removes it."""
     facts = column.facts
     away = ""
     if column.without is not None:
         away = f' <a class="away" href="{escape(column.without)}" title="Take this one out">\N{MULTIPLICATION SIGN}</a>'
-    told = [
+    figures = [
         ("", escape(one_line(facts["status"]))),
         ("outcome", _UNKNOWN if facts["outcome"] is None else number(facts["outcome"])),
         ("steps", number(facts["num_steps"])),
         ("A_E", _UNKNOWN if facts["a_episode"] is None else signed(facts["a_episode"])),
         ("mean A", _UNKNOWN if facts["mean_advantage"] is None else signed(facts["mean_advantage"])),
     ]
-    shown = " \N{MIDDLE DOT} ".join(f"{label} <b>{value}</b>".strip() for label, value in told)
-    return f'<a href="{escape(column.address(None))}">{escape(one_line(column.title))}</a>{away}<div>{shown}</div>'
+    line = " \N{MIDDLE DOT} ".join(f"{label} <b>{value}</b>".strip() for label, value in figures)
+    return f'<a href="{escape(column.address(None))}">{escape(one_line(column.title))}</a>{away}<div>{line}</div>'
 
 
-def _line(columns: Sequence[Column], line: Line, cells: Callable[[int, int], Cell]) -> str:
-    """The state where it is shared, then what each did."""
-    found = [None if step is None else cells(number, step) for number, step in enumerate(line.steps)]
-    there = [cell for cell in found if cell is not None]
+def _render_line(columns: Sequence[EpisodeColumn], line: AlignmentLine, cells: Callable[[int, int], StepCell]) -> str:
+    """Return the row of a shared state, then the row of the steps."""
+    cells_of_line = [None if step is None else cells(number, step) for number, step in enumerate(line.steps)]
+    taken_steps = [cell for cell in cells_of_line if cell is not None]
     rows = ""
     if line.is_shared:
-        who = "all" if len(there) == len(columns) else f"{len(there)} of {len(columns)}"
-        state = escape(one_line(there[0].state or "", EXCERPT)) or "(empty state)"
-        rows = f'<tr class="state"><td colspan="{len(columns)}"><span>{who}</span> {state}</td></tr>'
-    differ = line.is_shared and len({cell.choice for cell in there}) > 1
-    marks = iter(marked([cell.action for cell in there]) if differ else [escape(cell.action) for cell in there])
+        count = "all" if len(taken_steps) == len(columns) else f"{len(taken_steps)} of {len(columns)}"
+        state = escape(one_line(taken_steps[0].state or "", EXCERPT)) or "(empty state)"
+        rows = f'<tr class="state"><td colspan="{len(columns)}"><span>{count}</span> {state}</td></tr>'
+    differ = line.is_shared and len({cell.choice for cell in taken_steps}) > 1
+    marks = iter(
+        mark_differences([cell.action for cell in taken_steps])
+        if differ
+        else [escape(cell.action) for cell in taken_steps]
+    )
     inner = []
-    for column, cell in zip(columns, found, strict=True):
+    for column, cell in zip(columns, cells_of_line, strict=True):
         if cell is None:
             inner.append('<td class="none"></td>')
             continue
         kind = "differs" if differ else "alike" if line.is_shared else "alone"
-        inner.append(f'<td class="{kind}">{_cell(column, cell, next(marks), own_state=not line.is_shared)}</td>')
+        inner.append(f'<td class="{kind}">{_render_cell(column, cell, next(marks), own_state=not line.is_shared)}</td>')
     return f"{rows}<tr>{''.join(inner)}</tr>"
 
 
-def _cell(column: Column, cell: Cell, action: str, *, own_state: bool) -> str:
-    """A step: its state where it is its own, its number, what was done, its advantage."""
+def _render_cell(column: EpisodeColumn, cell: StepCell, action: str, *, own_state: bool) -> str:
+    """Return a step: its state unless shared, its number, action and advantage."""
     above = ""
     if own_state and cell.state is not None:
         above = f"<small>{escape(one_line(cell.state, EXCERPT // 2)) or '(empty state)'}</small>"
@@ -156,24 +337,114 @@ def _cell(column: Column, cell: Cell, action: str, *, own_state: bool) -> str:
     )
 
 
-def marked(texts: Sequence[str]) -> list[str]:
-    """Texts as HTML in which the words that not all of them share are marked."""
+def mark_differences(texts: Sequence[str]) -> list[str]:
+    """Return texts as HTML, with marks on the words that are not in all of them."""
     words = [_WORDS.findall(text) for text in texts]
     common: list[set[int]] = [set() for _ in texts]
-    for line in align([[word.strip() for word in own] for own in words]):
+    for line in align([[word.strip() for word in text_words] for text_words in words]):
         if line.is_shared and None not in line.steps:
-            for own, step in zip(common, line.steps, strict=True):
-                own.add(step if step is not None else -1)
-    return [_with_marks(own, shared) for own, shared in zip(words, common, strict=True)]
+            for shared, step in zip(common, line.steps, strict=True):
+                shared.add(step if step is not None else -1)
+    return [_mark_words(text_words, shared) for text_words, shared in zip(words, common, strict=True)]
 
 
-def _with_marks(words: Sequence[str], shared: set[int]) -> str:
-    """Words with marks around those that are not shared; what stands side by side has one mark."""
-    parts: list[tuple[bool, str]] = []
+def _mark_words(words: Sequence[str], shared: set[int]) -> str:
+    """Return words with marks around those that are not shared; adjacent ones have one mark."""
+    pieces: list[tuple[bool, str]] = []
     for position, word in enumerate(words):
         is_odd = position not in shared
-        if parts and parts[-1][0] == is_odd:
-            parts[-1] = (is_odd, parts[-1][1] + word)
+        if pieces and pieces[-1][0] == is_odd:
+            pieces[-1] = (is_odd, pieces[-1][1] + word)
         else:
-            parts.append((is_odd, word))
-    return "".join(f"<mark>{escape(text)}</mark>" if is_odd else escape(text) for is_odd, text in parts)
+            pieces.append((is_odd, word))
+    return "".join(f"<mark>{escape(text)}</mark>" if is_odd else escape(text) for is_odd, text in pieces)
+
+
+_MAX_SIBLINGS = 1000
+
+
+def name_sibling(facts: Row) -> str:
+    """Name a sibling among its siblings: `rollout 3`, with the attempt if it was retried."""
+    again = f", attempt {facts['attempt']}" if facts["attempt"] else ""
+    return f"rollout {facts['rollout_index']}{again}"
+
+
+MAX_OUTCOME_MARKS = 600
+"""Maximum number of outcomes that a strip draws; of more siblings every second, third, ..."""
+
+
+def render_outcomes(
+    frame: pl.DataFrame, mean: float | None, deviation: float | None, address: Callable[[Row], str]
+) -> str:
+    """Return outcomes from the lowest to the highest as HTML: marks that open the episode, ? if not scored.
+
+    Args:
+        frame: rows of `viewer.queries.groups.read_outcomes`.
+        mean: drawn as a dashed line, with one `deviation` shaded around it.
+        address: function from a row, with ids as text, to the address of its episode.
+    """
+    stride = -(-frame.height // MAX_OUTCOME_MARKS)
+    rows = format_ids(frame.gather_every(max(stride, 1))).to_dicts()
+    outcomes: list[float] = [row["outcome"] for row in rows if row["outcome"] is not None]
+    low, high = min([0.0, *outcomes]), max([0.0, *outcomes])
+    height = (high - low) or 1.0
+
+    def up(value: float) -> float:
+        return 100 * (min(max(value, low), high) - low) / height
+
+    html = []
+    if mean is not None:
+        below, above = up(mean - (deviation or 0.0)), up(mean + (deviation or 0.0))
+        html.append(f'<div class="deviation" style="bottom:{below:.2f}%;height:{above - below:.2f}%"></div>')
+        html.append(f'<div class="mean" style="bottom:{up(mean):.2f}%"></div>')
+    for row in rows:
+        label = f"{name_sibling(row)}: {number(row['outcome'])}"
+        where = "" if row["outcome"] is None else f' style="--up:{up(row["outcome"]):.2f}%"'
+        kind = "unscored" if row["outcome"] is None else "above" if row["outcome"] >= (mean or 0.0) else "below"
+        mark = "?" if row["outcome"] is None else ""
+        html.append(
+            f'<a class="{kind}" href="{escape(address(row))}" title="{label}" aria-label="{label}"{where}>{mark}</a>'
+        )
+    legend = "" if mean is None else f"Dashed: mean {number(mean)}, shaded: one standard deviation {number(deviation)}."
+    some = "" if stride < 2 else f" One sibling in {stride} is drawn."
+    return (
+        f'<div class="trajlake-strip"><div class="ends"><span>{number(high)}</span><span>{number(low)}</span></div>'
+        f'<div class="marks">{"".join(html)}</div></div>'
+        f'<div class="trajlake-note">Outcomes in order. {legend}{some} ? means not scored.</div>'
+    )
+
+
+def choose_siblings(
+    group_id: int, score: str | None, episode_ids: list[int], *, changes_address: bool = False
+) -> list[int]:
+    """Draw the choice of two to eight siblings to compare; `changes_address` writes it to the address."""
+    outcomes = read(groups.read_outcomes, group_id, score)
+    siblings = outcomes.sort("rollout_index", "attempt", "episode_id", nulls_last=True).head(_MAX_SIBLINGS)
+    labels = {
+        row["episode_id"]: f"{name_sibling(row)}: {number(row['outcome'])} ({one_line(row['status'])})"
+        for row in siblings.iter_rows(named=True)
+    }
+    key = f"beside-{'-'.join(map(str, episode_ids))}"
+
+    def follow() -> None:
+        if changes_address and len(choice := st.session_state[key]) > 1:
+            go(episode=[ids.to_text(episode_id) for episode_id in choice], page=None)
+
+    return st.multiselect(
+        "Side by side",
+        list(labels),
+        default=[episode_id for episode_id in episode_ids if episode_id in labels],
+        key=key,
+        on_change=follow,
+        format_func=labels.__getitem__,
+        max_selections=transcripts.MOST_SIDE_BY_SIDE,
+        help="Two to eight rollouts of this group, each with its outcome.",
+        placeholder="choose two to eight rollouts",
+    )
+
+
+def build_comparison_address(episode_ids: list[int], score: str | None, credit: str | None) -> str:
+    """Return the address of the page that compares episodes."""
+    return href(
+        Page.COMPARE, episode=[ids.to_text(episode_id) for episode_id in episode_ids], score=score, credit=credit
+    )

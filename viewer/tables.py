@@ -1,9 +1,8 @@
-"""Tables: the page of a list, whose rows are links and whose headings order the whole list.
+"""Tables: a page of a list, whose rows are links and whose headings order the whole list.
 
-Plain HTML: a row opens with a click anywhere, in a new tab with ctrl or the middle button, and with Enter when it has
-the focus (`viewer.navigation`). Order and page are in the address, and the server applies them to the list, not to the
-rows that happen to be shown. Every cell is foreign text: one line, escaped, its control characters visible. What is
-not known is a dash.
+A table is plain HTML. A row opens with a click anywhere, in another tab with ctrl or the middle button, and with Enter
+when it has the focus (`viewer.navigation`). Order and page are in the address; the server applies them to the whole
+list. Every cell is foreign text: one line, escaped, with visible control characters. An unknown value is a dash.
 """
 
 import math
@@ -12,109 +11,89 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from html import escape
 from typing import Any
 
 import polars as pl
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
-from lake.cli.options import readable
-from viewer.components import missing
-from viewer.links import given
-from viewer.navigation import changed
-from viewer.plain import aligned, chip, one_line, signed
+from lake.cli.options import format_ids
+from viewer.components import warn_of_missing
+from viewer.navigation import change_address, get_parameter
+from viewer.plain import chip, format_aligned, number, one_line, signed
 from viewer.queries import Row, Sort
 
 CELL = 400
-"""Characters of a cell."""
+"""Maximum number of characters of a cell."""
 OPENED = "opened"
-"""Parameter of a list's address: the row that was opened from it last."""
+"""Query parameter of a list's address: the row that was opened last."""
 _UNKNOWN = '<span class="unknown" title="not known">\N{EN DASH}</span>'
 
 
 class Kind(StrEnum):
-    """How a column's values are written."""
+    """How the values of a column are written."""
 
     TEXT = "text"
     WIDE = "wide"
-    """Text that takes what room there is."""
+    """Text that takes the remaining width."""
     NUMBER = "number"
     SIGNED = "signed"
     SHARE = "share"
-    """From 0 to 1, with a bar."""
+    """Number from 0 to 1, with a bar."""
     TIME = "time"
     MARK = "mark"
-    """True or not."""
+    """True or false."""
     ID = "id"
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of a table."""
 
     label: str
-    kind: Kind = Kind.TEXT
     explanation: str | None = None
+    kind: Kind = Kind.TEXT
     digits: int = 3
-    """After the point, at most."""
+    """Maximum number of decimals."""
     hits: re.Pattern[str] | None = None
-    """What is marked in its texts."""
+    """Pattern of the parts of its texts that are marked."""
     is_even: bool = False
-    """What its digits would hide is written as less than their least, and not with an exponent."""
+    """Write a value that its digits would hide as less than the smallest number, not with an exponent."""
 
 
-def text(label: str, explanation: str | None = None) -> Column:
-    """Names and words."""
-    return Column(label, Kind.TEXT, explanation)
+text = partial(TableColumn, kind=Kind.TEXT)
+"""Column of names and words."""
+wide = partial(TableColumn, kind=Kind.WIDE)
+"""Column of texts of several words."""
+value = partial(TableColumn, kind=Kind.NUMBER)
+"""Column of numbers and counts."""
+advantage = partial(TableColumn, kind=Kind.SIGNED, explanation="A dash means unknown, which is not 0.")
+"""Column of signed values."""
+share = partial(TableColumn, kind=Kind.SHARE, digits=2)
+"""Column of shares from 0 to 1."""
+time = partial(TableColumn, kind=Kind.TIME)
+"""Column of times in UTC."""
+mark = partial(TableColumn, kind=Kind.MARK)
+"""Column that marks the rows where it is true."""
+ident = partial(TableColumn, kind=Kind.ID)
+"""Column of ids with all 13 characters, to be read and copied."""
 
 
-def wide(label: str, explanation: str | None = None, *, hits: re.Pattern[str] | None = None) -> Column:
-    """Texts of several words."""
-    return Column(label, Kind.WIDE, explanation, hits=hits)
+def read_order(parameter: str = "sort") -> Sort | None:
+    """Return the order that the address names."""
+    return Sort.parse(get_parameter(parameter))
 
 
-def value(label: str, explanation: str | None = None, *, digits: int = 3) -> Column:
-    """Numbers and counts."""
-    return Column(label, Kind.NUMBER, explanation, digits)
+def select_filled(
+    frame: pl.DataFrame, columns: Mapping[str, TableColumn], order: Sort | None = None
+) -> dict[str, TableColumn]:
+    """Return the columns that have a value in some row, or a mark on some row.
 
-
-def advantage(label: str) -> Column:
-    """Signed values."""
-    return Column(label, Kind.SIGNED, "A dash means unknown, which is not 0.")
-
-
-def share(label: str, explanation: str | None = None) -> Column:
-    """Shares from 0 to 1."""
-    return Column(label, Kind.SHARE, explanation, 2)
-
-
-def time(label: str) -> Column:
-    """Times in UTC."""
-    return Column(label, Kind.TIME)
-
-
-def mark(label: str, explanation: str | None = None) -> Column:
-    """What is true of some rows."""
-    return Column(label, Kind.MARK, explanation)
-
-
-def ident(label: str) -> Column:
-    """Ids, all 13 characters, to be read and copied."""
-    return Column(label, Kind.ID)
-
-
-def ordered_by(parameter: str = "sort") -> Sort | None:
-    """The order that the address names."""
-    return Sort.named(given(parameter))
-
-
-def known(frame: pl.DataFrame, columns: Mapping[str, Column], order: Sort | None = None) -> dict[str, Column]:
-    """The columns that say something: not those where nothing is known, nor marks that no row bears.
-
-    The one that the list is ordered by stays: its heading ends that.
+    The column that orders the list stays, because its heading ends the order.
     """
 
-    def says(name: str, column: Column) -> bool:
+    def says(name: str, column: TableColumn) -> bool:
         if order is not None and order.column == name:
             return True
         return bool(frame[name].any() if column.kind is Kind.MARK else frame[name].count())
@@ -122,14 +101,14 @@ def known(frame: pl.DataFrame, columns: Mapping[str, Column], order: Sort | None
     return {name: column for name, column in columns.items() if says(name, column)}
 
 
-def table(
+def draw_table(
     frame: pl.DataFrame,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, TableColumn],
     *,
     label: str,
     href: Callable[[Row], str] | None = None,
     key: str | None = None,
-    chosen: str | None = None,
+    selected: str | None = None,
     sortable: Collection[str] = (),
     parameter: str = "sort",
     page: str = "page",
@@ -137,36 +116,36 @@ def table(
     """Draw a page of a list.
 
     Args:
-        frame: its rows, with ids as numbers.
-        columns: which of its columns, in order.
-        label: what the list holds, for readers that speak.
-        href: the address that a row opens, of the row with ids as text; empty: it opens nothing. None: no row does.
-        key: the column that names a row; the row that was opened last is marked where the list is shown again.
-        chosen: name of the row that the page shows more of; it is marked.
-        sortable: columns that the whole list can be ordered by.
-        parameter: of the address, which holds the order.
-        page: of the address, which holds the page; another order begins at the first.
+        frame: the rows, with ids as numbers.
+        columns: the columns to show, in order.
+        label: name of the list, for screen readers.
+        href: function from a row, with ids as text, to the address that it opens; empty: it opens none.
+        key: the column that names a row. The row that was opened last is marked when the list is shown again.
+        selected: name of the row that the page shows in detail; it is marked.
+        sortable: columns that can order the whole list.
+        parameter: query parameter of the order.
+        page: query parameter of the page; another order begins at the first page.
     """
-    if sortable and (asked := ordered_by(parameter)) is not None and asked.column not in sortable:
-        missing(
-            f"{chip(f'{parameter}={asked}')} of the address was left out: nothing is ordered by {chip(asked.column)}."
+    if sortable and (order := read_order(parameter)) is not None and order.column not in sortable:
+        warn_of_missing(
+            f"{chip(f'{parameter}={order}')} of the address was left out: nothing is ordered by {chip(order.column)}."
         )
-    shown = readable(frame)
-    columns = {name: _as_wide_as_needed(column, frame[name]) for name, column in columns.items()}
-    marked = chosen if chosen is not None else given(OPENED)
+    rows = format_ids(frame)
+    columns = {name: _fit_digits(column, frame[name]) for name, column in columns.items()}
+    marked = selected if selected is not None else get_parameter(OPENED)
     headings = "".join(_heading(name, column, sortable, parameter, page) for name, column in columns.items())
-    body = "".join(_row(row, columns, href, key, marked) for row in shown.iter_rows(named=True))
+    body = "".join(_row(row, columns, href, key, marked) for row in rows.iter_rows(named=True))
     st.html(
         f'<div class="trajlake-table" role="region" aria-label="{escape(label)}"><table>'
         f"<thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _as_wide_as_needed(column: Column, values: pl.Series) -> Column:
-    """The column as its values are best compared.
+def _fit_digits(column: TableColumn, values: pl.Series) -> TableColumn:
+    """Return the column with digits that let its values be compared.
 
-    It has no digits after the point if none of its values has any, so that points stand in a line, and no exponents
-    among numbers that need none.
+    Without a fraction in any value it has no decimals, so that points stand in a line. If some value fits its digits,
+    smaller ones have no exponents.
     """
     if column.kind not in (Kind.NUMBER, Kind.SIGNED) or not values.dtype.is_float():
         return column
@@ -175,12 +154,12 @@ def _as_wide_as_needed(column: Column, values: pl.Series) -> Column:
     return replace(column, is_even=bool((values.abs() >= 10**-column.digits).any()))
 
 
-def _heading(name: str, column: Column, sortable: Collection[str], parameter: str, page: str) -> str:
-    """A column's label; a click orders by it: numbers first from the largest, then the other way, then as usual."""
+def _heading(name: str, column: TableColumn, sortable: Collection[str], parameter: str, page: str) -> str:
+    """Return a heading; clicks order by it: largest numbers first, then the reverse, then the usual order."""
     explained = f' title="{escape(column.explanation)}"' if column.explanation else ""
     inner, order = escape(column.label), ""
     if name in sortable:
-        now = ordered_by(parameter)
+        now = read_order(parameter)
         falls_first = column.kind not in (Kind.TEXT, Kind.WIDE)
         turns = [Sort(name, falls_first), Sort(name, not falls_first), None]
         position = turns.index(now) if now in turns else 2
@@ -189,14 +168,14 @@ def _heading(name: str, column: Column, sortable: Collection[str], parameter: st
             arrow = "\N{DOWNWARDS ARROW}" if following.descending else "\N{UPWARDS ARROW}"
             inner += f' <span aria-hidden="true">{arrow}</span>'
         target = turns[(position + 1) % 3]
-        address = changed(**{parameter: None if target is None else str(target), page: None})
+        address = change_address(**{parameter: None if target is None else str(target), page: None})
         inner = f'<a href="{escape(address)}">{inner}</a>'
     return f'<th scope="col" class="{column.kind}" data-column="{escape(name)}"{order}{explained}>{inner}</th>'
 
 
 def _row(
     row: Row,
-    columns: Mapping[str, Column],
+    columns: Mapping[str, TableColumn],
     href: Callable[[Row], str] | None,
     key: str | None,
     marked: str | None,
@@ -214,34 +193,62 @@ def _row(
     return f"<tr{attributes}>{''.join(cells)}</tr>"
 
 
-def _cell(found: Any, column: Column) -> str:
-    """A value as HTML."""
-    if found is None or (isinstance(found, float) and math.isnan(found)):
+def _cell(value: Any, column: TableColumn) -> str:
+    """Return a value as HTML."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return _UNKNOWN
     if column.kind is Kind.SHARE:
-        width = 100 * min(max(float(found), 0.0), 1.0)
-        return f'<span class="bar"><span style="width:{width:.1f}%"></span></span>{float(found):.{column.digits}f}'
+        width = 100 * min(max(float(value), 0.0), 1.0)
+        return f'<span class="bar"><span style="width:{width:.1f}%"></span></span>{float(value):.{column.digits}f}'
     if column.kind is Kind.MARK:
-        return '<span title="yes">\N{CHECK MARK}</span>' if found else ""
-    if isinstance(found, datetime):
-        shown = f"{found:%Y-%m-%d %H:%M:%S}"
-    elif isinstance(found, float) and column.is_even and 0 < abs(found) < 10**-column.digits:
+        return '<span title="yes">\N{CHECK MARK}</span>' if value else ""
+    if isinstance(value, datetime):
+        text = f"{value:%Y-%m-%d %H:%M:%S}"
+    elif isinstance(value, float) and column.is_even and 0 < abs(value) < 10**-column.digits:
         sign = "+" if column.kind is Kind.SIGNED else ""
         least = f"{10**-column.digits:.{column.digits}f}"
-        shown = f">\N{MINUS SIGN}{least}" if found < 0 else f"<{sign}{least}"
-    elif isinstance(found, int | float):
-        shown = signed(found, column.digits) if column.kind is Kind.SIGNED else aligned(found, column.digits)
+        text = f">\N{MINUS SIGN}{least}" if value < 0 else f"<{sign}{least}"
+    elif isinstance(value, int | float):
+        text = signed(value, column.digits) if column.kind is Kind.SIGNED else format_aligned(value, column.digits)
     else:
-        shown = one_line(str(found), CELL)
+        text = one_line(str(value), CELL)
     if column.hits is not None:
-        return _marked(shown, column.hits)
-    return escape(shown) or '<span class="unknown">(empty)</span>'
+        html, at = [], 0
+        for match in column.hits.finditer(text):
+            html += [escape(text[at : match.start()]), f"<mark>{escape(match.group())}</mark>"]
+            at = match.end()
+        return "".join([*html, escape(text[at:])])
+    return escape(text) or '<span class="unknown">(empty)</span>'
 
 
-def _marked(shown: str, hits: re.Pattern[str]) -> str:
-    """A text as HTML with its hits marked."""
-    parts, at = [], 0
-    for found in hits.finditer(shown):
-        parts += [escape(shown[at : found.start()]), f"<mark>{escape(found.group())}</mark>"]
-        at = found.end()
-    return "".join([*parts, escape(shown[at:])])
+MAX_SCORE_COLUMNS = 6
+"""Maximum number of columns of scores."""
+
+
+def add_score_columns(
+    frame: pl.DataFrame, scores: pl.DataFrame, outcome: str | None, *, means: bool = False
+) -> tuple[pl.DataFrame, dict[str, TableColumn]]:
+    """Add a column for each scorer to a page of a list; return the frame and the columns added.
+
+    Args:
+        frame: the page.
+        scores: scores of its rows: the column that names a row, scorer, value.
+        outcome: the scorer that already has a column in the list.
+        means: a row stands for several episodes, and the values are means over these.
+    """
+    (key,) = set(scores.columns) - {"scorer", "value"}
+    names = [name for name in scores["scorer"].unique().sort() if name != outcome]
+    if len(names) > MAX_SCORE_COLUMNS:
+        st.caption(
+            f"Columns of {MAX_SCORE_COLUMNS} of {number(len(names))} scorers; an episode's page has all of its scores."
+        )
+    columns = {}
+    for position, name in enumerate(names[:MAX_SCORE_COLUMNS]):
+        column = f"score-{position}"
+        values = scores.filter(pl.col("scorer") == name).select(key, pl.col("value").alias(column))
+        frame = frame.join(values, on=key, how="left", maintain_order="left")
+        explanation = (
+            f"The mean of what the scorer {name} says of its episodes." if means else f"What the scorer {name} says."
+        )
+        columns[column] = value(f"{'Mean ' if means else ''}{one_line(name, 24)}", explanation)
+    return frame, columns

@@ -9,8 +9,7 @@ import lake
 from benchmarks.debugging_cases import plan
 from benchmarks.debugging_cases.training import train
 from lake import EpisodeRecord, Lake
-from lake.write.annotations import Annotation, annotate
-from lake.write.scores import RECORDED, add_scores
+from lake.write.scores import RECORDED, Annotation, add_scores, annotate
 from pipelines.credit import ESTIMATORS
 from pipelines.credit.job import run_credit
 

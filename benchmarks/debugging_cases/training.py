@@ -12,7 +12,7 @@ import polars as pl
 
 from benchmarks.debugging_cases.plan import DEAD_UPDATE, ROUNDS, STALE_ROUND, STALE_UPDATE, Arm, Size
 from lake import Lake
-from lake.read.metric_names import STALENESS_BUCKETS
+from lake.read.training import STALENESS_BUCKETS
 
 _BEGAN = datetime(2026, 3, 2, 8, 50, tzinfo=UTC)
 _EVERY = 5

@@ -13,8 +13,8 @@ from benchmarks.ladder.arms import ARMS, Arm, Data
 from benchmarks.ladder.settings import LadderSettings
 from lake.lake import Lake
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.plan.preparation import prepare
+from trainer.data.plan import Plan
+from trainer.data.preparation import prepare
 from trainer.policy.model_files import load_tokenizer
 
 PARTS = 1000

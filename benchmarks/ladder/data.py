@@ -15,12 +15,11 @@ from benchmarks.ladder.settings import LadderSettings
 from benchmarks.ladder.starts import Part, Starts
 from lake import ids
 from lake.lake import Lake
-from pipelines.collect.environments.house import HouseScript, Split, vocabulary
+from pipelines.collect.environments.house import HouseScript, Split, list_vocabulary
 from pipelines.credit.job import run_credit
 from pipelines.select import DeadGroups, Selection, run_select
 from trainer.config import TrainConfig
-from trainer.online.demo import TinyPolicyConfig, save_policy
-from trainer.online.loop import record_episodes
+from trainer.online.demo import TinyPolicyConfig, record_episodes, save_policy
 from trainer.runs.offline import make_deterministic, train
 
 RUN = "ladder"
@@ -87,7 +86,7 @@ def start_weights(out: Path, settings: LadderSettings, seed: int) -> Path:
         return folder / "final"
     shutil.rmtree(folder, ignore_errors=True)
     fresh = out / "models" / f"fresh-{seed}"
-    save_policy(fresh, vocabulary(), TinyPolicyConfig(), _START_SEED + seed)
+    save_policy(fresh, list_vocabulary(), TinyPolicyConfig(), _START_SEED + seed)
     config = _cloning(fresh, f"run_id = '{RUN}'", settings.clone_epochs, _START_SEED + seed)
     model = train(lake_of(out), config, folder, run_id=f"start-{seed}").model
     (folder / "done").touch()
@@ -144,7 +143,7 @@ def _checkpoint(lk: Lake, out: Path, settings: LadderSettings, number: int, say:
     record_episodes(lk, traces, run_id=f"{name}-traces", parameters={"noise": noise})
     say(f"{name}: script with noise {noise}, success {fmean(record.env_return or 0.0 for record in traces):.3f}")
     fresh = out / "models" / f"{name}-fresh"
-    save_policy(fresh, vocabulary(), TinyPolicyConfig(), number)
+    save_policy(fresh, list_vocabulary(), TinyPolicyConfig(), number)
     config = _cloning(fresh, f"run_id = '{name}-traces'", 2, number)
     return train(lk, config, out / "models" / name, run_id=name).model
 

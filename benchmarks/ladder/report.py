@@ -126,7 +126,7 @@ def _declared(ladder: Finished) -> str:
 
 def _arms(ladder: Finished) -> str:
     rows = [_arm(ladder, arm) for arm in ARMS]
-    head = ("arm", "knob", "success, %", "sd", "lowest", "highest", f"minus {BY_NAME[BASE].label}", "thereof better")
+    head = ("arm", "knob", "success, %", "sd", "lowest", "highest", f"minus {BY_NAME[BASE].label}", "better of these")
     costs = ("tokens", "action tokens", "steps")
     note = "All arms over the seeds; differences are described, not tested:"
     return f"{note}\n\n" + table((*head, *costs), rows)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lake.statistics.paired import EXACT_TASKS, Comparison, compare_paired
+from lake.statistics import EXACT_TASKS, Comparison, compare_paired
 
 LEVEL = 0.05
 

@@ -16,8 +16,8 @@ from benchmarks.learning.settings import TUNING_SEED, Game, Settings
 from benchmarks.learning.start import gold_lake, start_weights
 from lake.lake import Lake
 from pipelines.credit.anchors import Anchors
-from pipelines.credit.anchors.measures import Walks, columns_of, measure, steps_to_measure
-from pipelines.credit.estimators.normalise import discounted_returns
+from pipelines.credit.anchors.measures import Walks, collect_columns, measure, scan_steps
+from pipelines.credit.estimators.normalise import discount_rewards
 
 RUN = "anchors"
 """The run that is measured."""
@@ -116,10 +116,10 @@ def measured(lk: Lake, game: str) -> AnchorTable:
     """Measure every definition on the rollouts of a lake."""
     definitions = {name: TypeAdapter[Anchors](Anchors).validate_python(given) for name, given in DEFINITIONS.items()}
     snapshot, where = lk.snapshot(), f"run_id = '{RUN}'"
-    steps = steps_to_measure(snapshot, list(definitions.values()), where=where)
+    steps = scan_steps(snapshot, list(definitions.values()), where=where)
     rewards = snapshot.scan("steps").select("episode_id", "step_index", "reward")
     steps = steps.join(rewards, on=["episode_id", "step_index"])
-    columns = columns_of(definitions.values(), steps.collect_schema().names())
+    columns = collect_columns(definitions.values(), steps.collect_schema().names())
     walks = Walks.of(steps, (*columns, "reward"))
     figures = {row["anchors"]: row for row in measure(walks, definitions).iter_rows(named=True)}
     rows = [
@@ -144,7 +144,7 @@ def meaningful(walks: Walks, definition: Anchors) -> float:
         definition: of the same state.
     """
     batch = walks.batch
-    returns_N = discounted_returns(batch.reward_N, batch.episodes, GAMMA)
+    returns_N = discount_rewards(batch.reward_N, batch.episodes, GAMMA)
     rows = walks.facts.with_columns(
         definition.keys(batch, walks.included_N).alias("key"), pl.Series("return", returns_N)
     ).filter("included")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from benchmarks.learning.settings import Game, Settings
 from lake.lake import Lake
-from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.factory import PlayedWeights, PlayerOptions, build_player, describe_options
+from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import Limits
-from pipelines.collect.tasks import seeds
-from pipelines.collect.wiring import PlayedWeights, PlayerOptions, player_of, told_options
+from pipelines.collect.manager.scheduler import RolloutLimits
+from pipelines.collect.tasks import list_seed_tasks
 from trainer.runs.offline import make_deterministic
 
 ACTION_TOKENS = 4
@@ -49,10 +49,10 @@ def play(
     """
     options = player_options(game, split)
     make_deterministic(settings.training(str(model), 1.0, seed))
-    wanted = Wanted(run=run, groups=len(worlds), group_size=siblings, seed=seed)
-    what = Collection(wanted=wanted, limits=Limits(), rounds=1, settings=told_options(options))
-    player = player_of(options, lk.uri, run, PlayedWeights(model, 0))
-    collect(lk, player, seeds(worlds.start, len(worlds)), what, say=_quiet, progress=_quiet)
+    wanted = RunSettings(run=run, groups=len(worlds), group_size=siblings, seed=seed)
+    what = Collection(run_settings=wanted, limits=RolloutLimits(), rounds=1, settings=describe_options(options))
+    player = build_player(options, lk.uri, run, PlayedWeights(model, 0))
+    collect(lk, player, list_seed_tasks(worlds.start, len(worlds)), what, say=_quiet, progress=_quiet)
 
 
 def successes(lk: Lake, run: str) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from trainer.config import ScheduleConfig, TrainConfig
-from trainer.losses.grpo import GRPO
+from trainer.losses.grpo import GRPOLoss
 
 TUNING_SEED = 100
 """Seed of the runs that choose learning rates: none of the seeds that are compared."""
@@ -90,7 +90,7 @@ class Settings(_Frozen):
         """The updates of a run."""
         return TrainConfig(
             model=model,
-            loss=GRPO(),
+            loss=GRPOLoss(),
             minibatches=self.minibatches,
             learning_rate=learning_rate,
             schedule=ScheduleConfig(shape="constant", warmup_fraction=0.0),

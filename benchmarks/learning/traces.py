@@ -6,11 +6,10 @@ from benchmarks.learning.settings import Game
 from lake.lake import Lake
 from lake.records import EpisodeRecord
 from pipelines.collect.environments import Task
-from pipelines.collect.environments.textworld_express import TextWorldExpress, maker
-from pipelines.collect.episode_records import Sums, begun, decided
-from pipelines.collect.players import Rollout
+from pipelines.collect.environments.textworld_express import TextWorldExpress, build_maker
+from pipelines.collect.players import Rollout, StepTotals, build_episode, build_step
 from pipelines.collect.policies import Decision, PolicyCard
-from trainer.online.loop import record_episodes
+from trainer.online.demo import record_episodes
 
 RUN = "gold"
 """The run that the traces are."""
@@ -21,7 +20,7 @@ _LONGEST = 200
 
 def record_traces(lk: Lake, game: Game, count: int) -> None:
     """Record the first `count` worlds of the fold `train` whose gold path fits the horizon."""
-    made = maker(game.name, game.arguments("train"))()
+    made = build_maker(game.name, game.arguments("train"))()
     records: list[EpisodeRecord] = []
     for seed, path in gold_paths(game):
         if len(path) <= game.horizon:
@@ -50,11 +49,11 @@ def played(environment: TextWorldExpress, seed: int, actions: Sequence[str]) -> 
     """An episode of given actions, which end it."""
     rollout = Rollout(task=Task(seed=seed), rollout_index=0, collection_round=0, expected_group_size=1, seed=0)
     now = environment.reset(rollout.task)
-    record = begun(rollout, now, _CARD, environment=environment.name, split=environment.split)
-    sums = Sums()
+    record = build_episode(rollout, now, _CARD, environment=environment.name, split=environment.split)
+    sums = StepTotals()
     for action in actions:
         after = environment.step({"role": "assistant", "content": action})
-        step = decided(now, Decision(action), after, _CARD, is_first=not record.steps)
+        step = build_step(now, Decision(action), after, _CARD, is_first=not record.steps)
         record.steps.append(step)
         sums.add(step)
         now = after

@@ -8,8 +8,7 @@ import numpy as np
 from benchmarks.proof_run.start import SFT, TRACES
 from lake.errors import UsageError
 from lake.lake import Lake
-from lake.statistics.intervals import wilson
-from lake.statistics.paired import compare_paired
+from lake.statistics import compare_paired, wilson_interval
 
 _ATTEMPTS = """
 SELECT collection_round, task_id, coalesce(env_return >= 1, false)::DOUBLE AS success, num_steps
@@ -127,8 +126,8 @@ def _evaluation(lk: Lake, run: str) -> dict[str, Any]:
         "after": sum(other for _, other in pairs),
         "gained": pairs.count((False, True)),
         "lost": pairs.count((True, False)),
-        "interval_before": wilson(sum(one for one, _ in pairs) / len(tasks), len(tasks)),
-        "interval_after": wilson(sum(other for _, other in pairs) / len(tasks), len(tasks)),
+        "interval_before": wilson_interval(sum(one for one, _ in pairs) / len(tasks), len(tasks)),
+        "interval_after": wilson_interval(sum(other for _, other in pairs) / len(tasks), len(tasks)),
         "difference": compared.difference,
         "low": compared.low,
         "high": compared.high,

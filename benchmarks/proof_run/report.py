@@ -101,7 +101,7 @@ def _costs(found: dict[str, Any]) -> str:
         ("tokens of the evaluations, and of these sampled", f"{evaluated['tokens']:,}, {evaluated['sampled']:,}"),
         ("tokens trained on in the rounds, context included", f"{trained:,.0f}"),
         ("hours from the first job of the loop to its last", f"{seconds['whole'] / 3600:.2f}"),
-        ("thereof minutes of collecting, evaluations included", f"{seconds['collect'] / 60:.0f}"),
+        ("minutes of collecting (part of the above), evaluations included", f"{seconds['collect'] / 60:.0f}"),
         ("times the loop was started", f"{found['attempts']}"),
         *_pushes(found["probe"]),
         ("ended by", found["stopped_by"]),

@@ -13,10 +13,10 @@ from lake.lake import Lake
 from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.environments.house import House, HouseConfig, HouseScript
 from trainer.config import TrainConfig
-from trainer.online.loop import record_episodes
+from trainer.online.demo import record_episodes
 from trainer.policy.model_files import convert_model
+from trainer.runs.folder import RunFolder
 from trainer.runs.offline import resume, train
-from trainer.runs.runs import RunFolder
 
 TRACES, SFT = "proof-traces", "sft"
 """Runs: the script's, and the training on them."""

@@ -31,7 +31,7 @@ _MEANINGS = {
     ),
     "steps": "The decisions in order, at least one; see below.",
     "tokens": "Exact tokens around the action, where the engine gave them; see below.",
-    "spans": "Raw trace events of whatever ran the agent, where they were kept; see below.",
+    "spans": "Raw trace events of the program that ran the agent, if it kept them; see below.",
     "scores": (
         "What scorers said of it, see below. Scores are no part of its content: the same episode with other scores is "
         "present already, and the scores are added."
@@ -73,7 +73,7 @@ unknown field is an error, except inside `extra`. A useful line, broken here for
 {_EXAMPLE}
 ```
 
-`trajlake ingest FILE --lake URI` reads it, gzip and zstd files too (whatever they are called; a damaged one is read
+`trajlake ingest FILE --lake URI` reads it, gzip and zstd files too (under any name; a damaged one is read
 up to the damage, which is a reject). A line that cannot be taken goes to the table `rejects` with its number, a reason
 and its text; the rest is read on. An episode that is present already is counted and skipped; the same key with other
 content is a reject, reason `conflict`. Rejects are also an object with a key twice, NaN, a line above 64 MB, and an

@@ -1,6 +1,6 @@
-"""The page of the metrics, from `lake.read.metric_names.METRICS`."""
+"""The page of the metrics, from `lake.read.training.METRICS`."""
 
-from lake.read.metric_names import METRICS, OF_ROUNDS
+from lake.read.training import METRICS, ROUND_METRICS
 
 
 def metrics_page() -> str:
@@ -10,7 +10,7 @@ def metrics_page() -> str:
 What `trajlake train` writes for each optimizer step, where the loss has it: one line in `metrics.jsonl`, one row per
 value in the table `metrics` (view `run_metrics`), TensorBoard and Weights & Biases under the same names. A metric that
 has nothing to measure is left out, never 0. Means are over the trained tokens of the whole optimizer step, over all
-micro-batches and ranks, unless a line says otherwise. What your own `evaluate` returns stands beside these.
+micro-batches and ranks, unless a line says otherwise. The metrics of your own `evaluate` are added to these.
 
 | metric | meaning |
 | --- | --- |
@@ -20,7 +20,7 @@ micro-batches and ranks, unless a line says otherwise. What your own `evaluate` 
 
 | metric | meaning |
 | --- | --- |
-{_rows(OF_ROUNDS)}"""
+{_rows(ROUND_METRICS)}"""
 
 
 def _rows(names: dict[str, str]) -> str:

@@ -1,1 +1,1 @@
-"""Looking after a lake: doctor, compaction, vacuum, erasure, and the pins that keep versions readable."""
+"""Care of a lake: doctor, compaction, vacuum, retraction, erasure, pins and claims."""

@@ -1,8 +1,8 @@
-"""Saved views: names for addresses of the viewer, kept with the lake, so that whoever shares it has them.
+"""Saved views: named addresses of the viewer, stored in the lake for everyone who uses it.
 
-Each is a small JSON object under `_trajlake/views/`, as named snapshots are, and no row of a table: a view says nothing
-of the data, and a new table would lock older versions out of the lake. The last one saved under a name counts. What
-such an object holds is checked by whoever follows it (`viewer.views`): anybody who can write to the lake can write one.
+Each is a small JSON object under `_trajlake/views/`, like a named snapshot. They are not rows of a table, because a new
+table would lock older versions of Trajlake out of the lake. Saving under an existing name replaces the view. Anyone who
+can write to the lake can write such an object, so `viewer.components` checks an address before it opens it.
 """
 
 from contextlib import suppress
@@ -17,16 +17,17 @@ from lake.errors import LakeAccessError, UsageError
 from lake.records import printable
 from lake.storage.objects import Objects
 
-LONGEST = 80
-"""Characters of a name."""
-LONGEST_ADDRESS = 16_000
-MOST = 500
-"""Views that are read."""
+MAX_NAME_LENGTH = 80
+"""Maximum length of a name, in characters."""
+MAX_ADDRESS_LENGTH = 16_000
+"""Maximum length of an address, in characters."""
+MAX_VIEWS = 500
+"""Number of views that are read."""
 _FOLDER = "_trajlake/views"
 
 
 class SavedView(msgspec.Struct, frozen=True, kw_only=True):
-    """A name for an address."""
+    """A named address of the viewer."""
 
     name: str
     address: str
@@ -35,21 +36,21 @@ class SavedView(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
 
-def saved_views(objects: Objects) -> list[SavedView]:
-    """The views of a lake, by name; what is damaged is left out."""
-    found = []
-    for entry in objects.list(_FOLDER)[:MOST]:
+def read_saved_views(objects: Objects) -> list[SavedView]:
+    """Return the views of a lake, sorted by name, without damaged ones."""
+    views = []
+    for entry in objects.list(_FOLDER)[:MAX_VIEWS]:
         with suppress(LakeAccessError):
-            found.append(decode_document(objects.get(entry.path) or b"", SavedView, entry.path, "delete it"))
-    return sorted(found, key=in_order)
+            views.append(decode_document(objects.get(entry.path) or b"", SavedView, entry.path, "delete it"))
+    return sorted(views, key=view_sort_key)
 
 
-def in_order(view: SavedView) -> tuple[str, str]:
-    """What views are sorted by."""
+def view_sort_key(view: SavedView) -> tuple[str, str]:
+    """Return the key that sorts views by name."""
     return view.name.lower(), view.name
 
 
-def words_of(view: SavedView) -> frozenset[str]:
+def collect_words(view: SavedView) -> frozenset[str]:
     """Return the values of a view's parameters, and of the filters that are packed into some of them."""
     words: set[str] = set()
     with suppress(ValueError):
@@ -59,31 +60,39 @@ def words_of(view: SavedView) -> frozenset[str]:
 
 
 def has_view(objects: Objects, name: str) -> bool:
-    """Whether there is such a view. Raises UsageError: it is no name."""
-    return objects.exists(_path(_named(name)))
+    """Return whether there is a view of a name. Raises UsageError: the name is invalid."""
+    return objects.exists(_path(_clean_name(name)))
 
 
 def save_view(objects: Objects, name: str, address: str, author: str) -> None:
-    """Give an address a name, in place of the one that the name stood for. Raises UsageError: no name, or too long."""
-    name = _named(name)
-    if len(address) > LONGEST_ADDRESS:
-        raise UsageError(f"the address has {len(address):,} characters; a view keeps {LONGEST_ADDRESS:,}")
-    view = SavedView(name=name, address=address, author=printable(author.strip())[:LONGEST], at=datetime.now(UTC))
+    """Save an address under a name, replacing its former address.
+
+    Raises:
+        UsageError: the name is invalid, or the address is too long.
+    """
+    name = _clean_name(name)
+    if len(address) > MAX_ADDRESS_LENGTH:
+        raise UsageError(f"the address has {len(address):,} characters; valid: at most {MAX_ADDRESS_LENGTH:,}")
+    view = SavedView(
+        name=name, address=address, author=printable(author.strip())[:MAX_NAME_LENGTH], at=datetime.now(UTC)
+    )
     objects.put(_path(name), msgspec.json.encode(view))
 
 
 def drop_view(objects: Objects, name: str) -> None:
-    """Take a name back. Raises UsageError: it is none, or there is no such view."""
-    name = _named(name)
+    """Delete a view. Raises UsageError: the name is invalid, or there is no such view."""
+    name = _clean_name(name)
     if not has_view(objects, name):
         raise UsageError(f"there is no view {name!r}")
     objects.delete([_path(name)])
 
 
-def _named(text: str) -> str:
+def _clean_name(text: str) -> str:
     name = printable(text.strip())
-    if not name or len(name) > LONGEST or not name.isprintable():
-        raise UsageError(f"{text!r} is no name of a view; valid: 1 to {LONGEST} printable characters on one line")
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise UsageError(
+            f"invalid name of a view: {text!r}; valid: 1 to {MAX_NAME_LENGTH} printable characters on one line"
+        )
     return name
 
 

@@ -1,5 +1,6 @@
-"""Commands that look after a lake: `compact`, `vacuum`, `retract`, `restore`, `forget`, `snapshot`, `diff`."""
+"""The commands `compact`, `vacuum`, `retract`, `restore`, `forget`, `snapshot`, `diff` and `annotate`."""
 
+import getpass
 import shlex
 import sys
 from contextlib import suppress
@@ -11,17 +12,25 @@ import click
 
 import lake
 from lake import ids
-from lake.cli.executor_options import executor_of, executor_options
-from lake.cli.options import Lakes, chosen_episodes, echo_rows, format_option, lake_option, lakes_option, opened
+from lake.cli.options import (
+    Lakes,
+    build_executor,
+    echo_rows,
+    executor_options,
+    format_option,
+    lake_option,
+    lakes_option,
+    open_snapshot,
+    resolve_episode_ids,
+)
 from lake.errors import UsageError
-from lake.read.text_table import counted
+from lake.read.text_table import count_noun
 from lake.tables import TABLES
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from lake.care.erasure import Cut
-    from lake.care.retraction import Consequences
+    from lake.care.removal import Consequences, Cut
     from lake.read.snapshot import Snapshot
 
 
@@ -29,9 +38,15 @@ if TYPE_CHECKING:
 @click.argument("tables", nargs=-1)
 @lake_option
 @format_option
-@click.option("--z-order", help="Columns to interleave, comma-separated.  [default: the table's own order]")
-@click.option("--target-mb", type=click.IntRange(min=1), default=128, show_default=True, help="Size of a merged file.")
-@executor_options("Merged files")
+@click.option("--z-order", help="Comma-separated columns for a z-order curve, at most 4.  [default: the table's order]")
+@click.option(
+    "--target-mb",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Target size of a merged file in MB.",
+)
+@executor_options("merged files")
 def compact(
     tables: tuple[str, ...],
     lake_uri: str,
@@ -41,141 +56,149 @@ def compact(
     executor: str,
     workers: int | None,
 ) -> None:
-    """Merge the small files of TABLES (all of them unless named) into sorted ones. Safe beside writers and readers."""
+    """Merge the small files of TABLES (default: all tables) into sorted ones.
+
+    Writers and readers can keep working on the lake.
+    """
     import polars as pl
 
     target = lake.open(lake_uri)
     columns = [name.strip() for name in z_order.split(",")] if z_order else []
-    there = executor_of(executor, workers)
-    merge = partial(target.compact, z_order=columns, target_bytes=target_mb << 20, executor=there)
-    done = [merge(name) for name in tables or TABLES]
-    _echo_done(pl.DataFrame(done), output_format, "no table has small files to merge")
+    chosen_executor = build_executor(executor, workers)
+    merge = partial(target.compact, z_order=columns, target_bytes=target_mb << 20, executor=chosen_executor)
+    changes = [merge(name) for name in tables or TABLES]
+    _echo_changes(pl.DataFrame(changes), output_format, "no table has small files to merge")
 
 
 @click.command()
 @lake_option
 @format_option
-@click.option("--days", type=float, default=7, show_default=True, help="How long what nobody needs stays.")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and change nothing.")
+@click.option(
+    "--days", type=float, default=7, show_default=True, help="Retention of unneeded files in days, at least 0.05."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; change nothing.")
 def vacuum(lake_uri: str, output_format: str, days: float, dry_run: bool) -> None:
-    """Drop dead writes and delete files that nobody needs.
+    """Remove dead writes and delete files that no reader needs.
 
-    Kept are the newest versions, those of the last DAYS, and everything that named snapshots and running trainers pin.
+    Vacuum keeps the newest versions, the versions of the last DAYS, and versions that named snapshots, running trainers
+    and unfinished jobs need.
     """
     import polars as pl
 
-    from lake.care.vacuum import SHORTEST_RETENTION
+    from lake.care.maintenance import SHORTEST_RETENTION
 
     try:
         retention = timedelta(days=days)
     except (OverflowError, ValueError) as error:
-        raise UsageError(f"--days {days} is no length of time; valid: 0.05 or more") from error
+        raise UsageError(f"invalid --days {days}; valid: 0.05 or more") from error
     if retention < SHORTEST_RETENTION:
-        raise UsageError(f"--days {days:g} is less than the hour that running readers may need; valid: 0.05 or more")
-    done = lake.open(lake_uri).vacuum(retention=retention, dry_run=dry_run)
-    nothing = f"there is nothing to delete; what is replaced or dead stays for {days:g} days (--days)"
-    _echo_done(pl.DataFrame(done), output_format, nothing)
+        raise UsageError(f"--days {days:g} is less than the hour that running readers need; valid: 0.05 or more")
+    summaries = lake.open(lake_uri).vacuum(retention=retention, dry_run=dry_run)
+    notice = f"there is nothing to delete; replaced files and dead writes stay for {days:g} days (--days)"
+    _echo_changes(pl.DataFrame(summaries), output_format, notice)
     if dry_run:
         click.echo("nothing was changed: this was a dry run", err=True)
 
 
-def _echo_done(done: "pl.DataFrame", output_format: str, nothing: str) -> None:
-    """Print what was done to each table; to read, only those to which something was."""
+def _echo_changes(changes: "pl.DataFrame", output_format: str, notice: str) -> None:
+    """Print the changes of each table. Table and line format omit unchanged tables; without changes, print `notice`."""
     import polars as pl
 
     if output_format in ("table", "line"):
-        done = done.filter(pl.any_horizontal(pl.exclude("table") > 0))
-        if done.is_empty():
-            click.echo(nothing, err=True)
+        changes = changes.filter(pl.any_horizontal(pl.exclude("table") > 0))
+        if changes.is_empty():
+            click.echo(notice, err=True)
             return
-    echo_rows(done, output_format)
+    echo_rows(changes, output_format)
 
 
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option(
-    "--where", help="SQL on `episodes`, as \"task_id = '12' AND status = 'failed'\".  [default: none but EPISODES]"
-)
-@click.option("--reason", help="Why, for whoever asks later.  [default: none]")
-@click.option("--dry-run", is_flag=True, help="Say what would be hidden, and change nothing.")
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"task_id = '12'\".  [default: only EPISODES]")
+@click.option("--reason", help="Reason to store with the change.  [default: none]")
+@click.option("--dry-run", is_flag=True, help="Print what would be hidden; change nothing.")
 def retract(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, dry_run: bool) -> None:
-    """Hide EPISODES from every later snapshot. The rows stay, and older snapshots still show them.
+    """Hide EPISODES from all later snapshots.
 
-    `trajlake restore` shows them again.
+    The rows stay, older snapshots still show them, and `trajlake restore` shows them again.
     """
-    from lake.care import retraction
+    from lake.care import removal
 
     target = lake.open(lake_uri)
-    chosen = chosen_episodes(target, episodes, where)
-    if where is not None and not chosen:
-        click.echo("0 episodes retracted: no visible one meets the condition")
+    episode_ids = resolve_episode_ids(target, episodes, where)
+    if where is not None and not episode_ids:
+        click.echo("0 episodes retracted: no visible episode meets the condition")
         return
-    done = retraction.retract(target, chosen, reason, dry_run=dry_run)
-    already = f"(already retracted: {len(done.unchanged)})"
+    change = removal.retract(target, episode_ids, reason, dry_run=dry_run)
+    already = f"(already retracted: {len(change.unchanged)})"
     if dry_run:
-        click.echo(f"{counted(len(done.changed), 'episode')} would be retracted {already}")
-        _echo_consequences(retraction.consequences(target.snapshot(), done.changed), "hidden")
+        click.echo(f"{count_noun(len(change.changed), 'episode')} would be retracted {already}")
+        _echo_consequences(removal.count_consequences(target.snapshot(), change.changed), "hidden")
         return
-    click.echo(f"{counted(len(done.changed), 'episode')} retracted {already}")
-    if done.job_id is not None:
-        back = ["trajlake", "restore", "--lake", target.uri, "--job", ids.to_text(done.job_id)]
-        click.echo(f"to show them again: {shlex.join(back)}", err=True)
+    click.echo(f"{count_noun(len(change.changed), 'episode')} retracted {already}")
+    if change.job_id is not None:
+        command = ["trajlake", "restore", "--lake", target.uri, "--job", ids.to_text(change.job_id)]
+        click.echo(f"to show them again: {shlex.join(command)}", err=True)
 
 
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option("--where", help="SQL on `episodes`, of retracted ones.  [default: none but EPISODES]")
-@click.option("--job", "job", help="What this job of `trajlake retract` hid: its id.  [default: none but EPISODES]")
-@click.option("--reason", help="Why, for whoever asks later.  [default: none]")
-@click.option("--dry-run", is_flag=True, help="Say what would be shown again, and change nothing.")
+@click.option("--where", help="SQL predicate over retracted `episodes`.  [default: only EPISODES]")
+@click.option(
+    "--job", "job", help="Job of `trajlake retract` whose episodes to restore: its id.  [default: only EPISODES]"
+)
+@click.option("--reason", help="Reason to store with the change.  [default: none]")
+@click.option("--dry-run", is_flag=True, help="Print what would be shown again; change nothing.")
 def restore(
     episodes: tuple[str, ...], lake_uri: str, where: str | None, job: str | None, reason: str | None, dry_run: bool
 ) -> None:
-    """Show EPISODES, which were retracted, in every later snapshot again. Older snapshots stay as they are.
+    """Show retracted EPISODES in all later snapshots again.
 
-    An episode that a later attempt replaced stays hidden: of the attempts at a rollout the last one counts. What was
-    erased with `trajlake forget` cannot be restored.
+    Older snapshots do not change. An episode that a later attempt at the same rollout replaced stays hidden. Episodes
+    that `trajlake forget` erased cannot be restored.
     """
-    from lake.care import retraction
+    from lake.care import removal
 
     target = lake.open(lake_uri)
     before = target.snapshot()
-    chosen = chosen_episodes(target, episodes, None) + _hidden_ones(target, before, where, job)
-    if not chosen and not episodes and (where is not None or job is not None):
-        click.echo("0 episodes restored: no retracted one meets the condition")
+    episode_ids = resolve_episode_ids(target, episodes, None) + _find_hidden(target, before, where, job)
+    if not episode_ids and not episodes and (where is not None or job is not None):
+        click.echo("0 episodes restored: no retracted episode meets the condition")
         return
-    done = retraction.restore(target, chosen, reason, dry_run=dry_run)
-    counts = f"(already shown: {len(done.unchanged)}; replaced by a later attempt: {len(done.replaced)})"
-    click.echo(f"{counted(len(done.changed), 'episode')} {'would be restored' if dry_run else 'restored'} {counts}")
+    change = removal.restore(target, episode_ids, reason, dry_run=dry_run)
+    counts = f"(already shown: {len(change.unchanged)}; replaced by a later attempt: {len(change.replaced)})"
+    click.echo(
+        f"{count_noun(len(change.changed), 'episode')} {'would be restored' if dry_run else 'restored'} {counts}"
+    )
     if dry_run:
-        _echo_consequences(retraction.consequences(before, done.changed), "shown")
+        _echo_consequences(removal.count_consequences(before, change.changed), "shown")
 
 
-def _hidden_ones(target: lake.Lake, snapshot: "Snapshot", where: str | None, job: str | None) -> list[int]:
-    """The episodes that readers do not see, of those that meet a condition, and of those that a job hid."""
-    from lake.care.retraction import retracted_by
+def _find_hidden(target: lake.Lake, snapshot: "Snapshot", where: str | None, job: str | None) -> list[int]:
+    """Return the hidden episodes among those that a job retracted or that meet a condition."""
+    from lake.care.removal import find_retracted_by
 
     try:
-        of_job = [] if job is None else retracted_by(snapshot, ids.from_text(job))
+        by_job = [] if job is None else find_retracted_by(snapshot, ids.from_text(job))
     except ValueError as error:
         raise UsageError(f"--job: {error}") from error
-    met = [] if where is None else chosen_episodes(target, (), where, retracted_too=True)
+    matches = [] if where is None else resolve_episode_ids(target, (), where, retracted_too=True)
     hidden = set(snapshot.retracted)
-    return [one for one in (*of_job, *met) if one in hidden]
+    return [episode_id for episode_id in (*by_job, *matches) if episode_id in hidden]
 
 
-def _echo_consequences(found: "Consequences", becoming: str) -> None:
-    """Print what readers lose or get back, on stderr."""
-    whole = "would be empty" if becoming == "hidden" else "would come back as a whole"
-    rows = ", ".join(f"{name} {count:,}" for name, count in found.rows.items())
-    click.echo(f"groups: {found.groups:,}, of which {found.whole_groups:,} {whole}", err=True)
-    click.echo(f"rows that would be {becoming}: {rows or 'none'}", err=True)
-    if found.credit_groups:
+def _echo_consequences(consequences: "Consequences", change: str) -> None:
+    """Print on stderr what readers would lose or get back."""
+    effect = "would be empty" if change == "hidden" else "would come back completely"
+    rows = ", ".join(f"{name} {count:,}" for name, count in consequences.rows.items())
+    click.echo(f"groups: {consequences.groups:,}; {consequences.whole_groups:,} of them {effect}", err=True)
+    click.echo(f"rows that would be {change}: {rows or 'none'}", err=True)
+    if consequences.credit_groups:
         click.echo(
-            f"the current credit ({found.credit}) has {counted(found.credit_groups, 'group')} of these: run the same "
-            f"`trajlake credit {found.credit} ...` again afterwards",
+            f"the current credit ({consequences.credit}) covers {count_noun(consequences.credit_groups, 'group')} of "
+            f"these: rerun `trajlake credit {consequences.credit} ...` afterwards",
             err=True,
         )
     click.echo("nothing was changed: this was a dry run", err=True)
@@ -184,77 +207,77 @@ def _echo_consequences(found: "Consequences", becoming: str) -> None:
 @click.command()
 @click.argument("episodes", nargs=-1)
 @lake_option
-@click.option("--where", help="SQL on `episodes`, retracted ones included.  [default: none but EPISODES]")
-@click.option("--reason", help="Why; it is kept.  [default: none]")
-@click.option("--yes", is_flag=True, help="Do not ask before erasing.")
+@click.option("--where", help="SQL predicate over `episodes`, including retracted ones.  [default: only EPISODES]")
+@click.option("--reason", help="Reason to store with the change.  [default: none]")
+@click.option("--yes", is_flag=True, help="Erase without asking.")
 def forget(episodes: tuple[str, ...], lake_uri: str, where: str | None, reason: str | None, yes: bool) -> None:
-    """Erase EPISODES: from every table, from the disk, from snapshots taken before. There is no way back.
+    """Erase EPISODES permanently, from every table, all files and earlier snapshots.
 
-    Says first which named snapshots, running readers and interrupted runs lose some of them, and asks; snapshots keep
-    the rest of what they held. Without a terminal it takes --yes.
+    The command first lists the named snapshots, running readers and interrupted runs that lose episodes, then asks.
+    Snapshots keep their other episodes. Without a terminal, --yes is required.
 
-    They are not taken again either: a later ingest rejects them. Records that were rejected for faults of their own
-    have no key to find them by: look in `rejects`.
+    A later ingest rejects erased episodes. Records that were rejected as invalid have no key by which they could be
+    erased: see `rejects`.
     """
     target = lake.open(lake_uri)
-    chosen = chosen_episodes(target, episodes, where, retracted_too=True)
-    if where is not None and not chosen:
-        click.echo("0 episodes erased: none meets the condition")
+    episode_ids = resolve_episode_ids(target, episodes, where, retracted_too=True)
+    if where is not None and not episode_ids:
+        click.echo("0 episodes erased: no episode meets the condition")
         return
-    for cut in target.cuts(chosen):
-        click.echo(_in_words(cut), err=True)
-    question = f"Erase {counted(len(chosen), 'episode')} of {target.uri} for good?"
+    for cut in target.cuts(episode_ids):
+        click.echo(_describe_cut(cut), err=True)
+    question = f"Erase {count_noun(len(episode_ids), 'episode')} of {target.uri} permanently?"
     if not yes and not sys.stdin.isatty():
-        raise UsageError(f"{question} There is no terminal to ask on: add --yes if you mean it. Nothing was changed")
+        raise UsageError(f"{question} There is no terminal to ask on: add --yes to confirm. Nothing was changed")
     if not yes:
         click.confirm(question, abort=True, err=True)
-    done = target.forget(chosen, reason)
-    rows = ", ".join(f"{name} {count}" for name, count in done.rows.items() if count)
-    erased, deleted = counted(done.episodes, "episode"), counted(done.deleted_files, "old file")
-    views = f"; saved views deleted: {', '.join(done.views)}" if done.views else ""
+    erasure = target.forget(episode_ids, reason)
+    rows = ", ".join(f"{name} {count}" for name, count in erasure.rows.items() if count)
+    erased, deleted = count_noun(erasure.episodes, "episode"), count_noun(erasure.deleted_files, "old file")
+    views = f"; saved views deleted: {', '.join(erasure.views)}" if erasure.views else ""
     click.echo(f"{erased} erased; rows: {rows or 'none left'}; {deleted} deleted{views}")
     _echo_spools(target)
-    if done.unreadable:
+    if erasure.unreadable:
         click.echo(
-            f"{len(done.unreadable)} half-written files of killed or running writers cannot be looked into, for "
-            f"example {done.unreadable[0]}; run this again when no writer is at work, or `trajlake vacuum` in a week",
+            f"{len(erasure.unreadable)} half-written files of killed or running writers cannot be read, for "
+            f"example {erasure.unreadable[0]}; rerun this when no writer is running, or `trajlake vacuum` in a week",
             err=True,
         )
 
 
 def _echo_spools(target: lake.Lake) -> None:
-    """Name the folders on this machine where more of what was erased may lie, on stderr."""
-    from lake.live.adoption import spools_of
-    from lake.live.owners import owner_of
+    """Name the spools on this machine that may still hold erased data, on stderr."""
+    from lake.live.delivery import list_spools
+    from lake.live.owners import get_owner
 
     for member in target.members:
-        for held in spools_of(owner_of(member)):
-            what = "a recorder keeps here what it recorded lately; stop it, which deletes it"
-            if not held.is_in_use:
-                what = f"what was recorded lately is still here; `trajlake spools --lake {member.uri}` tells more"
-            click.echo(f"{held.folder}: {what}", err=True)
+        for spool in list_spools(get_owner(member)):
+            advice = "a running recorder keeps recent recordings here; stop it, and it deletes them"
+            if not spool.is_in_use:
+                advice = f"recent recordings are still here; see `trajlake spools --lake {member.uri}`"
+            click.echo(f"{spool.folder}: {advice}", err=True)
 
 
-def _in_words(cut: "Cut") -> str:
-    """What somebody who keeps an earlier snapshot loses, and what stays."""
-    lost = f"loses {cut.forgotten} of {counted(cut.episodes, 'episode')}"
+def _describe_cut(cut: "Cut") -> str:
+    """Describe what a snapshot, reader or job loses."""
+    lost = f"loses {cut.forgotten} of {count_noun(cut.episodes, 'episode')}"
     if cut.kind == "snapshot":
         return f"snapshot {cut.name} {lost}; the other {cut.episodes - cut.forgotten} stay readable"
     if cut.kind == "lease":
-        return f"{cut.name} is running and {lost}: it may stop with an error, and cannot be resumed"
+        return f"{cut.name} is running and {lost}: it may fail and cannot be resumed"
     return f"{cut.name} is not finished and {lost}: it cannot be resumed"
 
 
 @click.group()
 def snapshot() -> None:
-    """Name the lake as it is now, list the names, drop one."""
+    """Create, list or drop named snapshots of a lake."""
 
 
 @snapshot.command("create")
 @click.argument("name")
 @lakes_option
 def snapshot_create(name: str, lake_uri: Lakes) -> None:
-    """Keep the newest versions of all tables readable as NAME until it is dropped."""
+    """Create a snapshot NAME of the newest versions of all tables, which stays readable until it is dropped."""
     pin = lake.open(lake_uri).name_snapshot(name)
     click.echo(f"{pin.name}: episodes at version {pin.versions['episodes']}; read it with --as-of {pin.name}")
 
@@ -263,20 +286,20 @@ def snapshot_create(name: str, lake_uri: Lakes) -> None:
 @lakes_option
 @format_option
 def snapshot_list(lake_uri: Lakes, output_format: str) -> None:
-    """List named snapshots, oldest first: the episodes that each shows, and how many were forgotten since."""
+    """List named snapshots, oldest first, with the number of their episodes and of those forgotten since."""
     import polars as pl
 
     from lake.errors import LakeAccessError
-    from lake.read.parquet import collected
+    from lake.read.parquet import collect_rows
 
     target = lake.open(lake_uri)
     rows: list[dict[str, Any]] = []
     for pin in target.snapshots():
         row = {"name": pin.name, "created_at": pin.created_at, "episodes_version": pin.versions.get("episodes")}
-        with suppress(LakeAccessError):  # damaged: not known, and no reason to hide the others
-            shown = target.at(pin.versions)
-            row["episodes"] = len(collected(shown.scan("episodes").select("episode_id")))
-            row["forgotten"] = shown.forgotten
+        with suppress(LakeAccessError):  # a damaged snapshot must not hide the others
+            named = target.at(pin.versions)
+            row["episodes"] = len(collect_rows(named.scan("episodes").select("episode_id")))
+            row["forgotten"] = named.forgotten
         rows.append(row)
     schema: dict[str, pl.DataType] = {
         "name": pl.String(),
@@ -292,7 +315,7 @@ def snapshot_list(lake_uri: Lakes, output_format: str) -> None:
 @click.argument("name")
 @lakes_option
 def snapshot_drop(name: str, lake_uri: Lakes) -> None:
-    """Take NAME back. What only it needed is deleted by the next vacuum."""
+    """Drop the snapshot NAME; the next vacuum deletes the files that only it needed."""
     lake.open(lake_uri).drop_snapshot(name)
     click.echo(f"{name} dropped")
 
@@ -307,14 +330,63 @@ def snapshot_drop(name: str, lake_uri: Lakes) -> None:
     type=click.Choice(["summary", "added", "removed", "scores", "flips"]),
     default="summary",
     show_default=True,
-    help="How much of what changed, or the rows themselves.",
+    help="Counts by table (summary), or the changed rows of one kind.",
 )
 def diff(before: str, after: str | None, lake_uri: Lakes, output_format: str, show: str) -> None:
-    """Say what changed from BEFORE to AFTER (now, unless given).
+    """Summarize the changes from snapshot BEFORE to AFTER (default: now).
 
-    Each is the name of a snapshot, a time (2026-11-20T10:00, UTC), or a version of `episodes`.
+    BEFORE and AFTER are snapshot names, times (2026-11-20T10:00, UTC), or versions of `episodes`.
     """
-    from lake.read.history import difference
+    from lake.read.history import compare_snapshots
 
-    change = difference(opened(lake_uri, before), opened(lake_uri, after))
+    change = compare_snapshots(open_snapshot(lake_uri, before), open_snapshot(lake_uri, after))
     echo_rows(change.summary() if show == "summary" else getattr(change, show), output_format)
+
+
+@click.command()
+@click.argument("episodes", nargs=-1)
+@lake_option
+@click.option("--where", help="SQL predicate over `episodes`, e.g. \"task_id = '12'\".  [default: only EPISODES]")
+@click.option(
+    "--step", type=click.IntRange(min=0), help="Index of the step to annotate, from 0.  [default: the whole episode]"
+)
+@click.option("--label", default="rating", show_default=True, help="Name of the annotation, e.g. failure_mode.")
+@click.option(
+    "--value",
+    type=float,
+    help="Numeric value; other commands use it as the score human or human.LABEL.  [default: none]",
+)
+@click.option("--text", help="Text of the annotation.  [default: none]")
+@click.option("--author", help="Author of the annotation.  [default: the user name]")
+@click.option("--take-back", is_flag=True, help="Withdraw this author's annotation, instead of --value and --text.")
+def annotate(
+    episodes: tuple[str, ...],
+    lake_uri: str,
+    where: str | None,
+    step: int | None,
+    label: str,
+    value: float | None,
+    text: str | None,
+    author: str | None,
+    take_back: bool,
+) -> None:
+    """Add a label with a number, a text or both to EPISODES or to one step.
+
+    The last annotation of an author, episode, step and label is current; earlier ones stay in the table. `trajlake
+    show`, the view `latest_annotations` and the viewer show the current ones.
+    """
+    from lake.write.scores import Annotation
+    from lake.write.scores import annotate as write
+
+    if take_back == (value is not None or text is not None):
+        raise UsageError("give --value, --text or both; or --take-back alone")
+    target = lake.open(lake_uri)
+    episode_ids = resolve_episode_ids(target, episodes, where)
+    if not episode_ids:
+        raise UsageError("no episodes are named; give ids, or a --where that some episodes meet")
+    annotations = [
+        Annotation(episode_id=episode_id, label=label, step_index=step, value=value, text=text)
+        for episode_id in episode_ids
+    ]
+    count = write(target, annotations, author or getpass.getuser())
+    click.echo(f"{count_noun(count, 'annotation')} {'taken back' if take_back else 'written'}")

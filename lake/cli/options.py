@@ -1,6 +1,6 @@
-"""Options and output shared by every command: --lake, --as-of, --format, help in sections, and how rows are printed.
+"""Options and output that commands share: --lake, --as-of, --format, --executor, help in sections, printed rows.
 
-Ids are printed as 13 base32 characters and times as ISO 8601; a table cuts long texts, the other forms never do.
+Ids are printed as 13 base32 characters and times as ISO 8601. Only the `table` format cuts long texts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from lake import ids
 from lake.errors import UsageError
+from lake.execution import EXECUTORS
 from lake.read import text_table
 from lake.read.text_table import Rows
 from lake.tables import ID_COLUMNS
@@ -27,41 +28,42 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pydantic import BaseModel
 
+    from lake.execution.executor import Executor
     from lake.lake import Lake
     from lake.read.snapshot import Snapshot
 
 
 class SectionedCommand(click.Command):
-    """A command whose help lists its options under headings; options that stand in none come last."""
+    """A command whose help lists its options under headings; other options come last."""
 
-    def __init__(self, *, sections: Mapping[str, Sequence[str]], **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, sections: Mapping[str, Sequence[str]], **attributes: Any) -> None:
+        super().__init__(**attributes)
         self.sections = sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
-        left = {parameter.name: parameter for parameter in self.get_params(ctx)}
-        sections = [(heading, [left.pop(name) for name in names]) for heading, names in self.sections.items()]
-        for heading, parameters in (*sections, ("Options", list(left.values()))):
+        remaining = {parameter.name: parameter for parameter in self.get_params(ctx)}
+        sections = [(heading, [remaining.pop(name) for name in names]) for heading, names in self.sections.items()]
+        for heading, parameters in (*sections, ("Options", list(remaining.values()))):
             records = [record for parameter in parameters if (record := parameter.get_help_record(ctx)) is not None]
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
 class ConfiguredCommand(click.Command):
-    """A command whose help also lists the fields of configuration classes, under headings, after its options.
+    """A command whose help also lists the fields of configuration classes after its options.
 
     Args:
-        models: gives heading -> class, a heading of one line or with text below; called only when the help is shown, so
-            that nothing is imported before.
+        models: returns heading -> class; lines below the first of a heading are printed as text. It is called only when
+            the help is shown, so the classes are not imported earlier.
     """
 
-    def __init__(self, *, models: Callable[[], Mapping[str, type[BaseModel]]], **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, models: Callable[[], Mapping[str, type[BaseModel]]], **attributes: Any) -> None:
+        super().__init__(**attributes)
         self.models = models
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Options of the command, then the fields of each class with default and meaning."""
+        """Write the options of the command, then the fields of each class with default and meaning."""
         super().format_options(ctx, formatter)
         for heading, model in self.models().items():
             title, _, text = heading.partition("\n")
@@ -69,134 +71,113 @@ class ConfiguredCommand(click.Command):
                 if text:
                     formatter.write_text(text)
                     formatter.write_paragraph()
-                formatter.write_dl(list(_fields(model)), col_max=24)
+                formatter.write_dl(list(_describe_fields(model)), col_max=24)
 
 
-def _fields(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
-    """Each field with its meaning, the docstring under it, its words if it is one of a few, and its default."""
+def _describe_fields(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    """Yield each field with its meaning (the docstring under it), its valid words and its default."""
     from pydantic import BaseModel
+    from pydantic_core import to_json
 
     meanings: dict[str, str] = {}
     for owner in reversed(model.__mro__):
         if issubclass(owner, BaseModel) and owner is not BaseModel:
-            meanings |= _field_docstrings(owner)
+            meanings |= _parse_field_docstrings(owner)
     for name, field in model.model_fields.items():
         if name == "kind":
-            continue  # the tag that tells classes apart
+            continue  # the tag of a union
         words = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         valid = f"  [{'|'.join(words)}]" if words else ""
         value = None if field.is_required() else field.get_default(call_default_factory=True)
-        default = "  [required]" if field.is_required() else f"  [default: {_in_words(value)}]"
+        default_text = "none" if value is None else value if isinstance(value, str) else to_json(value).decode()
+        default = "  [required]" if field.is_required() else f"  [default: {default_text}]"
         if meanings[name].endswith("Required.") or isinstance(value, BaseModel):
-            default = ""  # it is there to be refused in words, or has a heading of its own
+            default = ""  # a check reports a missing value with advice, or the field has a separate heading
         yield name, f"{meanings[name]}{valid}{default}"
 
 
-def _in_words(value: Any) -> str:
-    """A default as it is written for --set."""
-    from pydantic_core import to_json
-
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else to_json(value).decode()
-
-
-def _field_docstrings(owner: type) -> dict[str, str]:
-    """The docstring under each field of a class, which Python throws away, from its source."""
+def _parse_field_docstrings(owner: type) -> dict[str, str]:
+    """Return the docstring under each field of a class, from its source: Python discards it."""
     import ast
     import inspect
     import textwrap
 
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
     assert isinstance(node, ast.ClassDef)
-    found = {}
+    docstrings = {}
     for field, below in zip(node.body, node.body[1:], strict=False):
         match field, below:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found
+                docstrings[name] = " ".join(text.split())
+    return docstrings
 
 
 Command = Callable[..., Any]
 
 
 def lake_option(function: Command) -> Command:
-    """Add --lake (environment variable TRAJLAKE_LAKE)."""
-
-    def remember(context: click.Context, parameter: click.Parameter, uris: tuple[str, ...]) -> str:
-        if len(uris) > 1:  # click would take the last, and a lake that was named would be left as it is without a word
-            raise click.UsageError(f"{context.command_path} works on one lake, and --lake names {', '.join(uris)}")
-        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
-            context.meta[TYPED_LAKE] = uris[0]
-        return uris[0]
-
-    return click.option(
-        "--lake",
-        "lake_uri",
-        required=True,
-        multiple=True,
-        cls=_OneInTheEnvironment,
-        envvar="TRAJLAKE_LAKE",
-        show_envvar=True,
-        callback=remember,
-        help="Folder or URI of the lake.",
-    )(function)
+    """Add --lake for one lake."""
+    return _add_lake_option(function, required=True, several=False)
 
 
 def lakes_option(function: Command) -> Command:
-    """Add --lake for one lake or several that are read as one: a text, or a tuple of them."""
-    return _lakes(function, required=True)
+    """Add --lake for one lake (a string), or several that are read as one (a tuple)."""
+    return _add_lake_option(function, required=True, several=True)
 
 
 def lakes_option_if_any(function: Command) -> Command:
-    """Add --lake as `lakes_option` does, for a command that may work without: then it is an empty tuple."""
-    return _lakes(function, required=False)
+    """Add an optional --lake for one lake or several; without it, the value is an empty tuple."""
+    return _add_lake_option(function, required=False, several=True)
 
 
-def _lakes(function: Command, *, required: bool) -> Command:
-    def remember(context: click.Context, parameter: click.Parameter, uris: tuple[str, ...]) -> Lakes:
-        given = uris[0] if len(uris) == 1 else uris
+def _add_lake_option(function: Command, *, required: bool, several: bool) -> Command:
+    def to_lakes(context: click.Context, parameter: click.Parameter, uris: tuple[str, ...]) -> Lakes:
+        if len(uris) > 1 and not several:  # click would silently use the last one only
+            raise click.UsageError(f"{context.command_path} works on one lake, but --lake names {', '.join(uris)}")
+        lakes = uris[0] if len(uris) == 1 else uris
         if uris and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
-            context.meta[TYPED_LAKE] = given
-        return given
+            context.meta[TYPED_LAKE] = lakes
+        return lakes
 
     return click.option(
         "--lake",
         "lake_uri",
         required=required,
         multiple=True,
-        cls=_OneInTheEnvironment,
+        cls=_SingleFromEnvironment,
         envvar="TRAJLAKE_LAKE",
         show_envvar=True,
-        callback=remember,
-        help="Folder or URI of the lake; several are read as one.",
+        callback=to_lakes,
+        help="Folder or URI of the lake; repeat it to read several as one."
+        if several
+        else "Folder or URI of the lake.",
     )(function)
 
 
-class _OneInTheEnvironment(click.Option):
-    """An option that may be given several times, and of which the environment variable holds one value, blanks too."""
+class _SingleFromEnvironment(click.Option):
+    """A repeatable option whose environment variable holds a single value, which may contain blanks."""
 
     def value_from_envvar(self, ctx: click.Context) -> tuple[str, ...] | None:
-        """The one value."""
+        """Return the variable's value as a tuple of one."""
         value = self.resolve_envvar_value(ctx)
         return None if value is None else (value,)
 
 
 Lakes = str | tuple[str, ...]
-"""A lake's address, or the addresses of several."""
+"""The address of a lake, or the addresses of several."""
 TYPED_LAKE = "trajlake.lake"
-"""Key of a context's `meta`: the lake, if it was named on the command line."""
+"""Key of a context's `meta`: the lake, if the command line named it."""
 _QUOTED = re.compile(r"`trajlake (?!convert-model)[^`]*`")
 
 
-def lake_flags(uri: Lakes) -> str:
-    """`--lake A --lake B`, as a shell takes it."""
-    return " ".join(f"--lake {shlex.quote(one)}" for one in ((uri,) if isinstance(uri, str) else uri))
+def format_lake_flags(uri: Lakes) -> str:
+    """Return `--lake A --lake B`, quoted for a shell."""
+    return " ".join(f"--lake {shlex.quote(address)}" for address in ((uri,) if isinstance(uri, str) else uri))
 
 
-def with_lake(message: str, uri: Lakes) -> str:
-    """A message whose commands in backticks name the lake, as they have to where no environment variable does."""
-    options = lake_flags(uri)
+def add_lake_flags(message: str, uri: Lakes) -> str:
+    """Add --lake to the commands in a message's backticks: without an environment variable they need it."""
+    options = format_lake_flags(uri)
 
     def complete(quoted: re.Match[str]) -> str:
         command = quoted[0]
@@ -213,105 +194,105 @@ def format_option(function: Command) -> Command:
         type=click.Choice(["table", "line", "json", "csv"]),
         default="table",
         show_default=True,
-        help="How rows are printed; line: one value per line, also used for a table wider than the terminal.",
+        help="Output format of rows. line: one value per line, also used when a table is wider than the terminal.",
     )(function)
 
 
 def as_of_option(function: Command) -> Command:
-    """Add --as-of: an older state of the lake."""
+    """Add --as-of, which names an older state of the lake."""
     return click.option(
         "--as-of",
         metavar="WHEN",
-        help="An older state: a snapshot's name, a version of `episodes`, or a time (ISO 8601).  [default: the newest]",
+        help="Older state to read: snapshot name, version of `episodes`, or ISO 8601 time.  [default: the newest]",
     )(function)
 
 
-def opened(uri: Lakes, as_of: str | None = None) -> Snapshot:
-    """A snapshot of a lake, or of several as one: the newest, or an older one; says if a `forget` cut an older one."""
+def open_snapshot(uri: Lakes, as_of: str | None = None) -> Snapshot:
+    """Open the newest or an older snapshot of a lake, or of several as one; warn if `forget` cut the older one."""
     from lake.opening import open as open_lake
 
-    found = open_lake(uri)
+    lake = open_lake(uri)
     if as_of is None:
-        return found.snapshot()
-    snapshot = found.at(int(as_of) if as_of.isdecimal() else as_of)
+        return lake.snapshot()
+    snapshot = lake.at(int(as_of) if as_of.isdecimal() else as_of)
     if snapshot.forgotten:
-        lost = text_table.counted(snapshot.forgotten, "episode")
-        click.echo(f"{as_of} is not whole: {lost} forgotten since", err=True)
+        count = text_table.count_noun(snapshot.forgotten, "episode")
+        click.echo(f"{as_of} is incomplete: {count} forgotten since", err=True)
     return snapshot
 
 
 def echo_stream(reader: pa.RecordBatchReader, output_format: str) -> None:
-    """Print rows to stdout as they come: json, csv, or arrow (an IPC stream)."""
+    """Print rows to stdout while they are read, as json, csv or arrow (an IPC stream)."""
     import pyarrow as pa
     from pyarrow import ipc
 
-    from lake.read.query_results import frame
+    from lake.read.query import to_polars
 
     if output_format == "arrow":
         with ipc.new_stream(sys.stdout.buffer, reader.schema) as out:
             for batch in reader:
                 out.write_batch(batch)
         return
-    frames = (frame(pa.Table.from_batches([batch])) for batch in reader if batch.num_rows)
+    frames = (to_polars(pa.Table.from_batches([batch])) for batch in reader if batch.num_rows)
     if output_format == "csv":
-        click.echo(_csv(frame(reader.schema.empty_table())), nl=False)
+        click.echo(_encode_csv(to_polars(reader.schema.empty_table())), nl=False)
         for rows in frames:
-            click.echo(_csv(rows, header=False), nl=False)
+            click.echo(_encode_csv(rows, header=False), nl=False)
         return
-    before = b"["
+    separator = b"["
     for rows in frames:
-        click.echo(before + _json(rows), nl=False)
-        before = b",\n"
-    click.echo(b"[]" if before == b"[" else b"]")
+        click.echo(separator + _encode_json_rows(rows), nl=False)
+        separator = b",\n"
+    click.echo(b"[]" if separator == b"[" else b"]")
 
 
 def echo_rows(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], output_format: str) -> None:
-    """Print rows to stdout: a frame, mappings with one set of names, or plain rows (as text only)."""
+    """Print rows to stdout: a frame, mappings with equal keys, or plain rows (table and line only)."""
     if output_format in ("table", "line"):
-        _echo_text(_plain(rows), as_lines=output_format == "line")
+        _echo_text(rows, as_lines=output_format == "line")
         return
     import polars as pl
 
     assert not isinstance(rows, Rows)
     frame = rows if isinstance(rows, pl.DataFrame) else pl.DataFrame(rows)
     if output_format == "csv":
-        click.echo(_csv(frame), nl=False)
+        click.echo(_encode_csv(frame), nl=False)
     else:
-        click.echo(b"[" + _json(frame) + b"]")
+        click.echo(b"[" + _encode_json_rows(frame) + b"]")
 
 
-def as_json(value: Any, *, indent: int = 2) -> bytes:
-    """Nested rows as JSON: ids as base32, by their names. `indent`: -1 writes one line."""
+def encode_json(value: Any, *, indent: int = 2) -> bytes:
+    """Return nested rows as JSON, with ids as base32. `indent`: -1 writes one line."""
     import msgspec
 
-    def readable_ids(part: Any, name: str = "") -> Any:
-        if isinstance(part, dict):
-            return {key: readable_ids(inner, key) for key, inner in part.items()}
-        if isinstance(part, list):
-            return [readable_ids(inner, name) for inner in part]
-        return ids.to_text(part) if isinstance(part, int) and _is_id(name) else part
+    def format_nested(node: Any, name: str = "") -> Any:
+        if isinstance(node, dict):
+            return {key: format_nested(inner, key) for key, inner in node.items()}
+        if isinstance(node, list):
+            return [format_nested(inner, name) for inner in node]
+        return ids.to_text(node) if isinstance(node, int) and _is_id(name) else node
 
-    return msgspec.json.format(msgspec.json.encode(readable_ids(value)), indent=indent)
-
-
-def _csv(frame: pl.DataFrame, *, header: bool = True) -> bytes:
-    """As bytes: click takes escape sequences out of text, and these are data."""
-    return flat(readable(frame)).write_csv(include_header=header).encode()
+    return msgspec.json.format(msgspec.json.encode(format_nested(value)), indent=indent)
 
 
-def _json(frame: pl.DataFrame) -> bytes:
-    """Rows as JSON objects, one a line, commas between them."""
+def _encode_csv(frame: pl.DataFrame, *, header: bool = True) -> bytes:
+    """Return CSV as bytes: click would remove escape sequences from text."""
+    return flatten_columns(format_ids(frame)).write_csv(include_header=header).encode()
+
+
+def _encode_json_rows(frame: pl.DataFrame) -> bytes:
+    """Return rows as JSON objects, one a line, separated by commas."""
     import msgspec
 
     encoder = msgspec.json.Encoder(decimal_format="number")
-    return b",\n".join(encoder.encode(row) for row in readable(frame).iter_rows(named=True))
+    return b",\n".join(encoder.encode(row) for row in format_ids(frame).iter_rows(named=True))
 
 
-def readable(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows as people see them: ids as base32.
+def format_ids(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows with ids as base32 text.
 
-    No function of ours is handed to Polars: its threads would wait for the interpreter, which another thread that
-    converts a frame holds while it waits for theirs.
+    Polars gets no Python function to call. Its threads would wait for the interpreter lock, while a thread that
+    converts a frame holds the lock and waits for them.
     """
     import polars as pl
 
@@ -326,12 +307,12 @@ def readable(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_id(name: str) -> bool:
-    """Whether a column holds ids: by its name, or by what its name ends with (credit_group_id)."""
+    """Return whether a column holds ids, by its name or the end of its name (credit_group_id)."""
     return name in ID_COLUMNS or name.endswith(("_group_id", "_episode_id"))
 
 
-def flat(frame: pl.DataFrame) -> pl.DataFrame:
-    """Lists and structs as JSON text, bytes as base64, durations as ISO 8601: CSV has none of them."""
+def flatten_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame for CSV: lists and structs as JSON text, bytes as base64, durations as ISO 8601."""
     import msgspec
     import polars as pl
 
@@ -346,59 +327,90 @@ def flat(frame: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _plain(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]]) -> Rows:
-    if isinstance(rows, Rows):
-        return rows
+def _echo_text(rows: pl.DataFrame | Rows | Sequence[Mapping[str, Any]], *, as_lines: bool) -> None:
+    """Print rows as a table, or one value per line."""
     if isinstance(rows, Sequence):
         names = list(rows[0]) if rows else []
-        values = [tuple(row.values()) for row in rows]
-        kinds = [{type(row[place]) for row in values} for place in range(len(names))]
-        return Rows(names, values, [kind <= {int, float, type(None)} for kind in kinds])
-    return Rows(rows.columns, rows.rows(), [dtype.is_numeric() for dtype in rows.dtypes])
-
-
-def _echo_text(rows: Rows, *, as_lines: bool) -> None:
-
-    ids = [place for place, name in enumerate(rows.names) if _is_id(name)]
-    numbers = [is_number and place not in ids for place, is_number in enumerate(rows.numbers)]
-    whole = [is_number or place in ids for place, is_number in enumerate(numbers)]
-    values = [[_id_text(value) if place in ids else value for place, value in enumerate(row)] for row in rows.values]
-    # Into a pipe nothing is squeezed: whoever reads it may want every column.
+        cells = [tuple(row.values()) for row in rows]
+        kinds = [{type(row[column]) for row in cells} for column in range(len(names))]
+        rows = Rows(names, cells, [kind <= {int, float, type(None)} for kind in kinds])
+    elif not isinstance(rows, Rows):
+        rows = Rows(rows.columns, rows.rows(), [dtype.is_numeric() for dtype in rows.dtypes])
+    id_columns = [column for column, name in enumerate(rows.names) if _is_id(name)]
+    numbers = [is_number and column not in id_columns for column, is_number in enumerate(rows.numbers)]
+    uncut = [is_number or column in id_columns for column, is_number in enumerate(numbers)]
+    cells = [
+        tuple(_format_id(cell) if column in id_columns else cell for column, cell in enumerate(row))
+        for row in rows.values
+    ]
+    # A pipe gets the full width: its reader may want every column.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    printed = None if as_lines else text_table.table(rows.names, values, numbers, whole, width)
+    printed = None if as_lines else text_table.format_table(rows.names, cells, numbers, uncut, width)
     if printed is None:
-        printed = list(text_table.lines(rows.names, values))
+        printed = list(text_table.format_rows(rows.names, cells))
     else:
         printed[0] = click.style(printed[0], bold=True)
     click.echo("\n".join(printed))
 
 
-def _id_text(value: Any) -> Any:
-    """An id, or a list of ids, as people see it; what is no id stays."""
-    if isinstance(value, list):
-        return [_id_text(inner) for inner in value]
-    return ids.to_text(value) if isinstance(value, int) and 0 <= value <= ids.MASK else value
+def _format_id(cell: Any) -> Any:
+    """Return an id or a list of ids as base32 text; anything else unchanged."""
+    if isinstance(cell, list):
+        return [_format_id(inner) for inner in cell]
+    return ids.to_text(cell) if isinstance(cell, int) and 0 <= cell <= ids.MASK else cell
 
 
-def quiet() -> None:
-    """Keep transformers' own progress bars off the terminal, without importing it for that."""
+def hide_progress_bars() -> None:
+    """Hide the progress bars of transformers, without importing it."""
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     if (transformers := sys.modules.get("transformers")) is not None:
         transformers.utils.logging.disable_progress_bar()
 
 
-def chosen_episodes(
+def resolve_episode_ids(
     target: Lake, episodes: tuple[str, ...], where: str | None, *, retracted_too: bool = False
 ) -> list[int]:
-    """Ids from the command line, each once."""
+    """Return the ids of the episodes that ids or a predicate on the command line name, sorted and without repeats.
+
+    Raises:
+        UsageError: an id or the predicate is invalid.
+    """
     try:
-        chosen = [ids.from_text(text) for text in episodes]
+        episode_ids = [ids.from_text(text) for text in episodes]
     except ValueError as error:
         raise UsageError(str(error)) from error
     if where is not None:
-        from lake.judgements.predicates import bracketed
+        from lake.judgements.selections import bracket_predicate
 
-        inside = bracketed(where)
+        predicate = bracket_predicate(where)
         with target.snapshot().session(retracted_too=retracted_too) as session:
-            chosen += session.query(f"SELECT episode_id FROM episodes WHERE {inside}")["episode_id"].to_list()
-    return sorted(set(chosen))
+            episode_ids += session.query(f"SELECT episode_id FROM episodes WHERE {predicate}")["episode_id"].to_list()
+    return sorted(set(episode_ids))
+
+
+_EXECUTOR_HELP = {"local": "this process", "processes": "processes of this machine", "ray": "a Ray cluster"}
+
+
+def executor_options(unit: str, *, valid: Sequence[str] = EXECUTORS) -> Callable[[Command], Command]:
+    """Add --executor and --workers to a command; `unit` names what runs in parallel: "ranges of groups"."""
+    executor = click.option(
+        "--executor",
+        type=click.Choice(list(valid)),
+        default="local",
+        show_default=True,
+        help="Where the job runs. " + ", ".join(f"{name}: {_EXECUTOR_HELP[name]}" for name in valid) + ".",
+    )
+    text = f"Number of {unit} in parallel.  [default: one per core]"
+    workers = click.option("--workers", type=click.IntRange(min=1), help=text)
+    return lambda function: executor(workers(function))
+
+
+def build_executor(executor: str, workers: int | None) -> Executor | None:
+    """Return the executor that the options name; None for the default, which is this process.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+    """
+    from lake.execution import make_executor
+
+    return None if executor == "local" and workers is None else make_executor(executor, workers)

@@ -1,4 +1,4 @@
-"""Commands `sql`, `show`, `tables`, `history` and `doctor`: everything that only reads."""
+"""The commands `sql`, `show`, `tables`, `history` and `doctor`, which only read."""
 
 import math
 import sys
@@ -10,18 +10,18 @@ import click
 import lake
 from lake.cli.options import (
     Lakes,
-    as_json,
     as_of_option,
     echo_rows,
     echo_stream,
+    encode_json,
     format_option,
     lake_option,
     lakes_option,
     lakes_option_if_any,
-    opened,
+    open_snapshot,
 )
 from lake.errors import UsageError
-from lake.read.text_table import counted
+from lake.read.text_table import count_noun
 from lake.tables import TABLES
 
 
@@ -34,26 +34,28 @@ from lake.tables import TABLES
     type=click.Choice(["table", "line", "json", "csv", "arrow"]),
     default="table",
     show_default=True,
-    help="How rows are printed; line: one value per line, also used for a table wider than the terminal; arrow: an IPC "
-    "stream. json, csv and arrow print rows as they come.",
+    help="Output format of rows. line: one value per line, also used when a table is wider than the terminal; arrow: "
+    "an IPC stream. json, csv and arrow are streamed.",
 )
 @click.option(
     "--param",
     "params",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Value of $NAME in the query, as text.  [default: none]",
+    help="Text value of $NAME in the query; repeatable.  [default: none]",
 )
 @as_of_option
-@click.option("--locked", is_flag=True, help="For SQL you did not write: run it in a process that is locked in.")
-@click.option("--memory-limit", metavar="SIZE", help="Memory of the query, as 2GB.  [default: DuckDB's; locked: 1GB]")
+@click.option("--locked", is_flag=True, help="Run the query in a sandboxed process, for untrusted SQL.")
+@click.option(
+    "--memory-limit", metavar="SIZE", help="Memory limit of the query, e.g. 2GB.  [default: DuckDB's; locked: 1GB]"
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0, 1e6, min_open=True),
     metavar="SECONDS",
-    help="Time of the query.  [default: no limit; locked: 30]",
+    help="Time limit of the query, in seconds.  [default: no limit; locked: 30]",
 )
-@click.option("--max-rows", type=click.IntRange(min=0), help="Most rows of a locked query.  [default: 100000]")
+@click.option("--max-rows", type=click.IntRange(min=0), help="Maximum rows of a locked query.  [default: 100000]")
 def sql(
     query: str,
     lake_uri: Lakes,
@@ -65,68 +67,64 @@ def sql(
     timeout: float | None,
     max_rows: int | None,
 ) -> None:
-    """Run one SELECT over the newest snapshot. `-` reads the query from stdin.
+    """Query a lake with one SELECT.
 
-    Every table is a view of its name. So are trajectory, step_ledger, groups, anchors, funnel, reward_hygiene,
-    step_seen, related_episodes, job_runs, credit_series, current_advantages, current_scores and the latest_... of
-    advantages, scores and annotations (`trajlake tables --columns`); the macros are id('13 characters') and
-    id_text(int).
+    The query reads the newest snapshot unless --as-of is given. `-` reads it from stdin.
+
+    Every table is available under its name. Further views are trajectory, step_ledger, groups, anchors, funnel,
+    reward_hygiene, step_seen, related_episodes, job_runs, credit_series, current_advantages, current_scores,
+    latest_advantages, latest_scores and latest_annotations (`trajlake tables --columns`). The macros are
+    id('13 characters') and id_text(int).
     """
     text = sys.stdin.read() if query == "-" else query
-    values = _arguments(params)
-    if timeout is not None and math.isnan(timeout):
-        raise click.UsageError("--timeout nan is no time; valid: seconds")
-    snapshot = opened(lake_uri, as_of)
-    if locked:
-        from lake.locked.query import MEMORY, ROWS, SECONDS, LockedReader
-        from lake.read.query_results import frame
-
-        most = ROWS if max_rows is None else max_rows
-        memory, seconds = memory_limit or MEMORY, timeout or SECONDS
-        reader = LockedReader(snapshot, memory_limit=memory, timeout=seconds, max_rows=most)
-        found = reader.arrow(text, values)
-        if output_format in ("table", "line"):
-            echo_rows(frame(found), output_format)
-        else:
-            echo_stream(found.to_reader(), output_format)
-        return
-    from lake.read.query import Limits
-
-    with snapshot.session(Limits(memory=memory_limit, seconds=timeout)) as session:
-        if output_format in ("table", "line"):
-            echo_rows(session.shown(text, values), output_format)
-        else:
-            echo_stream(session.stream(text, values), output_format)
-
-
-def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
-    """Values of --param by name."""
     values = {}
     for param in params:
-        name, equals, value = param.partition("=")
+        name, equals, argument = param.partition("=")
         if not equals:
             raise UsageError(f"--param {param!r} has no value; write NAME=VALUE")
-        values[name] = value
-    return values or None
+        values[name] = argument
+    if timeout is not None and math.isnan(timeout):
+        raise click.UsageError("invalid --timeout nan; valid: seconds")
+    snapshot = open_snapshot(lake_uri, as_of)
+    if locked:
+        from lake.locked.query import MEMORY, ROWS, SECONDS, LockedReader
+        from lake.read.query import to_polars
+
+        row_limit = ROWS if max_rows is None else max_rows
+        memory, seconds = memory_limit or MEMORY, timeout or SECONDS
+        reader = LockedReader(snapshot, memory_limit=memory, timeout=seconds, max_rows=row_limit)
+        rows = reader.arrow(text, values or None)
+        if output_format in ("table", "line"):
+            echo_rows(to_polars(rows), output_format)
+        else:
+            echo_stream(rows.to_reader(), output_format)
+        return
+    from lake.read.query import QueryLimits
+
+    with snapshot.session(QueryLimits(memory=memory_limit, seconds=timeout)) as session:
+        if output_format in ("table", "line"):
+            echo_rows(session.query_plain(text, values or None), output_format)
+        else:
+            echo_stream(session.stream(text, values or None), output_format)
 
 
 @click.command()
 @click.argument("episode", required=False, metavar="[EPISODE|FILE]")
-@click.option("--task", help="The episode of this task, instead of EPISODE.  [default: any]")
+@click.option("--task", help="Task of the episode, instead of EPISODE.  [default: any]")
 @click.option(
     "--rollout",
     type=click.IntRange(min=0),
-    help="Its number among the siblings; where they are named instead, its place from 0.  [default: the only one]",
+    help="Rollout index of the episode; its position from 0 if rollouts have names.  [default: the only one]",
 )
-@click.option("--run", help="Its run.  [default: the only one]")
+@click.option("--run", help="Run of the episode.  [default: the only one]")
 @click.option(
-    "--where", help="All episodes of this SQL predicate over `episodes`, instead of EPISODE.  [default: none]"
+    "--where", help="SQL predicate over `episodes`, to print all matches instead of EPISODE.  [default: none]"
 )
 @lakes_option_if_any
-@click.option("--full", is_flag=True, help="Do not cut long texts.")
+@click.option("--full", is_flag=True, help="Print long texts in full.")
 @click.option(
     "--credit",
-    help="Whose advantages: an estimator's name, or (part of) a credit series' or job's id.  [default: the current]",
+    help="Credit whose advantages to print: estimator, or (part of) a series or job id.  [default: the current one]",
 )
 @as_of_option
 @click.option(
@@ -135,16 +133,16 @@ def _arguments(params: tuple[str, ...]) -> dict[str, str] | None:
     type=click.Choice(["text", "json", "jsonl"]),
     default="text",
     show_default=True,
-    help="As text, as JSON, or as a line of JSON for each episode, which `show FILE` prints.",
+    help="Output format. jsonl: one line per episode, which `show FILE` can read.",
 )
 @click.option(
     "--with",
-    "parts",
+    "extras",
     type=click.Choice(["advantages", "tokens"]),
     multiple=True,
     default=["advantages"],
     show_default=True,
-    help="What is told of steps beside their data and scores; may be given twice. tokens: ids and log-probabilities.",
+    help="Additional data of steps to print; repeatable. tokens: token ids and log-probabilities.",
 )
 def show(
     episode: str | None,
@@ -157,50 +155,49 @@ def show(
     credit: str | None,
     as_of: str | None,
     output_format: str,
-    parts: tuple[str, ...],
+    extras: tuple[str, ...],
 ) -> None:
-    """Print EPISODE to read: states, actions, rewards, advantages, scores.
+    """Print an episode as readable text: states, actions, rewards, advantages and scores.
 
-    EPISODE is an id or its beginning; `--task 44 --rollout 3` names one as well. It may also be a file that
+    EPISODE is an id or its beginning. `--task 44 --rollout 3` names an episode, too. EPISODE may also be a file that
     `trajlake show --format jsonl` wrote, which needs no lake.
     """
-    from lake.read import show as shown
+    from lake.read import episode_text
 
-    named = {"task": task, "rollout": rollout, "run": run}
-    ways = [episode is not None, named != dict.fromkeys(named), where is not None]
-    if sum(ways) != 1:
+    address = {"task": task, "rollout": rollout, "run": run}
+    if [episode is not None, address != dict.fromkeys(address), where is not None].count(True) != 1:
         raise UsageError(
-            "name one episode: by its id (or its beginning), or by --task, --rollout and --run; or several with --where"
+            "name one episode by its id (or its beginning) or by --task, --rollout and --run, or several with --where"
         )
     if episode is not None and (path := Path(episode)).is_file():
-        gathered = shown.read_saved(path)
+        records = episode_text.read_saved(path)
     else:
         if not lake_uri:
             context = click.get_current_context()
             raise click.MissingParameter(
                 ctx=context, param=next(p for p in context.command.params if p.name == "lake_uri")
             )
-        reader = opened(lake_uri, as_of)
+        reader = open_snapshot(lake_uri, as_of)
         if where is not None:
-            from lake.judgements.predicates import select_where
+            from lake.judgements.selections import select_where
 
-            found = select_where(reader, ("episode_id",), where)["episode_id"].to_list()
+            episode_ids = select_where(reader, ("episode_id",), where)["episode_id"].to_list()
         elif episode is None:
-            found = [shown.find_named(reader, task=task, rollout=rollout, run=run)]
+            episode_ids = [episode_text.find_named(reader, task=task, rollout=rollout, run=run)]
         else:
-            found = [shown.find(reader, episode)]
-        told = {"advantages": "advantages" in parts, "tokens": "tokens" in parts}
-        gathered = (shown.gather(reader, one, credit, **told) for one in found)
+            episode_ids = [episode_text.find_episode(reader, episode)]
+        options = {"advantages": "advantages" in extras, "tokens": "tokens" in extras}
+        records = (episode_text.read_episode(reader, episode_id, credit, **options) for episode_id in episode_ids)
     if output_format != "text":
-        for row in gathered:
-            click.echo(as_json(row, indent=2 if output_format == "json" else -1))
+        for row in records:
+            click.echo(encode_json(row, indent=2 if output_format == "json" else -1))
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    for count, row in enumerate(gathered):
-        for style, line in [("", "")] * bool(count) + list(shown.lines(row, full=full)):
+    for count, row in enumerate(records):
+        for style, line in [("", "")] * bool(count) + list(episode_text.format_episode(row, full=full)):
             console.print(Text(line, style))
 
 
@@ -208,36 +205,37 @@ def show(
 @click.argument("names", nargs=-1, metavar="[TABLE]...")
 @lakes_option
 @format_option
-@click.option("--columns", is_flag=True, help="List columns with type and meaning instead.")
-@click.option("--all", "show_all", is_flag=True, help="Empty tables too.")
+@click.option("--columns", is_flag=True, help="List columns with type and meaning, instead of tables.")
+@click.option("--all", "show_all", is_flag=True, help="Also list empty tables.")
 def tables(names: tuple[str, ...], lake_uri: Lakes, output_format: str, columns: bool, show_all: bool) -> None:
-    """List the tables of a lake: version, rows (those of retracted episodes too), files, bytes.
+    """List tables or their columns.
 
-    With TABLE these tables or views alone. Without --columns, empty tables are left out unless they are named.
+    Prints version, rows (including those of retracted episodes), files and bytes of each TABLE (default: all that are
+    not empty). With --columns, TABLE can also be a view.
     """
-    snapshot = opened(lake_uri)
+    snapshot = open_snapshot(lake_uri)
     if columns:
-        echo_rows(_columns(names), output_format)
+        echo_rows(_list_columns(names), output_format)
         return
     rows: list[dict[str, object]] = []
-    for name in _known(names, list(TABLES)) or TABLES:
+    for name in _check_names(names, list(TABLES)) or TABLES:
         files, n_rows, n_bytes = snapshot.size(name)
-        # A table that nothing was written to yet has no version.
+        # A table has no version before its first commit.
         version = snapshot.versions[name] if snapshot.versions[name] >= 0 else None
         rows.append({"table": name, "version": version, "rows": n_rows, "files": files, "bytes": n_bytes})
-    left = [row for row in rows if row["rows"] or names or show_all] or rows
-    echo_rows(left, output_format)
-    if len(left) < len(rows):
-        click.echo(f"{counted(len(rows) - len(left), 'empty table')} not shown (--all)", err=True)
+    listed = [row for row in rows if row["rows"] or names or show_all] or rows
+    echo_rows(listed, output_format)
+    if len(listed) < len(rows):
+        click.echo(f"{count_noun(len(rows) - len(listed), 'empty table')} not shown (--all)", err=True)
 
 
-def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
-    """The columns of tables and views, of all unless some are named."""
-    from lake.read.query_pruning import planner
-    from lake.read.query_views import meanings, views
+def _list_columns(names: tuple[str, ...]) -> list[dict[str, object]]:
+    """Return the columns of the named tables and views; of all if no name is given."""
+    from lake.read.query_pruning import get_planner
+    from lake.read.query_views import read_column_meanings, read_views
 
     rows: list[dict[str, object]] = []
-    for name in _known(names, [*TABLES, *views()]) or [*TABLES, *views()]:
+    for name in _check_names(names, [*TABLES, *read_views()]) or [*TABLES, *read_views()]:
         if name in TABLES:
             rows += [
                 {"table": name, "column": c.name, "type": c.type.value, "null": not c.required, "meaning": c.meaning}
@@ -245,14 +243,20 @@ def _columns(names: tuple[str, ...]) -> list[dict[str, object]]:
             ]
             continue
         rows += [
-            {"table": name, "column": column, "type": kind.lower(), "null": True, "meaning": meanings()[name][column]}
-            for column, kind in planner().columns(name)
+            {
+                "table": name,
+                "column": column,
+                "type": kind.lower(),
+                "null": True,
+                "meaning": read_column_meanings()[name][column],
+            }
+            for column, kind in get_planner().columns(name)
         ]
     return rows
 
 
-def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
-    """The names, if all are valid."""
+def _check_names(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
+    """Return the names. Raises UsageError: one is invalid."""
     if unknown := [name for name in names if name not in valid]:
         raise UsageError(f"there is no table {', '.join(unknown)}; valid: {', '.join(valid)}")
     return names
@@ -263,20 +267,24 @@ def _known(names: tuple[str, ...], valid: Sequence[str]) -> tuple[str, ...]:
 @lake_option
 @format_option
 @click.option(
-    "--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Commits a table, newest first."
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=20,
+    show_default=True,
+    help="Maximum commits per table, newest first.",
 )
 def history(table: str | None, lake_uri: str, output_format: str, limit: int) -> None:
-    """List the commits of TABLE, or of every table, newest first."""
-    from lake.read.history import commits
+    """List the commits of TABLE (default: of every table), newest first."""
+    from lake.read.history import list_commits
 
-    echo_rows(commits(lake.open(lake_uri), table, limit), output_format)
+    echo_rows(list_commits(lake.open(lake_uri), table, limit), output_format)
 
 
 @click.command()
 @lake_option
 @format_option
 def doctor(lake_uri: str, output_format: str) -> None:
-    """Check a lake and this installation; exit status 1 if something is wrong."""
+    """Check a lake and this installation; exit with status 1 if a check fails."""
     from lake.care.doctor import diagnose
 
     findings = diagnose(lake_uri)

@@ -1,15 +1,15 @@
-"""Formats out: one file per format, each a function from a group of siblings to rows; and the job that writes them."""
+"""Output formats, one file for each, and the resumable job that writes them."""
 
 from lake.errors import UsageError
-from lake.export import atif, chats, eval_protocol, facts, massgen, scout, trl, verl
+from lake.export import atif, chats, eval_protocol, massgen, scout, target, verl
 from lake.export.target import Target
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        facts.TARGET,
+        target.JSONL,
         *chats.TARGETS,
-        trl.TARGET,
+        chats.TRL_COMPLETIONS,
         *verl.TARGETS,
         atif.TARGET,
         *eval_protocol.TARGETS,
@@ -19,9 +19,9 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def target(name: str) -> Target:
-    """The target of a name. Raises UsageError: no such one."""
+def find_target(name: str) -> Target:
+    """Return the target of a name. Raises UsageError: there is no such target."""
     if name not in TARGETS:
-        known = "; ".join(f"{found.name} = {found.description}" for found in TARGETS.values())
-        raise UsageError(f"nothing is exported as {name!r}; valid: {known}")
+        valid = "; ".join(f"{target.name} = {target.description}" for target in TARGETS.values())
+        raise UsageError(f"invalid export format {name!r}; valid: {valid}")
     return TARGETS[name]

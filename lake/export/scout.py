@@ -1,18 +1,18 @@
-"""Inspect Scout's transcript database: a Parquet table with a transcript a row.
+"""Inspect Scout's transcript database: a Parquet table with one transcript per row.
 
 .. code-block:: text
 
-    transcript_id   the episode's id; the only column that Scout requires
-    source_type     `trajlake`; source_id: the run; source_uri: the file that the episode was read from
+    transcript_id   the episode's id; Scout requires no other column
+    source_type     `trajlake`; source_id: the run; source_uri: the source file of the episode
     messages        JSON text: a list of Inspect's chat messages
     date, task_set, task_id, task_repeat, agent, model, model_options, score, message_count, total_time, total_tokens,
-    error, limit    as Scout calls them; task_set: the environment, score: the return
-    any other       metadata that Scout can query: further columns of `episodes`; `scores` of the scorers, and
-                    `metadata`, what the source had and no column holds, as JSON
+    error, limit    as in Scout; task_set: the environment, score: the score of the export
+    any other       metadata that Scout can query: further columns of `episodes`; `scores` of the scorers; `metadata`:
+                    further data of the source, as JSON
 
-A message has id, role, content (text, or parts of text, reasoning and images), of the assistant also tool_calls [{id,
-function, arguments}], of a tool tool_call_id, function and error. `metadata` of an assistant's message has step_index,
-reward and advantage.
+A message has id, role and content (text, or parts: text, reasoning and images). An assistant message also has
+tool_calls [{id, function, arguments}], and `metadata` with step_index, reward and advantage. A tool message has
+tool_call_id, function and error.
 
 Source: the schema of inspect_scout 0.6; the messages of inspect_ai 0.3.
 """
@@ -20,9 +20,20 @@ Source: the schema of inspect_scout 0.6; the messages of inspect_ai 0.3.
 from typing import Any
 
 from lake import ids
-from lake.export.target import Exported, Losses, Row, Target, answer, call_of, each, is_decision, last_words, prompts
-from lake.formats.chat.messages import text_of
-from lake.write.rows import json_text
+from lake.export.target import (
+    Exported,
+    Losses,
+    Row,
+    Target,
+    build_answer,
+    convert_each,
+    is_decision,
+    list_final_messages,
+    list_new_messages,
+    parse_call,
+)
+from lake.formats.chat.messages import join_text
+from lake.write.rows import encode_json
 
 _ROLES = frozenset(("system", "user", "assistant", "tool"))
 _PLAIN = {
@@ -42,31 +53,31 @@ _PLAIN = {
 }
 
 
-def _row(exported: Exported, losses: Losses) -> Row:
+def _build_row(exported: Exported, losses: Losses) -> Row:
     record = exported.record
     episode_id = ids.to_text(exported.episode.episode_id)
     messages: list[Row] = []
-    for index, (step, since) in enumerate(zip(record.steps, prompts(record), strict=True)):
-        messages += [_observed(message, losses) for message in since]
+    for index, (step, since) in enumerate(zip(record.steps, list_new_messages(record), strict=True)):
+        messages += [_convert_message(message, losses) for message in since]
         if not is_decision(step):
             continue
-        content = _content(answer(step).get("content"), losses)
+        content = _convert_content(build_answer(step).get("content"), losses)
         if step.reasoning is not None:
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-            content = [{"type": "reasoning", "reasoning": step.reasoning}, *parts]
-        credit = exported.credit_S.get(index)
-        judged = {"step_index": index, "reward": step.reward, "advantage": credit and credit.advantage}
+            blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            content = [{"type": "reasoning", "reasoning": step.reasoning}, *blocks]
+        credit = exported.step_credit.get(index)
+        metadata = {"step_index": index, "reward": step.reward, "advantage": credit and credit.advantage}
         message = {
             "role": "assistant",
             "content": content,
-            "tool_calls": [_call(call, place) for place, call in enumerate(step.tool_calls or ())] or None,
+            "tool_calls": [_convert_call(call, index) for index, call in enumerate(step.tool_calls or ())] or None,
             "model": step.model,
-            "metadata": {key: value for key, value in judged.items() if value is not None},
+            "metadata": {key: value for key, value in metadata.items() if value is not None},
         }
         messages.append({key: value for key, value in message.items() if value is not None})
-    messages += [_observed(message, losses) for message in last_words(record)]
-    for place, message in enumerate(messages):
-        message["id"] = f"{episode_id}-{place}"
+    messages += [_convert_message(message, losses) for message in list_final_messages(record)]
+    for number, message in enumerate(messages):
+        message["id"] = f"{episode_id}-{number}"
     losses.add("step scores", sum(score.step_index is not None for _, score in exported.episode.scores))
     scores = {score.scorer: score.value for _, score in exported.episode.scores if score.step_index is None}
     tokens = [count for count in (record.prompt_tokens, record.completion_tokens) if count is not None]
@@ -81,61 +92,63 @@ def _row(exported: Exported, losses: Losses) -> Row:
         "task_repeat": record.rollout_index,
         "agent": record.agent_id,
         "model": record.policy,
-        "model_options": json_text(record.sampling),
-        "score": json_text(exported.score),
+        "model_options": encode_json(record.sampling),
+        "score": encode_json(exported.score),
         "message_count": len(messages),
         "total_time": (times[1] - times[0]).total_seconds() if times[0] and times[1] else None,
         "total_tokens": sum(tokens) if tokens else None,
         "limit": record.stop_reason if record.status == "truncated" else None,
-        "messages": json_text(messages),
-        "scores": json_text(scores),
-        "metadata": json_text(record.extra),
+        "messages": encode_json(messages),
+        "scores": encode_json(scores),
+        "metadata": encode_json(record.extra),
     } | {name: getattr(record, name) for name in _PLAIN}
 
 
-def _observed(message: Row, losses: Losses) -> Row:
-    """A message that the policy saw, in Inspect's form."""
+def _convert_message(message: Row, losses: Losses) -> Row:
+    """Return a message before a decision in Inspect's form."""
     role = {"developer": "system", "function": "tool"}.get(message["role"], message["role"])
     role = role if role in _ROLES else "user"
-    known: Row = {"role": role, "content": _content(message.get("content"), losses)}
+    converted: Row = {"role": role, "content": _convert_content(message.get("content"), losses)}
     if role == "tool":
-        known |= {"tool_call_id": message.get("tool_call_id"), "function": message.get("name")}
+        converted |= {"tool_call_id": message.get("tool_call_id"), "function": message.get("name")}
         if message.get("is_error"):
-            known["error"] = {"type": "unknown", "message": str(known["content"])}
+            converted["error"] = {"type": "unknown", "message": str(converted["content"])}
     if role == "assistant":
-        known["tool_calls"] = [_call(call, at) for at, call in enumerate(message.get("tool_calls") or ())] or None
-    return {key: value for key, value in known.items() if value is not None}
+        converted["tool_calls"] = [
+            _convert_call(call, index) for index, call in enumerate(message.get("tool_calls") or ())
+        ] or None
+    return {key: value for key, value in converted.items() if value is not None}
 
 
-def _content(content: Any, losses: Losses) -> Any:
-    """Text, or parts as Inspect has them."""
+def _convert_content(content: Any, losses: Losses) -> Any:
+    """Return content as text, or as Inspect's text and image blocks."""
     if not isinstance(content, list):
         return content or ""
-    parts: list[Row] = []
-    for part in content:
-        image = part.get("image_url") if isinstance(part, dict) else None
+    blocks: list[Row] = []
+    for block in content:
+        image = block.get("image_url") if isinstance(block, dict) else None
         address = image.get("url") if isinstance(image, dict) else image
         if isinstance(address, str):
-            parts.append({"type": "image", "image": address})
-        elif text := text_of([part], ""):
-            parts.append({"type": "text", "text": text})
+            blocks.append({"type": "image", "image": address})
+        elif text := join_text([block], ""):
+            blocks.append({"type": "text", "text": text})
         else:
             losses.add("parts that are neither text nor images")
-    return parts
+    return blocks
 
 
-def _call(given: Any, place: int) -> Row:
-    call = call_of(given)
+def _convert_call(source: Any, index: int) -> Row:
+    call = parse_call(source)
     arguments = {"text": call.arguments} if isinstance(call.arguments, str) else call.arguments
     return {
-        "id": call.id or f"call-{place}",
+        "id": call.id or f"call-{index}",
         "function": call.name or "unknown",
         "arguments": arguments if isinstance(arguments, dict) else {"value": arguments},
         "type": "function",
     }
 
 
-def _schema() -> Any:
+def _build_schema() -> Any:
     import pyarrow as pa
 
     text = ["transcript_id", "source_type", "source_id", "source_uri", "date", "task_set", "agent", "model", "limit"]
@@ -149,7 +162,7 @@ TARGET = Target(
     "scout",
     "Inspect Scout's transcript database (Parquet)",
     "parquet",
-    each(_row),
-    _schema,
-    holds=frozenset(("advantages",)),
+    convert_each(_build_row),
+    _build_schema,
+    fact_kinds=frozenset(("advantages",)),
 )

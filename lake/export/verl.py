@@ -1,17 +1,16 @@
-"""verl: its training data, and its rollout data.
+"""The training data and rollout data of verl.
 
 .. code-block:: text
 
     verl            Parquet, as verl's RLHFDataset loads it: {data_source, prompt: messages, ability, reward_model:
-                    {style, ground_truth}, extra_info: {index, split, run_id, task_id, ...}}; an episode a row, or where
-                    siblings begin alike one for all of them; index: the episode's number, for verl tells prompts apart
-                    by it
-    verl-rollouts   JSONL, as the trainer writes it: {input, output, gts, score, step, ...}; an episode a row; score:
-                    the return, and further scores as `lake.formats.chat.exported_rows` says
+                    {style, ground_truth}, extra_info: {index, split, run_id, task_id, ...}}; one row for all siblings
+                    with the same prompt; index: the episode's number, by which verl distinguishes prompts
+    verl-rollouts   JSONL, as the trainer writes it: {input, output, gts, score, step, ...}; a row per episode; score:
+                    the return; further scores: see `lake.formats.chat.data_sets` says
 
-`lake.formats.verl` has the spec of the rollout data. Episodes that were read from such lines come out as the same
-lines. Of others, input and output are the messages before and from the first decision on as text: a line with the role,
-then the content.
+`lake.formats.verl` has the specification of the rollout data. Episodes that were read from such lines give the same
+lines. For other episodes, input and output are the text of the messages before the first decision and of the rest: a
+line with the role, then the content.
 
 Source: verl 0.9.1, utils/dataset/rl_dataset.py and trainer/ppo/ray_trainer.py.
 """
@@ -22,33 +21,48 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from lake.export.plain import named, return_beside, score_columns
-from lake.export.target import Choices, Exported, Losses, Row, Target, by_rollout, conversation, first_prompt
+from lake.export.target import (
+    Choices,
+    Exported,
+    Losses,
+    Row,
+    Target,
+    build_conversation,
+    build_first_prompt,
+    build_name_columns,
+    build_return_columns,
+    build_score_columns,
+    sort_by_rollout,
+)
 from lake.formats.base.fields import is_score_name
-from lake.formats.chat.messages import text_of
-from lake.formats.verl import KEYS, NAME
-from lake.write.rows import json_text
+from lake.formats.chat.messages import join_text
+from lake.formats.verl import NAME, ROW_KEYS
+from lake.write.rows import encode_json
 from lake.write.scores import RECORDED
 
 
-def _training(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
-    seen: set[str] = set()
+def _build_training_rows(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator[Row]:
+    prompts: set[str] = set()
     for exported in group:
         record = exported.record
         prompt = [
-            {"role": message["role"], "content": text_of(message.get("content"), "\n")}
-            for message in first_prompt(record)
+            {"role": message["role"], "content": join_text(message.get("content"), "\n")}
+            for message in build_first_prompt(record)
         ]
-        key = json_text(prompt) or ""
-        if key in seen:
+        truth = record.ground_truth
+        key = encode_json(prompt) or ""
+        if key in prompts:
             losses.add("siblings with the same prompt")
             continue
-        seen.add(key)
+        prompts.add(key)
         yield {
             "data_source": record.environment or record.run_id,
             "prompt": prompt,
             "ability": record.environment,
-            "reward_model": {"style": "rule", "ground_truth": _text(record.ground_truth)},
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": truth if truth is None or isinstance(truth, str) else encode_json(truth),
+            },
             "extra_info": {
                 "index": exported.episode.episode_id,
                 "split": record.split,
@@ -57,59 +71,57 @@ def _training(group: Sequence[Exported], _: Choices, losses: Losses) -> Iterator
                 "task_id": record.task_id,
                 "rollout_index": record.rollout_index,
                 "score": exported.score,
-                "tools": json_text(record.tools),
+                "tools": encode_json(record.tools),
             },
         }
 
 
-def _rollouts(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
-    for exported in by_rollout(group):
+def _build_rollout_rows(group: Sequence[Exported], choices: Choices, losses: Losses) -> Iterator[Row]:
+    for exported in sort_by_rollout(group):
         record = exported.record
         is_own = record.source_format == NAME
-        prompt = first_prompt(record)
-        answer = conversation(record)[len(prompt) :]
+        prompt = build_first_prompt(record)
+        answer = build_conversation(record)[len(prompt) :]
         if not is_own and len(record.steps) > 1:
             losses.add("turns, which are one text", len(record.steps))
-        scores = score_columns(exported, losses, NAME, _fits(own=is_own))
+        scores = build_score_columns(exported, losses, NAME, _make_name_check(is_from_verl=is_own))
         row = {
-            "input": _as_text(prompt),
-            "output": _as_text(answer),
+            "input": _format_messages(prompt),
+            "output": _format_messages(answer),
             "gts": record.ground_truth,
-            "score": _logged_score(exported) if is_own else exported.score,
+            "score": _find_logged_score(exported) if is_own else exported.score,
             "step": record.collection_round or 0,
-        } | ({} if is_own else return_beside(record, choices.score))
-        further = (record.extra or {} if is_own else named(exported)) | scores
+        } | ({} if is_own else build_return_columns(record, choices.score))
+        further = (record.extra or {} if is_own else build_name_columns(exported)) | scores
         yield row | {key: value for key, value in further.items() if key not in row}
 
 
-def _fits(*, own: bool) -> Callable[[str], bool]:
-    """Which names columns of scores may have: those that are read as scores. `score` is the return, unless verl's."""
-    return lambda name: is_score_name(name) and (own or name not in KEYS)
+def _make_name_check(*, is_from_verl: bool) -> Callable[[str], bool]:
+    """Return which names score columns may have: those that are read as scores. `score` is reserved unless verl's."""
+    return lambda name: is_score_name(name) and (is_from_verl or name not in ROW_KEYS)
 
 
-def _logged_score(exported: Exported) -> float | None:
-    """The score that a line of verl's had: of a further output, the return is not its own."""
-    scores = (score.value for version, score in exported.came_with if (version, score.scorer) == (RECORDED, "score"))
+def _find_logged_score(exported: Exported) -> float | None:
+    """Return the score of the original line, which differs from the return for further outputs."""
+    scores = (
+        score.value for version, score in exported.source_scores if (version, score.scorer) == (RECORDED, "score")
+    )
     return next(scores, exported.record.env_return)
 
 
-def _as_text(messages: Sequence[Row]) -> str:
-    """One message's text, or all of them with their roles."""
+def _format_messages(messages: Sequence[Row]) -> str:
+    """Return the text of a single message, or of several with their roles."""
     if len(messages) == 1:
-        return text_of(messages[0].get("content"), "\n")
-    parts = []
+        return join_text(messages[0].get("content"), "\n")
+    paragraphs = []
     for message in messages:
         calls = message.get("tool_calls")
-        said = text_of(message.get("content"), "\n") + (msgspec.json.encode(calls).decode() if calls else "")
-        parts.append(f"{message['role']}\n{said}")
-    return "\n".join(parts)
+        text = join_text(message.get("content"), "\n") + (msgspec.json.encode(calls).decode() if calls else "")
+        paragraphs.append(f"{message['role']}\n{text}")
+    return "\n".join(paragraphs)
 
 
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json_text(value)
-
-
-def _schema() -> Any:
+def _build_schema() -> Any:
     import pyarrow as pa
 
     text = pa.string()
@@ -127,6 +139,12 @@ def _schema() -> Any:
 
 
 TARGETS = (
-    Target("verl", "verl's training data: prompts with ground truth (Parquet)", "parquet", _training, _schema),
-    Target("verl-rollouts", "verl's rollout data: input, output, score (JSONL)", "jsonl", _rollouts),
+    Target(
+        "verl",
+        "verl's training data: prompts with ground truth (Parquet)",
+        "parquet",
+        _build_training_rows,
+        _build_schema,
+    ),
+    Target("verl-rollouts", "verl's rollout data: input, output, score (JSONL)", "jsonl", _build_rollout_rows),
 )

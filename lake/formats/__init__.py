@@ -1,8 +1,8 @@
-"""Formats: one file or folder per format, each a reader from a file to records; and sniffing, which tells them apart.
+"""Formats: a reader from a file to records for each, and sniffing, which chooses one by the beginning of a file.
 
-A reader yields `(position, EpisodeRecord)` or a `Reject`, in file order, in bounded memory, and never raises for what
-a record contains: a bad record becomes a reject and the rest goes on. `base` is what all of them stand on, `chat` what
-chats and calls have in common, `tracing` what traces have.
+A reader yields `(position, EpisodeRecord)` or a `Reject`, in file order, in bounded memory, and never raises for the
+content of a record: a bad record becomes a reject, and reading continues. All formats use `base`; `chat` has what chats
+and calls share, `tracing` what traces share.
 """
 
 from dataclasses import replace
@@ -10,39 +10,36 @@ from pathlib import Path
 
 from lake.errors import FormatError
 from lake.formats import (
+    agent_lightning,
+    agent_lightning_spans,
     art,
+    atif,
+    claude_code,
+    codex,
+    eval_protocol,
+    inspect_logs,
     jsonl,
+    langfuse,
+    massgen,
     messages_chat,
     mini_swe_agent,
     nemo_gym,
     nemo_rl,
     openai_agents,
+    openhands,
     prime_rl_tokens,
     query,
     sharegpt,
     swe_agent,
+    tau2,
     tau_bench,
     trl_completions,
+    verifiers_results,
+    verifiers_traces,
     verl,
 )
-from lake.formats.agent_lightning import reader as agent_lightning
-from lake.formats.agent_lightning import spans as agent_lightning_spans
-from lake.formats.atif import reader as atif
-from lake.formats.base.format import Format
-from lake.formats.base.look import Look, look
-from lake.formats.claude_code import reader as claude_code
-from lake.formats.codex import reader as codex
-from lake.formats.eval_protocol import reader as eval_protocol
-from lake.formats.inspect_logs import reader as inspect_logs
-from lake.formats.langfuse import reader as langfuse
-from lake.formats.massgen import coordination as massgen_coordination
-from lake.formats.massgen import logs as massgen_logs
-from lake.formats.massgen import traces as massgen_traces
-from lake.formats.openhands import reader as openhands
+from lake.formats.base.format import Format, read_head
 from lake.formats.otlp import reader as otlp
-from lake.formats.tau2 import reader as tau2
-from lake.formats.verifiers import results as verifiers_results
-from lake.formats.verifiers import traces as verifiers_traces
 
 FORMATS: dict[str, Format] = {
     fmt.name: fmt
@@ -50,9 +47,9 @@ FORMATS: dict[str, Format] = {
         tau_bench.FORMAT,
         tau2.FORMAT,
         eval_protocol.FORMAT,
-        massgen_traces.FORMAT,
-        massgen_logs.FORMAT,
-        massgen_coordination.FORMAT,
+        massgen.TRACES,
+        massgen.LOGS,
+        massgen.COORDINATION,
         inspect_logs.FORMAT,
         atif.FORMAT,
         swe_agent.FORMAT,
@@ -61,7 +58,7 @@ FORMATS: dict[str, Format] = {
         claude_code.FORMAT,
         codex.FORMAT,
         query.FORMAT,
-        query.FRAMES,
+        query.FRAME_FORMAT,
         verifiers_results.FORMAT,
         verifiers_traces.FORMAT,
         agent_lightning_spans.FORMAT,
@@ -80,46 +77,42 @@ FORMATS: dict[str, Format] = {
         jsonl.FORMAT,
     )
 }
-"""In the order in which they are asked whether a file is theirs: what is most particular first."""
-NAMES = tuple(name for name in FORMATS if name not in (query.NAME, query.FRAME))
-"""Those of formats of files, which `--format` takes."""
+"""Formats in the order of sniffing: the most specific first."""
+NAMES = tuple(name for name in FORMATS if name not in (query.NAME, query.FRAME_NAME))
+"""Names of file formats, the values of `--format`."""
 
 
-def choose(path: Path, name: str | None = None) -> Format:
-    """The format of a name, or of what a file looks like.
+def choose_format(path: Path, name: str | None = None) -> Format:
+    """Return the format with a name, or the one that a file looks like.
 
     Raises:
-        FormatError: no such one; a file that cannot be read, that holds no trajectory, or that looks like none.
+        FormatError: the name is unknown; the file cannot be read, holds no trajectory, or looks like no format.
     """
-    seen = look(path)
+    head = read_head(path)
     for fmt in FORMATS.values():
-        if (what := fmt.no_trajectory(seen)) is not None:
-            raise FormatError(f"{path} holds no trajectory: {what}")
-    looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(seen)), None)
-    chosen = looks_like if name is None else FORMATS.get(name)
-    if chosen not in (None, looks_like) and looks_like is not None and not chosen.recognise(seen):
-        if name == query.NAME:
-            raise FormatError(f"{path} looks like {looks_like.name}; --query takes a file of SQL, leave it out")
-        raise FormatError(f"{path} looks like {looks_like.name}, not like {name}; leave --format out")
-    if chosen is not None:
-        return chosen
+        if (description := fmt.no_trajectory(head)) is not None:
+            raise FormatError(f"{path} holds no trajectory: {description}")
+    looks_like = next((fmt for fmt in FORMATS.values() if fmt.recognise(head)), None)
+    named = looks_like if name is None else FORMATS.get(name)
+    if named is not None:
+        if looks_like is not None and looks_like is not named and not named.recognise(head):
+            if name == query.NAME:
+                raise FormatError(f"{path} looks like {looks_like.name}; --query takes a file of SQL, leave it out")
+            raise FormatError(f"{path} looks like {looks_like.name}, not like {name}; leave --format out")
+        return named
     if name is not None:
-        known = "; ".join(f"{known} = {FORMATS[known].description}" for known in NAMES)
-        raise FormatError(f"there is no format {name!r}; known: {known}")
-    if seen.damage is not None:
-        raise FormatError(f"{path} is a file of {seen.kind} that is cut or damaged: {seen.damage}; get it whole")
-    if seen.kind == "array" and jsonl.recognise(replace(seen, kind="lines")):
-        raise FormatError(f"{path} is an array of episodes of our own format; write each of them on a line of its own")
+        valid = "; ".join(f"{valid_name} = {FORMATS[valid_name].description}" for valid_name in NAMES)
+        raise FormatError(f"there is no format {name!r}; known: {valid}")
+    if head.damage is not None:
+        raise FormatError(f"{path} is a file of {head.kind} that is cut or damaged: {head.damage}; get it whole")
+    if head.kind == "array" and jsonl.recognise(replace(head, kind="lines")):
+        raise FormatError(f"{path} is an array of episodes of our own format; write each of them on a separate line")
+    names = list(head.first) or list(head.names)
+    keys = ""
+    if names:
+        kind = {"parquet": "columns", "zip": "entries", "sqlite": "tables"}.get(head.kind, "keys")
+        keys = f" (its {kind}: {', '.join(map(str, names[:12]))}{', ...' if len(names) > 12 else ''})"
     raise FormatError(
-        f"{path} has no known format{_seen(seen)}; say in SQL what its rows are (`trajlake ingest --query FILE.sql`), "
+        f"{path} has no known format{keys}; say in SQL what its rows are (`trajlake ingest --query FILE.sql`), "
         f"or name one with --format if you are sure; known: {', '.join(NAMES)}"
     )
-
-
-def _seen(seen: Look) -> str:
-    """What there is in a file, in words."""
-    keys = list(seen.first) or list(seen.names)
-    if not keys:
-        return ""
-    what = {"parquet": "columns", "zip": "entries", "sqlite": "tables"}.get(seen.kind, "keys")
-    return f" (its {what}: {', '.join(map(str, keys[:12]))}{', ...' if len(keys) > 12 else ''})"

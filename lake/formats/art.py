@@ -1,4 +1,4 @@
-"""ART trajectory groups: `trajectories/{split}/{step}.parquet`, a row per trajectory.
+"""ART trajectory groups: `trajectories/{split}/{step}.parquet`, one row per trajectory.
 
 .. code-block:: text
 
@@ -8,16 +8,16 @@
     version 2 adds format_version, trajectory_index, group_json, and trajectory_json, which counts: messages_and_choices
     (a choice was sampled by the policy that is trained), additional_histories, exchanges, policy versions
 
-Columns but `messages` and `logs` are JSON text. An assistant's message that is not trainable is a decision that is not
-trained on. Siblings are the trajectories of a group; the task is the group's `task_id`, `scenario_id`, `task`,
-`scenario`, `example_id`, `instance_id` or `id`, else the group's index. An additional history (a sub-agent's, say) is
-an episode of its own without return, its relation `subagent`. The training step and the split stand in the names of the
-file (`0005`) and its folder only, from which they are read; as each split counts its groups anew, the task of one that
-is not trained on is called `TASK [SPLIT]`. In version 2 a group without trajectories is a row that holds none.
+Columns but `messages` and `logs` are JSON text. An assistant's message that is not trainable is a decision without
+training. Siblings are the trajectories of a group; the task is the group's `task_id`, `scenario_id`, `task`,
+`scenario`, `example_id`, `instance_id` or `id`, else the group's index. An additional history (of a sub-agent, say) is
+a separate episode without return, its relation `subagent`. The training step and the split are only in the names of the
+file (`0005`) and its folder. Each split counts its groups separately, so the task of a split without training is called
+`TASK [SPLIT]`. In version 2, a group without trajectories is a row without one.
 
 Versions: without a number (openpipe-art to 0.5.18, utils/trajectory_logging.py), and 2 (OpenPipe/ART after 0.5.18, in
-the module whose schema carries `art.trajectory_parquet.version`). Of version 2, exchanges with chat completions are
-read, and those with other APIs are not.
+the module whose schema carries `art.trajectory_parquet.version`). Version 2 is read with exchanges of chat completions,
+and not with those of other APIs.
 """
 
 from collections.abc import Iterator
@@ -25,25 +25,27 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, finite, free_number, is_score_name, moment, number
-from lake.formats.base.format import Format, above
-from lake.formats.base.look import Look
+from lake.formats.base.fields import (
+    ScoreList,
+    choose_rollout_index,
+    is_score_name,
+    parse_finite,
+    parse_number,
+    parse_time,
+)
+from lake.formats.base.format import FileHead, Format, Item, find_folder_above
 from lake.formats.base.rows import (
-    Item,
     ShapeError,
     UnsupportedError,
-    episode_text_id,
-    items_of,
-    parquet_rows,
-    rest,
+    convert_value,
+    make_episode_text_id,
+    omit_fields,
+    read_parquet_rows,
 )
-from lake.formats.base.source import Input, stem
-from lake.formats.chat.answers import tell
-from lake.formats.chat.calls import Calls
-from lake.formats.chat.chat_completions import completion
-from lake.formats.chat.chat_messages import answered, chat_messages
-from lake.formats.chat.messages import Conversation, Message
-from lake.formats.chat.tokens import Lineage
+from lake.formats.base.source import Input, get_stem
+from lake.formats.chat.completions import Lineage, apply_answer, parse_completion
+from lake.formats.chat.data_sets import normalise_messages, parse_answers_from
+from lake.formats.chat.messages import CallHistory, ChatDecisions
 from lake.records import EpisodeRecord, Int64
 
 NAME = "art"
@@ -53,24 +55,24 @@ _GROUP = ("group_metadata", "group_metrics", "group_logs")
 _decode = msgspec.json.Decoder().decode
 
 
-class _History(msgspec.Struct, kw_only=True):
+class _ChatHistory(msgspec.Struct, kw_only=True):
     messages_and_choices: list[Any] = []
     tools: list[Any] | None = None
 
 
-class _Trajectory(_History, kw_only=True):
-    additional_histories: list[_History] = []
+class _Trajectory(_ChatHistory, kw_only=True):
+    additional_histories: list[_ChatHistory] = []
     exchanges: dict[str, list[Any]] = {}
     reward: float | None = None
     initial_policy_version: Int64 | None = None
     metrics: dict[str, Any] = {}
 
 
-class _Group(msgspec.Struct):
+class _TrajectoryGroup(msgspec.Struct):
     metadata: dict[str, Any] = {}
 
 
-class _Exchange(msgspec.Struct):
+class _ApiExchange(msgspec.Struct):
     """A request to a chat API and its response."""
 
     request: dict[str, Any]
@@ -80,25 +82,24 @@ class _Exchange(msgspec.Struct):
     end_time: str | None = None
 
 
-def recognise(look: Look) -> bool:
-    """Whether a Parquet file has the columns of trajectory groups."""
-    return look.kind == "parquet" and set(look.names).issuperset(
-        ("group_index", "group_metadata", "reward", "messages")
-    )
+def recognise(head: FileHead) -> bool:
+    """Return whether a Parquet file has the columns of trajectory groups."""
+    columns = ("group_index", "group_metadata", "reward", "messages")
+    return head.kind == "parquet" and set(head.names).issuperset(columns)
 
 
 def read(file: Input) -> Iterator[Item]:
-    """Records and rejects of a file, with indices from 0."""
-    for item in parquet_rows(file):
-        yield from items_of(item, NAME, lambda row: to_records(row, file))
+    """Read the records and rejects of a file, with indices from 0."""
+    for item in read_parquet_rows(file):
+        yield from convert_value(item, NAME, lambda row: convert_row(row, file))
 
 
-def to_records(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
-    """A row as the episodes of its histories, the main one first; none of a group without trajectories.
+def convert_row(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
+    """Convert a row to the episodes of its histories, the main one first; none for a group without trajectories.
 
     Raises:
-        UnsupportedError: a version that is not known; exchanges with another API than that of chat completions.
-        ShapeError, msgspec.ValidationError: a column or a message of the wrong shape.
+        UnsupportedError: the version is unknown; the exchanges are with another API than chat completions.
+        ShapeError, msgspec.ValidationError: a column or a message has the wrong shape.
     """
     version = row.get("format_version")
     if version not in (None, 2):
@@ -108,55 +109,55 @@ def to_records(row: dict[str, Any], file: Input) -> list[EpisodeRecord]:
     if version == 2:
         if row.get("trajectory_json") is None:
             return []
-        value, group = _json(row, "trajectory_json", dict), _json(row, "group_json", dict)
+        fields, group = _decode_column(row, "trajectory_json", dict), _decode_column(row, "group_json", dict)
     else:
-        texts = {key: _json(row, key, list if key == "tools" else dict) for key in ("metrics", "metadata", "tools")}
+        texts = {k: _decode_column(row, k, list if k == "tools" else dict) for k in ("metrics", "metadata", "tools")}
         flat = {"messages_and_choices": row.get("messages"), "reward": row.get("reward"), "logs": row.get("logs")}
-        value = {key: item for key, item in (texts | flat).items() if item}
-        group = {key.removeprefix("group_"): item for key in _GROUP if (item := _json(row, key, dict))}
-    trajectory = msgspec.convert(value, _Trajectory)
-    reward = trajectory.reward if trajectory.reward is not None else number(row.get("reward"))
-    metadata = msgspec.convert(group, _Group).metadata
+        fields = {key: field for key, field in (texts | flat).items() if field}
+        group = {key.removeprefix("group_"): field for key in _GROUP if (field := _decode_column(row, key, dict))}
+    trajectory = msgspec.convert(fields, _Trajectory)
+    reward = trajectory.reward if trajectory.reward is not None else parse_number(row.get("reward"))
+    metadata = msgspec.convert(group, _TrajectoryGroup).metadata
     names = [metadata[key] for key in _TASKS if isinstance(metadata.get(key), str | int) and str(metadata[key]).strip()]
     task = str(names[0] if names else row["group_index"])
-    scores = Scores()
+    scores = ScoreList()
     if reward is not None:
         scores.add("reward", reward)
     for key, score in trajectory.metrics.items():
-        if is_score_name(key) and number(score) is not None:
+        if is_score_name(key) and parse_number(score) is not None:
             scores.add(key, score)
-    chat = _exchanged(trajectory.exchanges) if trajectory.exchanges else _chat(trajectory)
-    step, folder = stem(file.path), file.path.absolute().parent.name
+    chat = _parse_exchanges(trajectory.exchanges) if trajectory.exchanges else _parse_history(trajectory)
+    training_step, folder = get_stem(file.path), file.path.absolute().parent.name
     split = folder if folder in _SPLITS else None
     if split not in (None, "train"):
         task = f"{task} [{split}]"
-    known = (*_History.__struct_fields__, "additional_histories", "exchanges", "reward", "initial_policy_version")
-    extra = (rest(value, *known) or {}) | {"group": group | {"index": row["group_index"]}}
+    mapped_keys = (*_ChatHistory.__struct_fields__, "additional_histories", "exchanges", "reward")
+    extra = omit_fields(fields, *mapped_keys, "initial_policy_version") or {}
     record = EpisodeRecord(
         task_id=task,
-        rollout_index=free_number(file, row.get("trajectory_index"), task),
+        rollout_index=choose_rollout_index(file, row.get("trajectory_index"), task),
         split=split,
-        collection_round=int(step) if step.isdecimal() and len(step) < 10 else None,
+        collection_round=int(training_step) if training_step.isdecimal() and len(training_step) < 10 else None,
         policy_version=trajectory.initial_policy_version,
-        env_return=finite(reward),
+        env_return=parse_finite(reward),
         tools=trajectory.tools,
         initial_messages=chat.initial_messages,
         final_observation=chat.final_observation,
         steps=chat.steps,
         scores=scores.records,
         source_version=None if version is None else str(version),
-        extra=extra,
+        extra=extra | {"group": group | {"index": row["group_index"]}},
     )
-    return [record, *_histories(record, trajectory, file)]
+    return [record, *_build_subagents(record, trajectory, file)]
 
 
-def _histories(record: EpisodeRecord, trajectory: _Trajectory, file: Input) -> Iterator[EpisodeRecord]:
+def _build_subagents(record: EpisodeRecord, trajectory: _Trajectory, file: Input) -> Iterator[EpisodeRecord]:
     if not trajectory.additional_histories:
         return
     record.source_format = NAME  # its id depends on it
-    parent = episode_text_id(record, file)
+    parent = make_episode_text_id(record, file)
     for index, history in enumerate(trajectory.additional_histories, 1):
-        chat = _chat(history)
+        chat = _parse_history(history)
         if not chat.steps:
             record.extra = (record.extra or {}) | {f"history {index}": history.messages_and_choices}
             continue
@@ -178,10 +179,11 @@ def _histories(record: EpisodeRecord, trajectory: _Trajectory, file: Input) -> I
         )
 
 
-def _chat(history: _History) -> Conversation:
-    """The decisions of a history, which are trained on if they were sampled by the policy that is trained."""
-    place = "messages_and_choices"
-    chat = answered(chat_messages([_message(item) for item in history.messages_and_choices], place), place=place)
+def _parse_history(history: _ChatHistory) -> ChatDecisions:
+    """Parse the decisions of a history; those that the trained policy sampled are trained on."""
+    location = "messages_and_choices"
+    messages = [_unwrap_choice(entry) for entry in history.messages_and_choices]
+    chat = parse_answers_from(normalise_messages(messages, location), location=location)
     for step in chat.steps:
         extra = step.extra or {}
         extra.pop("trainable", None)
@@ -191,51 +193,57 @@ def _chat(history: _History) -> Conversation:
     return chat
 
 
-def _message(item: Any) -> Any:
-    if not isinstance(item, dict):
-        return item
-    if isinstance(item.get("message"), dict) and "finish_reason" in item:
-        return {"role": "assistant"} | item["message"] | (rest(item, "message", "index") or {}) | {"trainable": True}
-    if item.get("role") != "assistant":
-        return rest(item, "trainable")
-    return item if "trainable" in item else item | {"trainable": False}
+def _unwrap_choice(entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    if isinstance(entry.get("message"), dict) and "finish_reason" in entry:
+        choice = omit_fields(entry, "message", "index") or {}
+        return {"role": "assistant"} | entry["message"] | choice | {"trainable": True}
+    if entry.get("role") != "assistant":
+        return omit_fields(entry, "trainable")
+    return entry if "trainable" in entry else entry | {"trainable": False}
 
 
-def _exchanged(exchanges: dict[str, list[Any]]) -> Conversation:
-    """The decisions of requests that each repeat their history, in the order of their times."""
-    if others := [api for api, calls in exchanges.items() if calls and api != "chat_completions"]:
-        raise UnsupportedError(f"`exchanges` are of {', '.join(others)}; known: chat_completions")
-    given = msgspec.convert(exchanges.get("chat_completions"), list[_Exchange])
-    calls, lineage = Calls(), Lineage()
-    for index, exchange in enumerate(sorted(given, key=lambda exchange: exchange.start_time or "")):
-        answer: Message | None = completion(exchange.response).message
+def _parse_exchanges(exchanges: dict[str, list[Any]]) -> ChatDecisions:
+    """Parse the decisions of requests that each repeat their history, in the order of their times."""
+    if unsupported := [api for api, calls in exchanges.items() if calls and api != "chat_completions"]:
+        raise UnsupportedError(f"`exchanges` are of {', '.join(unsupported)}; known: chat_completions")
+    calls = msgspec.convert(exchanges.get("chat_completions"), list[_ApiExchange])
+    history, lineage = CallHistory(), Lineage()
+    for index, call in enumerate(sorted(calls, key=lambda exchange: exchange.start_time or "")):
+        answer = parse_completion(call.response).message
         if answer is None:
             raise ShapeError(f"`exchanges.chat_completions[{index}].response` has no choice; valid: at least one")
-        place = f"exchanges.chat_completions[{index}].request.messages"
-        step = calls.add(chat_messages(exchange.request.get("messages"), place), answer, place=place)
-        left = tell(step, exchange.response, lineage, index) or {}
-        step.model = exchange.model or step.model
-        begun, ended = moment(exchange.start_time), moment(exchange.end_time)
-        step.started_at = begun or step.started_at
-        step.latency = (ended - begun).total_seconds() if begun and ended else None
-        more = {"request": rest(exchange.request, "messages", "model", "stream"), "response": left}
-        step.extra = (step.extra or {}) | {key: item for key, item in more.items() if item} or None
-    return Conversation(initial_messages=calls.initial_messages, steps=calls.steps)
+        location = f"exchanges.chat_completions[{index}].request.messages"
+        prompt = normalise_messages(call.request.get("messages"), location)
+        step = history.add(prompt, answer, location=location)
+        response = apply_answer(step, call.response, lineage, index) or {}
+        step.model = call.model or step.model
+        start, end = parse_time(call.start_time), parse_time(call.end_time)
+        step.started_at = start or step.started_at
+        step.latency = (end - start).total_seconds() if start and end else None
+        extra = {"request": omit_fields(call.request, "messages", "model", "stream"), "response": response}
+        step.extra = (step.extra or {}) | {key: field for key, field in extra.items() if field} or None
+    return ChatDecisions(initial_messages=history.initial_messages, steps=history.steps)
 
 
-def _json(row: dict[str, Any], key: str, kind: type) -> Any:
-    """What a column of JSON text says; a list of logs is no text."""
-    value = row.get(key)
-    if isinstance(value, str):
+def _decode_column(row: dict[str, Any], key: str, kind: type) -> Any:
+    """Return the value of a column of JSON text; a list of logs is not text."""
+    cell = row.get(key)
+    if isinstance(cell, str):
         try:
-            value = _decode(value)
+            cell = _decode(cell)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ShapeError(f"`{key}` is no JSON: {error}") from error
-    if value is None or isinstance(value, kind) or key.endswith("logs"):
-        return value
-    raise ShapeError(f"`{key}` is JSON of {type(value).__name__}; valid: {kind.__name__}")
+    if cell is None or isinstance(cell, kind) or key.endswith("logs"):
+        return cell
+    raise ShapeError(f"`{key}` is JSON of {type(cell).__name__}; valid: {kind.__name__}")
 
 
 FORMAT = Format(
-    NAME, "ART trajectory groups (Parquet)", recognise, read, run_folder=above("train|val|test|trajectories")
+    NAME,
+    "ART trajectory groups (Parquet)",
+    recognise,
+    read,
+    run_folder=find_folder_above("train|val|test|trajectories"),
 )

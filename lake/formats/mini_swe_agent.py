@@ -9,13 +9,15 @@
                         of an observation {raw_output, returncode, ...}. The last may have the role `exit`.
     instance_id         in SWE-bench runs
 
-With the Responses API an assistant's message is the answer itself (`object: response`, `output` items), and a result
-is a `function_call_output` item. A decision is an assistant's message. `extra.response` repeats it, and gives model,
-tokens and finish reason; `extra.actions` repeats the tool calls, or the command in the text.
+    With the Responses API an assistant's message is the answer itself (`object: response`, `output` items), and a
+    result is a `function_call_output` item.
 
-The task is the instance, else a hash of the first user message, which holds the task's text. The sibling number is a
-hash of what the first decision has that no other has (its time and response id); of all messages, where it has neither.
-The reward is the benchmark's and stands elsewhere.
+Episode: a document. The task is the instance, else a hash of the first user message, which has the task's text. The
+sibling number is a hash of the first decision's time and response id, or of all messages if it has neither.
+Step: an assistant's message. `extra.response` repeats it, and gives model, tokens and finish reason; `extra.actions`
+repeats the tool calls, or the command in the text.
+Reward: none; the benchmark's verdict is in another file.
+Refused: other values of `trajectory_format`; single messages of a wrong shape in a bare list.
 
 Source: mini-swe-agent 2.4.6 (agents/default.py, models/), files of 1.x and of 2.x.
 """
@@ -28,28 +30,35 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.documents import gathered, is_array, problem_of, with_parts
-from lake.formats.base.fields import moment, number, prompt_task, sibling_number
-from lake.formats.base.format import Format, past_its_own
-from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, ShapeError, UnsupportedError, array_values, items_of, rest
-from lake.formats.base.secrets import without_secrets
+from lake.formats.base.fields import as_object, hash_rollout_index, make_prompt_task_id, parse_number, parse_time
+from lake.formats.base.format import FileHead, Format, Item, get_rollouts_folder
+from lake.formats.base.rows import (
+    ShapeError,
+    UnsupportedError,
+    convert_value,
+    find_element_problem,
+    is_array,
+    make_element,
+    omit_fields,
+    read_array_values,
+    read_with_partial,
+)
+from lake.formats.base.secrets import remove_keys
 from lake.formats.base.source import Input
-from lake.formats.chat.answers import of_input, of_output, tell
-from lake.formats.chat.messages import Message, conversation, text_of
-from lake.formats.chat.sessions import complete
-from lake.formats.chat.tokens import Lineage
+from lake.formats.chat.completions import Lineage, apply_answer, build_input_message, build_output_message
+from lake.formats.chat.messages import Message, join_text, parse_chat
+from lake.formats.chat.sessions import set_chat_fields
 from lake.records import EpisodeRecord, Reject, StepRecord
 
 NAME = "mini_swe_agent"
 _FORMATS = ("mini-swe-agent-1", "mini-swe-agent-1.1")
-_OWN_WORDS = re.compile(r"SUBMIT_FINAL_OUTPUT|SWE_AGENT_FINAL_OUTPUT|mswea_bash_command")
-_OWN_FIELDS = re.compile(r'"(?:mini_version|trajectory_format)"\s*:\s*"(?:mini-swe-agent|\d)|"minisweagent\.')
+_TOOL_WORDS = re.compile(r"SUBMIT_FINAL_OUTPUT|SWE_AGENT_FINAL_OUTPUT|mswea_bash_command")
+_TOOL_FIELDS = re.compile(r'"(?:mini_version|trajectory_format)"\s*:\s*"(?:mini-swe-agent|\d)|"minisweagent\.')
 _LIMITS = ("LimitsExceeded", "TimeExceeded", "CostLimitExceeded", "StepLimitExceeded")
 
 
-class _Info(msgspec.Struct):
-    """What the run says of itself."""
+class _MiniSweInfo(msgspec.Struct):
+    """The fields of a run's `info` whose types are checked."""
 
     exit_status: str | None = None
     mini_version: str | None = None
@@ -58,21 +67,21 @@ class _Info(msgspec.Struct):
     exception_str: str | None = None
 
 
-class _Run(msgspec.Struct):
-    """A document."""
+class _MiniSweRun(msgspec.Struct):
+    """One document."""
 
     messages: list[Any]
-    info: _Info | None = None
+    info: _MiniSweInfo | None = None
     trajectory_format: str | None = None
     instance_id: str | None = None
 
 
-def recognise(look: Look) -> bool:
-    """Whether a file is a run, or the bare messages of one."""
+def recognise(look: FileHead) -> bool:
+    """Return whether a file is a run, or the bare messages of one."""
     if look.kind == "array":
         first = look.first
         is_chat = first.get("role") in ("system", "user") and "content" in first
-        return is_chat and (_OWN_WORDS.search(look.text) is not None or look.path.name.endswith(".traj.json"))
+        return is_chat and (_TOOL_WORDS.search(look.text) is not None or look.path.name.endswith(".traj.json"))
     if look.kind not in ("object", "lines"):
         return False
     if str(look.first.get("trajectory_format")).startswith("mini-swe-agent"):
@@ -80,132 +89,131 @@ def recognise(look: Look) -> bool:
     info = look.first.get("info")
     if isinstance(info, dict) and {"exit_status", "submission"} <= info.keys() and "messages" in look.first:
         return True
-    return look.has("info") and _OWN_FIELDS.search(look.text) is not None
+    return look.has("info") and _TOOL_FIELDS.search(look.text) is not None
 
 
 def read(file: Input) -> Iterator[Item]:
-    """The record of a file, and the rejects if it is damaged."""
+    """Yield the record of a file, and the rejects if it is damaged."""
     if is_array(file.path):
-        yield from _bare(file)
+        yield from _read_bare(file)
         return
-    for item, is_cut in with_parts(file, "messages"):
-        yield from items_of(item, NAME, partial(_records, is_cut=is_cut))
+    for document, is_cut in read_with_partial(file, "messages"):
+        yield from convert_value(document, NAME, partial(_build_records, is_cut=is_cut))
 
 
-def _bare(file: Input) -> Iterator[Item]:
-    """A list of messages: those that are damaged are rejects, the others make the episode."""
+def _read_bare(file: Input) -> Iterator[Item]:
+    """Yield the episode of a list of messages, and rejects of damaged messages."""
     messages: list[Any] = []
     lost = 0
     is_cut = False
-    for item in array_values(file):
-        if isinstance(item, Reject):
-            is_cut = is_cut or item.reason == "truncated"
-        elif (problem := problem_of(item)) is not None:
-            item.problem = problem
+    for element in read_array_values(file):
+        if isinstance(element, Reject):
+            is_cut = is_cut or element.reason == "truncated"
+        elif (problem := find_element_problem(element)) is not None:
+            element.problem = problem
         else:
             try:
-                messages.append(_message(item.value, item.index))
+                messages.append(_convert_message(element.value, element.index))
                 continue
             except ShapeError as error:
-                item.problem = str(error)
+                element.problem = str(error)
         lost += 1
-        yield from items_of(item, NAME, lambda _: ())
+        yield from convert_value(element, NAME, lambda _: ())
     if messages or not lost:
-        run = gathered({"messages": messages})
-        yield from items_of(run, NAME, partial(_records, is_cut=is_cut, lost=lost))
+        run = make_element({"messages": messages})
+        yield from convert_value(run, NAME, partial(_build_records, is_cut=is_cut, lost=lost))
 
 
-def _records(value: Any, *, is_cut: bool, lost: int = 0) -> list[EpisodeRecord]:
-    run = msgspec.convert(value, _Run)
+def _build_records(value: Any, *, is_cut: bool, lost: int = 0) -> list[EpisodeRecord]:
+    run = msgspec.convert(value, _MiniSweRun)
     if run.trajectory_format not in (None, *_FORMATS):
-        known = f"{_FORMATS[0]} to {_FORMATS[-1]}"
-        raise UnsupportedError(f"`trajectory_format` is {run.trajectory_format!r}; known: {known}")
-    messages = [_message(message, index) for index, message in enumerate(run.messages)]
-    chat = conversation(messages)
+        valid = f"{_FORMATS[0]} to {_FORMATS[-1]}"
+        raise UnsupportedError(f"`trajectory_format` is {run.trajectory_format!r}; known: {valid}")
+    messages = [_convert_message(message, index) for index, message in enumerate(run.messages)]
+    chat = parse_chat(messages)
     lineage = Lineage()
     for index, step in enumerate(chat.steps):
-        _complete(step, lineage, index)
-    info = run.info or _Info()
-    given_model = (info.config or {}).get("model")
-    model = given_model if isinstance(given_model, dict) else {}
-    asked = next((text_of(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user"), "")
-    extra = rest(value, "messages", "trajectory_format", "instance_id", "info") or {}
-    if kept := rest(value.get("info") or {}, "exit_status"):
-        extra["info"] = kept
+        _fill_step(step, lineage, index)
+    info = run.info or _MiniSweInfo()
+    model = as_object((info.config or {}).get("model"))
+    question = next((join_text(m.get("content"), "\n") for m in chat.initial_messages if m["role"] == "user"), "")
+    extra = omit_fields(value, "messages", "trajectory_format", "instance_id", "info") or {}
+    if info_fields := omit_fields(value.get("info") or {}, "exit_status"):
+        extra["info"] = info_fields
     extra |= {"is_cut": True} if is_cut else {}
     extra |= {"lost_messages": lost} if lost else {}
     record = EpisodeRecord(
-        task_id=run.instance_id or prompt_task(asked),
-        rollout_index=_sibling(run.messages),
-        sampling=without_secrets(kwargs) if isinstance(kwargs := model.get("model_kwargs"), dict) else None,
+        task_id=run.instance_id or make_prompt_task_id(question),
+        rollout_index=_hash_first_answer(run.messages),
+        sampling=remove_keys(kwargs) if isinstance(kwargs := model.get("model_kwargs"), dict) else None,
         steps=[],
-        cost=number((info.model_stats or {}).get("instance_cost")),
+        cost=parse_number((info.model_stats or {}).get("instance_cost")),
         started_at=chat.steps[0].started_at if chat.steps else None,
         source_version=run.trajectory_format,
-        extra=without_secrets(extra) or None,
+        extra=remove_keys(extra) or None,
     )
-    complete(record, chat)
+    set_chat_fields(record, chat)
     record.policy = name if isinstance(name := model.get("model_name"), str) else record.policy
-    _end(record, info, is_cut=is_cut)
+    _set_end(record, info, is_cut=is_cut)
     return [record]
 
 
-def _end(record: EpisodeRecord, info: _Info, *, is_cut: bool) -> None:
-    said = record.stop_reason = info.exit_status or None
-    if is_cut or (said is None and info.exit_status is not None):
+def _set_end(record: EpisodeRecord, info: _MiniSweInfo, *, is_cut: bool) -> None:
+    status = record.stop_reason = info.exit_status or None
+    if is_cut or (status is None and info.exit_status is not None):
         record.status = "aborted"
-    elif said == "Submitted":
+    elif status == "Submitted":
         record.terminated = True
-    elif said in _LIMITS:
+    elif status in _LIMITS:
         record.status, record.terminated = "truncated", False
-    elif said is not None and said.startswith("User"):
+    elif status is not None and status.startswith("User"):
         record.status = "aborted"
-    elif said is not None:
-        record.status, record.error = "failed", info.exception_str or said
+    elif status is not None:
+        record.status, record.error = "failed", info.exception_str or status
 
 
-def _message(given: Any, index: int) -> Message:
-    """A message in the form of chat APIs. Raises ShapeError: it is none."""
-    place = f"messages[{index}]"
-    if isinstance(given, dict) and "role" not in given and "output" in given and given.get("object") == "response":
-        answer = {key: value for key, value in given.items() if key not in ("output", "extra")}
-        extra = given["extra"] if isinstance(given.get("extra"), dict) else {}
-        return of_output(given["output"], f"{place}.output") | {"extra": extra | {"response": answer}}
-    return of_input(given, place)
+def _convert_message(raw: Any, index: int) -> Message:
+    """Return a message in the form of chat APIs. Raises ShapeError: it has another shape."""
+    path = f"messages[{index}]"
+    if isinstance(raw, dict) and "role" not in raw and "output" in raw and raw.get("object") == "response":
+        answer = {key: field for key, field in raw.items() if key not in ("output", "extra")}
+        extra = as_object(raw.get("extra")) | {"response": answer}
+        return build_output_message(raw["output"], f"{path}.output") | {"extra": extra}
+    return build_input_message(raw, path)
 
 
-def _complete(step: StepRecord, lineage: Lineage, index: int) -> None:
-    """Write on a decision what `extra` says of its call; what repeats the message is left out."""
-    kept = step.extra or {}
-    step.started_at = moment(kept.get("timestamp"))
+def _fill_step(step: StepRecord, lineage: Lineage, index: int) -> None:
+    """Write the fields of `extra` about the call on a step, without those that repeat the message."""
+    step_extra = step.extra or {}
+    step.started_at = parse_time(step_extra.get("timestamp"))
     if step.started_at is not None:
-        del kept["timestamp"]
-    of_message = kept.pop("extra", None)
-    if not isinstance(of_message, dict):
-        step.extra = kept | ({"extra": of_message} if of_message is not None else {}) or None
+        del step_extra["timestamp"]
+    message_extra = step_extra.pop("extra", None)
+    if not isinstance(message_extra, dict):
+        step.extra = step_extra | ({"extra": message_extra} if message_extra is not None else {}) or None
         return
-    step.started_at = moment(of_message.get("timestamp")) or step.started_at
-    step.cost = number(of_message.get("cost"))
-    answer = of_message.get("response")
-    response = tell(step, answer, lineage, index) if isinstance(answer, dict) else answer
-    more = rest(of_message, "cost", "response", *(("actions",) if step.tool_calls else ())) or {}
-    more |= {"response": response} if response is not None else {}
-    step.extra = kept | ({"extra": more} if more else {}) or None
+    step.started_at = parse_time(message_extra.get("timestamp")) or step.started_at
+    step.cost = parse_number(message_extra.get("cost"))
+    answer = message_extra.get("response")
+    response = apply_answer(step, answer, lineage, index) if isinstance(answer, dict) else answer
+    fields = omit_fields(message_extra, "cost", "response", *(("actions",) if step.tool_calls else ())) or {}
+    fields |= {"response": response} if response is not None else {}
+    step.extra = step_extra | ({"extra": fields} if fields else {}) or None
 
 
-def _sibling(messages: list[Any]) -> int:
-    """A number by the first answer's time and id; by all messages if it has neither."""
+def _hash_first_answer(messages: list[Any]) -> int:
+    """Return a sibling number from the first answer's time and id, or from all messages."""
     for message in messages:
         if isinstance(message, dict) and (message.get("role") == "assistant" or "output" in message):
-            extra: dict[str, Any] = given if isinstance(given := message.get("extra"), dict) else {}
-            answer: dict[str, Any] = said if isinstance(said := extra.get("response"), dict) else message
-            marks = [answer.get("id"), extra.get("timestamp", message.get("timestamp"))]
-            if marks != [None, None]:
-                return sibling_number(json.dumps(marks))
+            extra = as_object(message.get("extra"))
+            answer: dict[str, Any] = response if isinstance(response := extra.get("response"), dict) else message
+            identity = [answer.get("id"), extra.get("timestamp", message.get("timestamp"))]
+            if identity != [None, None]:
+                return hash_rollout_index(json.dumps(identity))
             break
-    return sibling_number(json.dumps(messages, sort_keys=True))
+    return hash_rollout_index(json.dumps(messages, sort_keys=True))
 
 
 FORMAT = Format(
-    NAME, "mini-swe-agent trajectories (.traj.json)", recognise, read, is_whole=True, run_folder=past_its_own
+    NAME, "mini-swe-agent trajectories (.traj.json)", recognise, read, is_whole=True, run_folder=get_rollouts_folder
 )

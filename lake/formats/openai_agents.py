@@ -9,14 +9,15 @@
                  function {name, input, output, mcp_data}: a tool; agent {name, handoffs, tools, output_type}
                  handoff, guardrail, custom (also the SDK's own task and turn), mcp_tools, transcription, speech, ...
 
-* A trace is an episode; generations and responses in order of their start are its decisions (`tracing.tree`).
-  A handoff goes on in the same episode, `agent_id` of a step says who; an agent inside a function is a sub-agent.
-* The export of a `response` does not say what was said: such steps have the tool calls that the function spans after
-  them tell, and are not trained on.
-* The task is the trace: those of a group (`group_id`, in `extra`) are the turns of one conversation, and no siblings.
+* A trace is an episode; its generations and responses in the order of their start are the decisions
+  (`tracing.episodes`). A handoff stays in the episode, and `agent_id` of a step names the agent. An agent inside a
+  function is a sub-agent.
+* The export of a `response` has no messages. Such steps have the tool calls of the function spans after them, and are
+  not trained on.
+* The task is the trace: the traces of a group (`group_id`, in `extra`) are the turns of one conversation, not siblings.
   The environment is the workflow.
-* The lines of a trace stand in any order and may be mixed with those of others; they may stand in batches,
-  {data: [...]}, or as {trace, spans}. There is no version.
+* The lines of a trace may be in any order, mixed with those of other traces, in batches, {data: [...]}, or as
+  {trace, spans}. There is no version.
 
 Source: the tracing modules of openai-agents 0.24.0.
 """
@@ -25,17 +26,21 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from lake.formats.base.fields import moment
-from lake.formats.base.format import Format, its_folder
+from lake.formats.base.fields import parse_time
+from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
 from lake.formats.base.json_array import Element
-from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, ShapeError, items_of, rest, values
+from lake.formats.base.rows import ShapeError, convert_value, omit_fields, read_values
 from lake.formats.base.source import Input
-from lake.formats.tracing.attributes import count_of, name_in
-from lake.formats.tracing.episodes import episodes, nanoseconds
-from lake.formats.tracing.payloads import answers, instructed, prompt
-from lake.formats.tracing.shapes import is_empty, text
-from lake.formats.tracing.tree import Call, Span, Tool, Trace, traces
+from lake.formats.tracing.episodes import ModelCall, Span, Tool, Trace, build_episodes, group_traces, to_nanoseconds
+from lake.formats.tracing.payloads import (
+    add_instructions,
+    get_text,
+    is_empty,
+    parse_answers,
+    parse_prompt,
+    to_count,
+    to_text,
+)
 from lake.records import EpisodeRecord, Reject, excerpt
 
 NAME = "openai_agents"
@@ -46,134 +51,138 @@ _COUNTED = frozenset(
     ("input_tokens", "output_tokens", "total_tokens", "requests", "prompt_tokens", "completion_tokens")
 )
 _SETTINGS = ("temperature", "top_p", "max_output_tokens", "tool_choice", "parallel_tool_calls", "reasoning", "text")
-_LIMIT = "Max turns exceeded"
-_NONE = "no trace, no span: valid are objects {object: trace, id} and {object: trace.span, id, trace_id}"
+_SPAN_KEYS = ("object", "id", "trace_id", "parent_id", "started_at", "ended_at", "error")
+_TURN_LIMIT = "Max turns exceeded"
+_NO_TRACE = "no trace, no span: valid are objects {object: trace, id} and {object: trace.span, id, trace_id}"
 
 
-def recognise(look: Look) -> bool:
-    """Whether a file has traces or spans of the SDK."""
-    return any(_is_line(value) for value in _objects(look))
+def recognise(head: FileHead) -> bool:
+    """Return whether a file has traces or spans of the SDK."""
+    return any(map(_is_line, _list_objects(head)))
 
 
-def no_trajectory(look: Look) -> str | None:
-    """Whether a file has traces and no spans, all of which were looked at."""
-    found = _objects(look)
-    if found and all(_is_line(value) and value["object"] == "trace" for value in found) and len(look.text) < 1 << 15:
+def no_trajectory(head: FileHead) -> str | None:
+    """Describe a file that has traces and no spans, if all of it was examined."""
+    objects = _list_objects(head)
+    if not objects or len(head.text) >= 1 << 15:
+        return None
+    if all(_is_line(line) and line["object"] == "trace" for line in objects):
         return "it names traces of the OpenAI Agents SDK and has none of their spans; ingest the file that has them"
     return None
 
 
 def read(file: Input) -> Iterator[Item]:
-    """Records and rejects of a file; a trace stands where its first line does."""
+    """Read the records and rejects of a file; a trace has the position of its first line."""
     lost: dict[str, int] = {}
-    for found in traces(_pieces(values(file, by_line=True), lost)):
-        if isinstance(found, Reject):
-            yield found
+    for item in group_traces(_split_pieces(read_values(file, by_line=True), lost)):
+        if isinstance(item, Reject):
+            yield item
         else:
-            trace_id, element = found
-            missing = lost.get(trace_id, 0)
-            yield from items_of(element, NAME, lambda lines: _episodes(trace_id, lines, missing, file))  # noqa: B023
+            trace_id, element = item
+            count = lost.get(trace_id, 0)
+            yield from convert_value(
+                element,
+                NAME,
+                lambda lines: _build_trace_episodes(trace_id, lines, count, file),  # noqa: B023
+            )
 
 
-def _objects(look: Look) -> list[dict[str, Any]]:
-    return [part for value in look.objects for part in _opened(value) if isinstance(part, dict)]
+def _list_objects(head: FileHead) -> list[dict[str, Any]]:
+    return [line for node in head.objects for line in _unwrap(node) if isinstance(line, dict)]
 
 
-def _opened(value: Any) -> list[Any]:
-    """The traces and spans that a value holds: itself, a batch as the SDK sends it, or a trace with its spans."""
-    if isinstance(value, list):
-        return value
-    if not isinstance(value, dict) or value.get("object") == "trace.span":
-        return [value]
-    lists = [value[key] for key in ("data", "traces", "spans") if isinstance(value.get(key), list)]
-    about = value if value.get("object") == "trace" else value.get("trace")
-    head = [{"object": "trace"} | (rest(about, "spans") or {})] if isinstance(about, dict) else []
-    return [*head, *(part for found in lists for part in found)] if lists else [value]
+def _unwrap(node: Any) -> list[Any]:
+    """Return the traces and spans in a value: the value, a batch as the SDK sends it, or a trace with its spans."""
+    if isinstance(node, list):
+        return node
+    if not isinstance(node, dict) or node.get("object") == "trace.span":
+        return [node]
+    lists = [node[key] for key in ("data", "traces", "spans") if isinstance(node.get(key), list)]
+    trace = node if node.get("object") == "trace" else node.get("trace")
+    head = [{"object": "trace"} | (omit_fields(trace, "spans") or {})] if isinstance(trace, dict) else []
+    return [*head, *(line for lines in lists for line in lines)] if lists else [node]
 
 
-def _is_line(value: dict[str, Any]) -> bool:
-    if value.get("object") == "trace.span":
-        return "trace_id" in value or "span_data" in value
-    return value.get("object") == "trace" and ("workflow_name" in value or "group_id" in value)
+def _is_line(node: dict[str, Any]) -> bool:
+    if node.get("object") == "trace.span":
+        return "trace_id" in node or "span_data" in node
+    return node.get("object") == "trace" and ("workflow_name" in node or "group_id" in node)
 
 
-def _pieces(items: Iterable[Element | Reject], lost: dict[str, int]) -> Iterator[tuple[str, int, Any] | Reject]:
-    """Lines by trace. `lost` counts the damaged lines that name a trace."""
+def _split_pieces(items: Iterable[Element | Reject], lost: dict[str, int]) -> Iterator[tuple[str, int, Any] | Reject]:
+    """Yield lines with their trace. `lost` counts the damaged lines that name a trace."""
     for item in items:
-        parts = _opened(item.value) if isinstance(item, Element) and item.problem is None else [None]
-        for part in parts:
-            key = _trace_of(part)
-            if isinstance(item, Element) and key is not None:
-                yield key, item.index, part
+        lines = _unwrap(item.value) if isinstance(item, Element) and item.problem is None else [None]
+        for line in lines:
+            trace_id = _get_trace_id(line)
+            if isinstance(item, Element) and trace_id is not None:
+                yield trace_id, item.index, line
                 continue
-            raw = item.raw if len(parts) == 1 else Element(0, part, source=None).raw
-            for trace in set(_TRACE_ID.findall(raw)):
-                lost[trace] = lost.get(trace, 0) + 1
+            raw = item.raw if len(lines) == 1 else Element(0, line, source=None).raw
+            for lost_id in set(_TRACE_ID.findall(raw)):
+                lost[lost_id] = lost.get(lost_id, 0) + 1
             if isinstance(item, Reject):
                 yield item
             else:
-                yield Reject(position=item.index, reason="invalid", message=excerpt(item.problem or _NONE), raw=raw)
+                message = excerpt(item.problem or _NO_TRACE)
+                yield Reject(position=item.index, reason="invalid", message=message, raw=raw)
 
 
-def _trace_of(value: Any) -> str | None:
-    """The trace that a line is of; None if it is neither a trace nor a span."""
-    if not isinstance(value, dict) or value.get("object") not in _OBJECTS:
+def _get_trace_id(line: Any) -> str | None:
+    """Return the trace of a line; None if the line is neither a trace nor a span."""
+    if not isinstance(line, dict) or line.get("object") not in _OBJECTS:
         return None
-    key = "id" if value["object"] == "trace" else "trace_id"
-    return value[key] if isinstance(value.get(key), str) and isinstance(value.get("id"), str) and value[key] else None
+    trace_id = line.get("id" if line["object"] == "trace" else "trace_id")
+    return trace_id if isinstance(trace_id, str) and isinstance(line.get("id"), str) and trace_id else None
 
 
-def _episodes(trace_id: str, lines: list[Any], lost: int, file: Input) -> list[EpisodeRecord]:
-    """A trace as episodes. Raises ShapeError: it has no call of a model, or says nothing of it."""
-    about: dict[str, Any] = {}
+def _build_trace_episodes(trace_id: str, lines: list[Any], lost: int, file: Input) -> list[EpisodeRecord]:
+    """Build the episodes of a trace. Raises ShapeError: it has no call of a model, or no messages."""
+    fields: dict[str, Any] = {}
     for line in lines:
-        about |= line if line["object"] == "trace" else {}
-    spans = [_span(line) for line in lines if line["object"] == "trace.span"]
+        fields |= line if line["object"] == "trace" else {}
+    spans = [_build_span(line) for line in lines if line["object"] == "trace.span"]
     if not spans:
         raise ShapeError(f"trace {trace_id!r} has no span; ingest the file that has them")
-    known = ("object", "id", "workflow_name")
-    extra = {key: value for key, value in about.items() if key not in known and not is_empty(key, value)}
-    trace = Trace(
-        id=trace_id,
-        spans=spans,
-        task_id=trace_id,
-        environment=name_in(about, "workflow_name"),
-        extra=extra | ({"lost_lines": lost} if lost else {}) | ({} if about else {"trace": "its own line is missing"}),
-    )
-    found = episodes(trace, file, NAME)
-    for record in found:
-        if record.error is not None and record.error.startswith(_LIMIT):
+    mapped_keys = ("object", "id", "workflow_name")
+    extra = {key: field for key, field in fields.items() if key not in mapped_keys and not is_empty(key, field)}
+    extra |= {"lost_lines": lost} if lost else {}
+    extra |= {} if fields else {"trace": "its own line is missing"}
+    environment = get_text(fields, "workflow_name")
+    trace = Trace(id=trace_id, spans=spans, task_id=trace_id, environment=environment, extra=extra)
+    records = build_episodes(trace, file, NAME)
+    for record in records:
+        if record.error is not None and record.error.startswith(_TURN_LIMIT):
             record.status, record.terminated, record.stop_reason = "truncated", False, "max_turns"
-    return found
+    return records
 
 
-def _span(line: dict[str, Any]) -> Span:
-    data = line["span_data"] if isinstance(line.get("span_data"), dict) else {}
-    kind = str(data.get("type") or "span")
+def _build_span(line: dict[str, Any]) -> Span:
+    span_data = line["span_data"] if isinstance(line.get("span_data"), dict) else {}
+    kind = str(span_data.get("type") or "span")
     error = line.get("error")
-    said = error.get("message") if isinstance(error, dict) else error
-    detail = error.get("data") if isinstance(error, dict) else None
+    message, detail = (error.get("message"), error.get("data")) if isinstance(error, dict) else (error, None)
+    error_text = to_text(message or error) + (f": {to_text(detail)}" if detail else "") if error else None
     parent = line.get("parent_id")
-    known = ("object", "id", "trace_id", "parent_id", "started_at", "ended_at", "error")
-    about = {key: value for key, value in line.items() if key not in known and value is not data}
+    fields = {key: field for key, field in line.items() if key not in _SPAN_KEYS and field is not span_data}
     span = Span(
         id=line["id"],
         parent=parent if isinstance(parent, str) and parent else None,
-        name=name_in(data, "name") or kind,
+        name=get_text(span_data, "name") or kind,
         kind={"function": "tool"}.get(kind, "llm" if kind in _CALLS else kind),
-        start=nanoseconds(moment(line.get("started_at"))),
-        end=nanoseconds(moment(line.get("ended_at"))),
-        error=None if not error else text(said or error) + (f": {text(detail)}" if detail else ""),
-        attributes={key: value for key, value in (about | data).items() if not is_empty(key, value)},
+        start=to_nanoseconds(parse_time(line.get("started_at"))),
+        end=to_nanoseconds(parse_time(line.get("ended_at"))),
+        error=error_text,
+        attributes={key: field for key, field in (fields | span_data).items() if not is_empty(key, field)},
     )
     if kind in _CALLS:
-        span.call = _call(data, span.attributes)
+        span.call = _build_call(span_data, span.attributes)
     elif kind == "function":
-        back = data.get("output")
+        output = span_data.get("output")
         span.tool = Tool(
             name=span.name,
-            arguments=data.get("input"),
-            result=span.error if back is None else text(back),
+            arguments=span_data.get("input"),
+            result=span.error if output is None else to_text(output),
             is_error=True if span.error else None,
         )
     elif kind == "agent":
@@ -181,33 +190,41 @@ def _span(line: dict[str, Any]) -> Span:
     return span
 
 
-def _call(data: dict[str, Any], attributes: dict[str, Any]) -> Call:
-    """A generation or a response; what becomes messages is taken out of the attributes."""
-    response = data.get("response") if isinstance(data.get("response"), dict) else {}
-    given = prompt(data.get("input"))
-    answered = answers(response or data.get("output"))
+def _build_call(span_data: dict[str, Any], attributes: dict[str, Any]) -> ModelCall:
+    """Build the call of a generation or a response; its messages are removed from the attributes."""
+    response = span_data["response"] if isinstance(span_data.get("response"), dict) else {}
+    prompt = parse_prompt(span_data.get("input"))
+    answers = parse_answers(response or span_data.get("output"))
     for key in ("input", "output", "response"):
         attributes.pop(key, None)
-    settings = data["model_config"] if isinstance(data.get("model_config"), dict) else {}
-    settings = settings or {key: answered.rest.pop(key) for key in _SETTINGS if key in answered.rest}
-    usage = data.get("usage") or (response or {}).get("usage")
+    settings = span_data["model_config"] if isinstance(span_data.get("model_config"), dict) else {}
+    settings = settings or {key: answers.rest.pop(key) for key in _SETTINGS if key in answers.rest}
+    usage = span_data.get("usage") or response.get("usage")
     usage = usage if isinstance(usage, dict) else {}
-    more = {
-        "response_id": name_in(data, "response_id") or name_in(response or {}, "id"),
-        "usage": {key: value for key, value in usage.items() if key not in _COUNTED and value is not None},
-        "payload": {key: value for key, value in (given.rest | answered.rest).items() if key not in ("id", "usage")},
+    extra = {
+        "response_id": get_text(span_data, "response_id") or get_text(response, "id"),
+        "usage": {key: count for key, count in usage.items() if key not in _COUNTED and count is not None},
+        "payload": {k: v for k, v in (prompt.rest | answers.rest).items() if k not in ("id", "usage")},
     }
     prompt_tokens, completion_tokens = usage.get("input_tokens"), usage.get("output_tokens")
-    return Call(
-        prompt=instructed(given, answered) or None,
-        answers=answered.messages,
-        tools=answered.tools or given.tools,
-        sampling={key: value for key, value in settings.items() if value is not None and key != "base_url"},
-        model=name_in(data, "model") or name_in(response or {}, "model"),
-        prompt_tokens=count_of(usage.get("prompt_tokens") if prompt_tokens is None else prompt_tokens),
-        completion_tokens=count_of(usage.get("completion_tokens") if completion_tokens is None else completion_tokens),
-        extra={key: value for key, value in more.items() if value},
+    return ModelCall(
+        prompt=add_instructions(prompt, answers) or None,
+        answers=answers.messages,
+        tools=answers.tools or prompt.tools,
+        sampling={key: setting for key, setting in settings.items() if setting is not None and key != "base_url"},
+        model=get_text(span_data, "model") or get_text(response, "model"),
+        prompt_tokens=to_count(usage.get("prompt_tokens") if prompt_tokens is None else prompt_tokens),
+        completion_tokens=to_count(usage.get("completion_tokens") if completion_tokens is None else completion_tokens),
+        extra={key: field for key, field in extra.items() if field},
     )
 
 
-FORMAT = Format(NAME, "OpenAI Agents SDK traces", recognise, read, no_trajectory, is_whole=True, run_folder=its_folder)
+FORMAT = Format(
+    NAME,
+    "OpenAI Agents SDK traces",
+    recognise,
+    read,
+    no_trajectory,
+    is_whole=True,
+    run_folder=get_parent_folder,
+)

@@ -8,13 +8,15 @@
     token_ids, position_ids, loss_mask, advantages, losses, rewards, inference_logprobs, trainer_logprobs, entropy, ...
                                      a value for each token; null where it is not known
     tokens [{id, position, loss_mask, advantage, reward, inference_logprob, ...}]
-                                     in place of those lists, in the first version
+                                     instead of those lists, in the first version
 
-A row is a sequence: one branch of one rollout. It names neither task nor rollout nor text, so each is a task of its
-own, called by its environment, rank and number; the texts stand in the traces (`verifiers_traces`). A decision is a run
-of tokens that are trained (`loss_mask`; where the row has losses of several kinds, those of `rl`). Its text is unknown
-and stays empty, its ids and the log-probabilities of the engine (`inference_logprobs`) are exact. `env_return` is the
-reward, which the trainer repeats at every token. What the trainer computed is kept in extra, as long as the sequence.
+Episode: a row, which is the sequence of one branch of one rollout. It names neither task nor rollout nor text. So each
+is a separate task, named by its environment, rank and number; the traces (`verifiers_traces`) have the texts.
+Step: a run of trained tokens (`loss_mask`; with losses of several kinds, those of `rl`). Its text is unknown and
+empty. Its ids and the log-probabilities of the engine (`inference_logprobs`) are exact.
+Reward: `env_return`, which the trainer repeats at every token. Numbers of the trainer are in `extra`, as long as the
+sequence.
+Refused: newer schema versions; lists that are not as long as the sequence.
 
 Source: prime-rl (Prime Intellect, Apache-2.0), src/prime_rl/trainer/rl/token_export.py, May to October 2026.
 """
@@ -24,23 +26,31 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import whole
-from lake.formats.base.format import Format, above
-from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, ShapeError, UnsupportedError, converted, rest, values
+from lake.formats.base.fields import parse_count
+from lake.formats.base.format import FileHead, Format, Item, find_folder_above
+from lake.formats.base.rows import ShapeError, UnsupportedError, convert_values, omit_fields, read_values
 from lake.formats.base.source import Input
 from lake.records import EpisodeRecord, Index, StepRecord, TokensRecord
 
 NAME = "prime_rl_tokens"
 _NEWEST = 1
-_OWN = ("schema_version", "env_name", "run_id", "token_ids", "tokens", "loss_mask", "rewards", "inference_logprobs")
+_MAPPED_KEYS = (
+    "schema_version",
+    "env_name",
+    "run_id",
+    "token_ids",
+    "tokens",
+    "loss_mask",
+    "rewards",
+    "inference_logprobs",
+)
 _COLUMNS = {"id": "token_ids", "position": "position_ids", "advantage": "advantages", "reward": "rewards"} | {
-    f"{who}_logprob": f"{who}_logprobs" for who in ("inference", "trainer")
+    f"{source}_logprob": f"{source}_logprobs" for source in ("inference", "trainer")
 }
-"""Fields of a token in the first version -> what their list is called since."""
+"""Names of the lists of newer versions, by the field of a token in the first version."""
 
 
-class _Row(msgspec.Struct):
+class _TokenRow(msgspec.Struct):
     token_ids: list[Index]
     loss_mask: list[bool]
     schema_version: int = 1
@@ -53,27 +63,30 @@ class _Row(msgspec.Struct):
     losses: list[dict[str, Any]] | None = None
 
 
-def recognise(look: Look) -> bool:
-    """Whether rows are sequences of a trainer's micro batches."""
+def recognise(look: FileHead) -> bool:
+    """Return whether rows are sequences of a trainer's micro batches."""
     return look.has("schema_version", "micro_step", "micro_sequence_idx")
 
 
 def read(file: Input) -> Iterator[Item]:
-    """Records and rejects of a file, with line numbers from 1."""
-    return converted(values(file, by_line=True), NAME, lambda value: [to_record(value, file)])
+    """Yield records and rejects of a file, with line numbers from 1."""
+    return convert_values(read_values(file, by_line=True), NAME, lambda value: [build_record(value, file)])
 
 
-def to_record(value: Any, file: Input) -> EpisodeRecord:
-    """One sequence as an episode.
+def build_record(value: Any, file: Input) -> EpisodeRecord:
+    """Return one sequence as an episode.
 
     Raises:
         msgspec.ValidationError: wrong keys or types.
-        ShapeError: lists that are not as long as the sequence.
+        ShapeError: lists of another length than the sequence.
         UnsupportedError: a newer version of the format.
     """
     if isinstance(value, dict) and isinstance(value.get("tokens"), list):
-        value = {**value, **_by_column(value["tokens"])}
-    row = msgspec.convert(value, _Row)
+        tokens = value["tokens"]
+        fields = dict.fromkeys(name for token in tokens for name in token if name != "index")
+        lists = {_COLUMNS.get(name, name): [token.get(name) for token in tokens] for name in fields}
+        value = {**value, **lists, "tokens": None}
+    row = msgspec.convert(value, _TokenRow)
     if not 1 <= row.schema_version <= _NEWEST:
         raise UnsupportedError(f"`schema_version` is {row.schema_version}; known: {_NEWEST}. Use a newer trajlake")
     length = len(row.token_ids)
@@ -81,28 +94,28 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
         if (items := getattr(row, name)) is not None and len(items) != length:
             raise ShapeError(f"`{name}` has {len(items)} entries for {length} token ids")
     rewards = {reward for reward in row.rewards or () if reward is not None}
-    round_ = whole(row.step if row.export_step is None else row.export_step)
-    places = (row.env_name or "sequence", value.get("rank"), value.get("export_sequence_idx"))
-    task = "/".join("-" if place is None else str(place) for place in places)
+    training_round = parse_count(row.step if row.export_step is None else row.export_step)
+    names = (row.env_name or "sequence", value.get("rank"), value.get("export_sequence_idx"))
+    task = "/".join("-" if name is None else str(name) for name in names)
     is_counted = value.get("position_ids") == list(range(length))
-    extra = rest(value, *_OWN, *(("position_ids",) if is_counted else ())) or {}
+    extra = omit_fields(value, *_MAPPED_KEYS, *(("position_ids",) if is_counted else ())) or {}
     if len(rewards) > 1:
         extra["rewards"] = row.rewards
     return EpisodeRecord(
         task_id=task,
         run_id=row.run_id or None,
-        collection_round=round_,
-        rollout_index=file.next_index(NAME, row.run_id, round_, task),
+        collection_round=training_round,
+        rollout_index=file.next_index(NAME, row.run_id, training_round, task),
         environment=row.env_name or None,
         env_return=next(iter(rewards)) if len(rewards) == 1 else None,
         source_version=str(row.schema_version),
-        steps=_steps(row),
+        steps=_build_steps(row),
         extra=extra or None,
     )
 
 
-def _steps(row: _Row) -> list[StepRecord]:
-    """The runs of tokens that are trained; what stands behind the last one is not part of any."""
+def _build_steps(row: _TokenRow) -> list[StepRecord]:
+    """Return the runs of trained tokens; tokens after the last run belong to no step."""
     mask = row.loss_mask
     if row.losses is not None and any("rl" in losses for losses in row.losses):
         mask = [isinstance(loss := losses.get("rl"), dict) and loss.get("mask") is True for losses in row.losses]
@@ -112,11 +125,11 @@ def _steps(row: _Row) -> list[StepRecord]:
         start = mask.index(True, at)
         at = mask.index(False, start) if False in mask[start:] else len(mask)
         logprobs = [] if row.inference_logprobs is None else row.inference_logprobs[start:at]
-        known = [value for value in logprobs if value is not None]
+        numbers = [logprob for logprob in logprobs if logprob is not None]
         tokens = TokensRecord(
             context_ids=row.token_ids[end:start],
             action_ids=row.token_ids[start:at],
-            action_logprobs=known if len(known) == at - start else None,
+            action_logprobs=numbers if len(numbers) == at - start else None,
             prefix_step_index=len(steps) - 1 if steps else None,
         )
         steps.append(StepRecord(state=None, action="", tokens=tokens))
@@ -124,12 +137,11 @@ def _steps(row: _Row) -> list[StepRecord]:
     return steps
 
 
-def _by_column(tokens: list[Any]) -> dict[str, Any]:
-    """Tokens of the first version as lists."""
-    names = dict.fromkeys(name for token in tokens for name in token if name != "index")
-    return {_COLUMNS.get(name, name): [token.get(name) for token in tokens] for name in names} | {"tokens": None}
-
-
 FORMAT = Format(
-    NAME, "prime-rl token exports (step_N/rank_R.jsonl)", recognise, read, by_line=True, run_folder=above(r"step_\d+")
+    NAME,
+    "prime-rl token exports (step_N/rank_R.jsonl)",
+    recognise,
+    read,
+    by_line=True,
+    run_folder=find_folder_above(r"step_\d+"),
 )

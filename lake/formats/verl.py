@@ -2,18 +2,20 @@
 
 .. code-block:: text
 
-    input, output   decoded prompt and response, special tokens left out   state and action of the one decision
+    input, output   decoded prompt and response without special tokens     state and action of the one decision
     score           sum of the token-level scores                          return, and the score `score`
     gts             ground truth; absent from older files                  ground truth
     step            training step                                          collection round
-    uid             {prompt}_{session}_{output}; newer files               which outputs are of one session
+    uid             {prompt}_{session}_{output}; newer files               the session of an output
     <further>       of the reward function: acc, pred, ...; request_id     scores where named like one, else extra
-    scores          numbers of scorers, which our own export has           a score each
+    scores          numbers of scorers, in Trajlake's own export           a score each
 
-A response is one text even if it holds turns of tools: it cannot be taken apart. Equal inputs of a step are siblings;
-the task is the hash of the input, and they are numbered as they stand. Further outputs of a session (an agent loop that
-rewrote its history) continue the one before. A score of NaN, which Python writes into JSON, is no return. Source: verl
-0.9.1, trainer/ppo/ray_trainer.py and v1/trainer_base.py.
+Episode: a line, with one step, because a response is one text even if it holds turns of tools. Equal inputs of a step
+are siblings: the task is the hash of the input, and they are numbered in file order. Further outputs of a session (an
+agent loop that rewrote its history) continue the previous one. A score of NaN, which Python writes into JSON, is not a
+return. Refused: lines whose fields have wrong types.
+
+Source: verl 0.9.1, trainer/ppo/ray_trainer.py and v1/trainer_base.py.
 """
 
 from collections.abc import Iterator
@@ -21,27 +23,26 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.fields import Scores, finite, is_score_name, number, prompt_task
-from lake.formats.base.format import Format, its_folder
-from lake.formats.base.look import Look
-from lake.formats.base.rows import Item, episode_text_id, items_of, line_values, rest
+from lake.formats.base.fields import ScoreList, is_score_name, make_prompt_task_id, parse_finite, parse_number
+from lake.formats.base.format import FileHead, Format, Item, get_parent_folder
+from lake.formats.base.rows import convert_values, make_episode_text_id, omit_fields, read_line_values
 from lake.formats.base.source import Input
-from lake.formats.chat.exported_rows import (
-    CALLED,
-    names_its_episode,
-    outcome_columns,
-    return_of,
-    take_scores,
-    tell_its_name,
+from lake.formats.chat.data_sets import (
+    EPISODE_COLUMNS,
+    apply_episode_names,
+    get_return,
+    has_episode_names,
+    list_outcome_columns,
+    pop_scores,
 )
-from lake.formats.chat.messages import conversation
+from lake.formats.chat.messages import parse_chat
 from lake.records import EpisodeRecord, Index
 
 NAME = "verl"
-KEYS = ("input", "output", "score", "step", "gts")
+ROW_KEYS = ("input", "output", "score", "step", "gts")
 
 
-class _Row(msgspec.Struct):
+class _VerlRow(msgspec.Struct):
     input: str
     output: str
     score: float | None
@@ -49,8 +50,8 @@ class _Row(msgspec.Struct):
     gts: Any = None
 
 
-def recognise(look: Look) -> bool:
-    """Whether lines have an input, an output and a score of a step, and both are texts."""
+def recognise(look: FileHead) -> bool:
+    """Return whether lines have an input, an output and a score of a step, and both are texts."""
     return look.kind in ("lines", "object") and any(
         value.keys() >= {"input", "output", "score", "step"}
         and isinstance(value["input"], str)
@@ -60,50 +61,49 @@ def recognise(look: Look) -> bool:
 
 
 def read(file: Input) -> Iterator[Item]:
-    """Records and rejects of a file, with line numbers from 1."""
-    for item in line_values(file, constants=True):
-        yield from items_of(item, NAME, lambda value: [to_record(value, file)])
+    """Yield records and rejects of a file, with line numbers from 1."""
+    return convert_values(read_line_values(file, constants=True), NAME, lambda value: [build_record(value, file)])
 
 
-def to_record(value: Any, file: Input) -> EpisodeRecord:
-    """A line as an episode. Raises msgspec.ValidationError: wrong keys or types."""
-    row = msgspec.convert(value, _Row)
+def build_record(value: Any, file: Input) -> EpisodeRecord:
+    """Return a line as an episode. Raises msgspec.ValidationError: wrong keys or types."""
+    row = msgspec.convert(value, _VerlRow)
     messages = [{"role": "user", "content": row.input}, {"role": "assistant", "content": row.output}]
-    chat = conversation(messages)
-    scores = Scores()
-    others = rest(value, *KEYS) or {}
-    if not (is_named := names_its_episode(others)):
+    chat = parse_chat(messages)
+    scores = ScoreList()
+    extra_fields = omit_fields(value, *ROW_KEYS) or {}
+    if not (is_exported := has_episode_names(extra_fields)):
         scores.add("score", row.score)
-    take_scores(others, scores)
-    given = return_of(value, "score") if is_named else row.score
-    for key in outcome_columns(value) if is_named else ():
-        others.pop(key, None)
-    named = [key for key, score in others.items() if is_score_name(key) and number(score) is not None]
-    for key in named:
-        scores.add(key, others.pop(key))
-    task = prompt_task(row.input)
-    extra = {key: item for key, item in others.items() if not is_named or key not in CALLED}
+    pop_scores(extra_fields, scores)
+    raw_return = get_return(value, "score") if is_exported else row.score
+    for key in list_outcome_columns(value) if is_exported else ():
+        extra_fields.pop(key, None)
+    score_keys = [key for key, score in extra_fields.items() if is_score_name(key) and parse_number(score) is not None]
+    for key in score_keys:
+        scores.add(key, extra_fields.pop(key))
+    task = make_prompt_task_id(row.input)
+    extra = {key: field for key, field in extra_fields.items() if not is_exported or key not in EPISODE_COLUMNS}
     record = EpisodeRecord(
         task_id=task,
         collection_round=row.step,
-        env_return=finite(given),
+        env_return=parse_finite(raw_return),
         ground_truth=row.gts,
         initial_messages=chat.initial_messages,
         steps=chat.steps,
         scores=scores.records,
         extra=extra or None,
     )
-    if is_named:
-        tell_its_name(record, others)
+    if is_exported:
+        apply_episode_names(record, extra_fields)
         return record
-    session, output = _session(value.get("uid"))
-    first, last, known = file.memory.get("session", (None, None, None))
-    if output > 0 and known == (row.step, session):
+    session, output = _parse_uid(value.get("uid"))
+    first, last, last_session = file.memory.get("session", (None, None, None))
+    if output > 0 and last_session == (row.step, session):
         record.task_id, record.rollout_index = first.task_id, first.rollout_index
         record.agent_id = f"output {file.next_index('output', row.step, first.task_id, first.rollout_index) + 1}"
-        record.env_return = None  # of the session, which its first output tells
+        record.env_return = None  # the return is the session's, and its first output has it
         record.relation, record.parent_step_index = "continuation", 0
-        record.root_episode_id, record.parent_episode_id = (episode_text_id(one, file) for one in (first, last))
+        record.root_episode_id, record.parent_episode_id = (make_episode_text_id(r, file) for r in (first, last))
     else:
         record.rollout_index = file.next_index(row.step, task)
         first = record
@@ -112,12 +112,12 @@ def to_record(value: Any, file: Input) -> EpisodeRecord:
     return record
 
 
-def _session(uid: Any) -> tuple[str, int]:
-    """The session of an output and its number there; no session if its name does not say."""
-    parts = uid.rsplit("_", 2) if isinstance(uid, str) else []
-    if len(parts) == 3 and all(part.isdecimal() and len(part) < 10 for part in parts[1:]):
-        return f"{parts[0]}_{parts[1]}", int(parts[2])
+def _parse_uid(uid: Any) -> tuple[str, int]:
+    """Return the session of an output and its number there; an empty session if its name has none."""
+    prompt, *numbers = uid.rsplit("_", 2) if isinstance(uid, str) else [""]
+    if len(numbers) == 2 and all(number.isdecimal() and len(number) < 10 for number in numbers):
+        return f"{prompt}_{numbers[0]}", int(numbers[1])
     return "", 0
 
 
-FORMAT = Format(NAME, "verl rollout data ({step}.jsonl)", recognise, read, by_line=True, run_folder=its_folder)
+FORMAT = Format(NAME, "verl rollout data ({step}.jsonl)", recognise, read, by_line=True, run_folder=get_parent_folder)

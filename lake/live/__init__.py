@@ -1,1 +1,1 @@
-"""Recording agents while they run: a spool on disk, and its delivery to the writer that records exactly once."""
+"""Live recording of agents: a spool on disk, and its delivery to the lake, each episode exactly once."""

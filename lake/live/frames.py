@@ -1,22 +1,31 @@
-"""Frames: what is said of an episode while it runs, one thing at a time; `lake.live.assembly` makes its record of them.
+"""Frames: what happens in an episode while it runs, and the record that the frames of an episode make.
 
-A frame in a spool is a head (its kind, the episode's key, the frame's number in its episode) and a body in MessagePack.
-The head alone tells which episodes are whole. A frame that is there twice, because a log was carried over when its
-process died, is told by its number. No frame repeats what another one of its episode says.
+A frame in a spool has a head (its kind, the episode's key, the frame's number in its episode) and a body in
+MessagePack. The heads alone show which episodes are complete. A frame may be there twice, if a log was copied when its
+process died; its number tells. No frame repeats information of another frame of its episode.
+
+The record depends on the frames alone. Every process that assembles it gets the same record, and the writer recognises
+a replay by that.
+
+If an episode has spans from OpenTelemetry and no steps, the spans are read like a file of spans (`lake.formats.otlp`).
+If its calls were recorded too, the spans are rows of its trace.
 """
 
 import contextlib
+import math
 import secrets
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from lake import ids
 from lake.errors import LakeVersionError
+from lake.formats.base.canonical import mark_untrainable_steps
 from lake.formats.base.secrets import BY_NAME, NO_REQUEST, TEXT_FIELDS, TOKENS_SPELL_KEY, has_signs
-from lake.formats.chat.messages import Message
+from lake.formats.chat.messages import Message, build_decision
 from lake.records import (
     EpisodeRecord,
     Index,
@@ -26,50 +35,52 @@ from lake.records import (
     SpanRecord,
     StepRecord,
     as_str,
+    format_record,
     printable,
-    shown,
 )
+from lake.tables import RELATIONS, STATUSES
 
 SOURCE_FORMAT = "live"
-"""`source_format` of what is recorded live."""
+"""`source_format` of live recordings."""
 KEY_BYTES = 16
 HEAD = struct.Struct(f"<B{KEY_BYTES}sI")
+"""Head of a frame: kind, key of the episode, number in the episode."""
 NO_KEY = bytes(KEY_BYTES)
 _S = TypeVar("_S", bound=msgspec.Struct)
 _F = TypeVar("_F", bound=msgspec.Struct)
 _DEEPEST = 64
-"""Levels of a value that are kept as they are."""
+"""Levels of a nested value that are kept."""
 _MOST_PARTS = 1_000_000
 _TOO_MUCH = "(too much to be kept)"
 _LONGEST_NUMBER = 10_000
-"""Bits; Python refuses to spell numbers that are much longer."""
+"""Bits; Python refuses to print much longer integers."""
 
 
-class Begin(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An episode begins; number 0 of its frames. What a record needs (a rollout index, a start) is chosen by now."""
+class BeginFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Frame 0 of an episode. The rollout index and the start time are set."""
 
     episode: EpisodeRecord
-    """Without steps."""
+    """The episode without steps."""
 
 
-class Step(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A decision was taken."""
+class StepFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A decision."""
 
     index: int
-    """Steps are in the order of this number; it may have gaps."""
+    """Order of the steps; may have gaps."""
     step: StepRecord
     """`tokens.prefix_step_index` is an `index`."""
     saw_results: bool = False
-    """What it saw are the results of the tool calls before it; `context` and the state are empty."""
+    """The policy saw the results of the tool calls before the step; `context` and the state are empty."""
     initial_messages: list[Message] | None = None
-    """Of the first step: all that stood before it."""
+    """All messages before the first step."""
 
 
-class Tool(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A tool was called and gave something back, or failed."""
+class ToolFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool call with its result or error."""
 
     number: int
-    """Among the tool calls of the episode."""
+    """Index among the tool calls of the episode."""
     step_index: int | None = None
     name: str
     arguments: Json = None
@@ -80,27 +91,27 @@ class Tool(msgspec.Struct, kw_only=True, omit_defaults=True):
     ended_at: datetime | None = None
 
 
-class Reward(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the environment gave for a step, or for the episode; the last one counts."""
+class RewardFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The environment's reward for a step, or for the episode; the last one counts."""
 
     value: float
     step_index: int | None = None
 
 
-class Score(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a scorer said; the last one of a scorer counts."""
+class ScoreFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A score; the last one of a scorer counts."""
 
     score: ScoreRecord
 
 
-class Span(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SpanFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A raw trace event."""
 
     span: SpanRecord
 
 
-class End(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """An episode is finished: what is known by now, by the names of `EpisodeRecord`."""
+class EndFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The end of an episode. Fields are named as in `EpisodeRecord`."""
 
     status: str = "completed"
     environment: str | None = None
@@ -116,155 +127,151 @@ class End(msgspec.Struct, kw_only=True, omit_defaults=True):
     cost: float | None = None
     ground_truth: Json = None
     final_observation: list[Message] | None = None
-    """The results of the last tool calls unless given."""
+    """Default: the results of the last tool calls."""
     final_value_estimate: float | None = None
     extra: dict[str, Json] | None = None
 
 
-class Traced(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Spans, or log records, that were received from an exporter of OpenTelemetry."""
+class TraceFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Spans or log records from an OpenTelemetry exporter."""
 
     trace_id: str = ""
-    """Of all of them; empty if they name none."""
+    """Trace of all of them; empty if they name none."""
     document: Json
-    """OTLP JSON, decoded."""
+    """Decoded OTLP JSON."""
 
 
-class Whole(msgspec.Struct, kw_only=True, omit_defaults=True):
+class EpisodeFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A finished episode in one frame."""
 
     episode: EpisodeRecord
 
 
-class Lost(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A frame of the episode could not be taken, so it is not going to be whole and is left out."""
+class LostFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Marks an episode as left out, because a frame of it was lost."""
 
     reason: str = ""
 
 
-class Refused(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Something that is no episode, in one frame: it goes to the table `rejects`."""
+class RejectFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """An input that is not an episode; it goes to the table `rejects`."""
 
     reject: Reject
 
 
-class Delivered(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Episodes whose frames nobody needs any more."""
+class DeliveredFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Marks episodes as delivered, so that their frames can be deleted."""
 
     keys: list[bytes]
 
 
-Frame = Begin | Step | Tool | Reward | Score | Span | End | Whole | Lost | Delivered | Traced | Refused
-_KINDS: tuple[type[Frame], ...] = (
-    Begin,
-    Step,
-    Tool,
-    Reward,
-    Score,
-    Span,
-    End,
-    Whole,
-    Lost,
-    Delivered,
-    Traced,
-    Refused,
+Frame = (
+    BeginFrame
+    | StepFrame
+    | ToolFrame
+    | RewardFrame
+    | ScoreFrame
+    | SpanFrame
+    | EndFrame
+    | EpisodeFrame
+    | LostFrame
+    | DeliveredFrame
+    | TraceFrame
+    | RejectFrame
 )
-"""By number in the head; new ones go to the end."""
+_KINDS: tuple[type[Frame], ...] = get_args(Frame)
+"""Kinds by their number in the head. Add new ones at the end."""
 _KIND_OF = {kind: number for number, kind in enumerate(_KINDS)}
-LAST = frozenset((_KIND_OF[End], _KIND_OF[Whole], _KIND_OF[Refused]))
-"""Kinds of frames after which an episode is finished."""
-LOST, DELIVERED = _KIND_OF[Lost], _KIND_OF[Delivered]
+LAST = frozenset((_KIND_OF[EndFrame], _KIND_OF[EpisodeFrame], _KIND_OF[RejectFrame]))
+"""Kinds of frames that finish an episode."""
+LOST, DELIVERED = _KIND_OF[LostFrame], _KIND_OF[DeliveredFrame]
 
 
 class FrameError(ValueError):
-    """A frame holds a value that its record cannot."""
+    """A frame with a value that its record cannot hold, or an episode without its first frame."""
 
 
 def new_key() -> bytes:
-    """A key for an episode: 128 random bits."""
+    """Return a key for an episode: 128 random bits."""
     return secrets.token_bytes(KEY_BYTES)
 
 
+# ------------------------------------------------------------ encoding
+
+
 def encode(key: bytes, number: int | Iterator[int], frame: Frame) -> bytes:
-    """A frame as the payload of a spool.
+    """Return a frame as the payload of a spool, without keys and passwords.
+
+    Values that JSON cannot hold are replaced by their `model_dump` or `tolist`, else by their text.
 
     Args:
-        key: the episode's.
-        number: in its episode, or the numbers that are left: one is taken if the frame is right, so that a number that
-            is missing in a spool is a frame that was lost.
-        frame: what was said.
-
-    Values that JSON has no form for become what they say of themselves (`model_dump`, `tolist`), else their text.
+        key: key of the episode.
+        number: number of the frame in its episode. Of an iterator, a number is taken only if the frame is valid. So a
+            missing number in a spool means a lost frame.
+        frame: the frame.
 
     Raises:
-        FrameError: a field is of a type that its record does not take.
+        FrameError: a field has a type that its record does not take.
     """
     kind = _KIND_OF[type(frame)]
     try:
         body = _ENCODER.encode(frame)
-        # MessagePack has keys that JSON has not; a table would refuse the whole episode for one.
+        # MessagePack allows keys that JSON does not. A table would refuse the whole episode for one.
         text = _JSON.encode(frame)
     except (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError):
-        spoken = plain(frame)
+        spoken = to_plain(frame)
         body, text = msgspec.msgpack.encode(spoken), _JSON.encode(spoken)
     try:
-        # Structs that are built in Python are not checked; a wrong type would be found when nobody can mend it.
+        # Python does not check the fields of structs. A wrong type must be found while the agent can be fixed.
         decoded = _DECODERS[kind].decode(body)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise FrameError(str(error)) from error
-    if (clean := _without_keys(decoded, text)) is not decoded:
+    if (clean := _remove_keys(decoded, text)) is not decoded:
         body = _ENCODER.encode(clean)
     return HEAD.pack(kind, key, number if isinstance(number, int) else next(number)) + body
 
 
-def _without_keys(frame: _F, text: bytes) -> _F:
-    """A frame without keys and passwords; without the tokens of a step, too, if these spell one.
+def _remove_keys(frame: _F, text: bytes) -> _F:
+    """Return a frame without keys and passwords, and without the tokens of steps that spell one.
 
     Args:
-        frame: as it was said.
-        text: the same in JSON.
+        frame: the frame.
+        text: the frame in JSON.
     """
-    secrets = NO_REQUEST if has_signs(text.decode()) else BY_NAME
-    clean: _F = secrets.without_keys(frame)
-    if isinstance(frame, Step) and isinstance(clean, Step):
-        _leave_out_tokens([frame.step], [clean.step], is_spelled=clean.initial_messages != frame.initial_messages)
-    elif isinstance(frame, Whole) and isinstance(clean, Whole):
-        before, after = frame.episode, clean.episode
-        is_spelled = after.initial_messages != before.initial_messages
-        _leave_out_tokens(before.steps, after.steps, is_spelled=is_spelled)
-    return clean
-
-
-def _leave_out_tokens(originals: list[StepRecord], steps: list[StepRecord], *, is_spelled: bool) -> None:
-    """Take the tokens from the steps whose text lost a key, and from those that extend them.
-
-    Args:
-        originals: the steps as they were.
-        steps: the same steps without keys.
-        is_spelled: the messages before the first one lost a key.
-    """
-    if originals is steps and not is_spelled:
-        return
+    redaction = NO_REQUEST if has_signs(text.decode()) else BY_NAME
+    clean: _F = redaction.remove_keys(frame)
+    if isinstance(frame, StepFrame) and isinstance(clean, StepFrame):
+        before, after = [frame.step], [clean.step]
+        is_spelled = clean.initial_messages != frame.initial_messages
+    elif isinstance(frame, EpisodeFrame) and isinstance(clean, EpisodeFrame):
+        before, after = frame.episode.steps, clean.episode.steps
+        is_spelled = clean.episode.initial_messages != frame.episode.initial_messages
+    else:
+        return clean
+    if before is after and not is_spelled:
+        return clean
     without: set[int] = set()
-    for index, (before, step) in enumerate(zip(originals, steps, strict=True)):
+    for index, (original, step) in enumerate(zip(before, after, strict=True)):
         prefix = None if step.tokens is None else step.tokens.prefix_step_index
         extended = index - 1 if prefix is msgspec.UNSET else prefix
-        is_changed = step is not before and any(getattr(step, name) != getattr(before, name) for name in TEXT_FIELDS)
+        is_changed = step is not original and any(
+            getattr(step, name) != getattr(original, name) for name in TEXT_FIELDS
+        )
         if is_changed or extended in without or (is_spelled and not index):
             without.add(index)
             if step.tokens is not None:
                 step.tokens = None
                 step.extra = (step.extra or {}) | {"tokens_left_out": TOKENS_SPELL_KEY}
-
-
-def head(payload: bytes) -> tuple[int, bytes, int]:
-    """Kind, key and number of a frame."""
-    kind, key, number = HEAD.unpack_from(payload)
-    return kind, key, number
+    return clean
 
 
 def decode(payload: bytes) -> Frame:
-    """A frame. Raises LakeVersionError: of a kind that this version does not know; FrameError: of another shape."""
+    """Return a frame.
+
+    Raises:
+        LakeVersionError: this version does not know the kind.
+        FrameError: the body does not fit the kind.
+    """
     kind = payload[0]
     if kind >= len(_KINDS):
         raise LakeVersionError(f"a frame of kind {kind} was written by a newer trajlake; record with that version once")
@@ -275,43 +282,41 @@ def decode(payload: bytes) -> Frame:
     return frame
 
 
-def fitted(record: _S) -> tuple[_S, dict[str, Json]]:
-    """A record without the values that its fields do not take, and these values by the names of their fields."""
-    wrong: dict[str, Json] = {}
+def split_misfits(record: _S) -> tuple[_S, dict[str, Json]]:
+    """Return a record without the values that do not fit their fields, and these values by field."""
+    misfits: dict[str, Json] = {}
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(type(record)):
-        value = getattr(record, field.name)
-        spoken = plain(value)
+        original = getattr(record, field.name)
+        spoken = to_plain(original)
         values[field.name] = [] if field.default_factory is list else field.default
-        # What has no other form than its text is no value of a field.
-        if isinstance(spoken, str) and not isinstance(value, str):
-            wrong[field.name] = spoken
+        # An object that only has a text is not a value of any field.
+        if isinstance(spoken, str) and not isinstance(original, str):
+            misfits[field.name] = spoken
             continue
         try:
             values[field.name] = msgspec.convert(spoken, field.type)
         except (msgspec.MsgspecError, RecursionError):
-            wrong[field.name] = spoken
-    return type(record)(**values), wrong
+            misfits[field.name] = spoken
+    return type(record)(**values), misfits
 
 
-def plain(value: Any) -> Any:
-    """A value of what JSON and MessagePack can hold.
+def to_plain(value: Any) -> Any:
+    """Return a value that JSON and MessagePack can hold.
 
-    What is of no such type, or too deep, is its text; so is a value inside itself, and what is left of a value of more
-    than a million parts.
+    Values of other types, or nested too deeply, become text. So do values inside themselves, and the rest of a value
+    with more than a million parts.
     """
-    return _Plain().of(value, 0)
+    return _PlainConverter().convert(value, 0)
 
 
-class _Plain:
-    """One value on its way to be plain."""
-
+class _PlainConverter:
     def __init__(self) -> None:
         self._inside: set[int] = set()
-        """Ids of the containers around the value at hand."""
-        self._left = _MOST_PARTS
+        """Ids of the containers around the current value."""
+        self._budget = _MOST_PARTS
 
-    def of(self, value: Any, depth: int) -> Any:
+    def convert(self, value: Any, depth: int) -> Any:
         if isinstance(value, str):
             return printable(value)
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -319,36 +324,266 @@ class _Plain:
             return str(value) if bits < _LONGEST_NUMBER else f"(a number of {bits:,} bits)"
         if value is None or isinstance(value, int | float | datetime):
             return value
-        self._left -= 1
-        if depth > _DEEPEST or id(value) in self._inside or self._left < 0:
-            return shown(value) if self._left >= 0 else _TOO_MUCH
+        self._budget -= 1
+        if depth > _DEEPEST or id(value) in self._inside or self._budget < 0:
+            return format_record(value) if self._budget >= 0 else _TOO_MUCH
         self._inside.add(id(value))
         try:
-            return self._of_container(value, depth)
+            return self._convert_container(value, depth)
         finally:
             self._inside.discard(id(value))
 
-    def _of_container(self, value: Any, depth: int) -> Any:
+    def _convert_container(self, value: Any, depth: int) -> Any:
         if isinstance(value, msgspec.Struct):
             fields = {name: getattr(value, name) for name in value.__struct_fields__}
-            value = {name: item for name, item in fields.items() if item is not msgspec.UNSET}
+            value = {name: field for name, field in fields.items() if field is not msgspec.UNSET}
         if isinstance(value, dict):
-            return {as_str(key): self.of(item, depth + 1) for key, item in value.items()}
+            return {as_str(key): self.convert(child, depth + 1) for key, child in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [self.of(item, depth + 1) for item in value]
-        return self.of(said(value), depth + 1)
+            return [self.convert(child, depth + 1) for child in value]
+        return self.convert(dump_object(value), depth + 1)
 
 
-def said(value: Any) -> Any:
-    """What an object says of itself: messages of client libraries, numbers and arrays of others; else its text."""
+def dump_object(value: Any) -> Any:
+    """Return an object of a library as a plain value: its `model_dump` or `tolist`, else its text."""
     for method in ("model_dump", "tolist"):
-        # Whatever an object of somebody else does when it is looked at, it must not reach the agent.
+        # Errors of a foreign object must not reach the agent.
         with contextlib.suppress(Exception):
-            if callable(tell := getattr(value, method, None)) and not isinstance(value, type):
-                return tell()
-    return shown(value)
+            if callable(dump := getattr(value, method, None)) and not isinstance(value, type):
+                return dump()
+    return format_record(value)
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=said)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=dump_object)
 _JSON = msgspec.json.Encoder()
 _DECODERS: list[Any] = [msgspec.msgpack.Decoder(kind) for kind in _KINDS]
+
+
+# ------------------------------------------------------------ assembly
+
+
+def assemble_frames(frames: Iterable[Frame]) -> list[EpisodeRecord | Reject]:
+    """Return the records of an episode and of the sub-agents in its trace, or the reject.
+
+    A trace without a call of a model returns nothing, because services write many of them.
+
+    Raises:
+        FrameError: the episode has no first frame.
+    """
+    frames = list(frames)
+    if frames and isinstance(frames[0], RejectFrame):
+        return [frames[0].reject]
+    if not (documents := [frame.document for frame in frames if isinstance(frame, TraceFrame)]):
+        return [assemble_episode(frames)]
+    from lake.formats.otlp.reader import build_span_records, read_rollout
+    from lake.formats.tracing.episodes import NO_CALL
+
+    if any(isinstance(frame, StepFrame) for frame in frames):
+        record = assemble_episode(frames)
+        answers = {(step.extra or {}).get("id"): index for index, step in enumerate(record.steps)}
+        spans = list(build_span_records(documents))
+        for span in spans:
+            response_id = (span.attributes or {}).get("gen_ai.response.id")
+            span.step_index = None if response_id is None else answers.get(response_id)
+        record.spans += spans
+        return [record]
+    if not isinstance(frames[0], BeginFrame):
+        raise FrameError("an episode without its first frame")
+    opening = frames[0].episode
+    outcomes = [item if isinstance(item, Reject) else item[1] for item in read_rollout(documents, opening)]
+    outcomes = [item for item in outcomes if not (isinstance(item, Reject) and NO_CALL in item.message)]
+    records = [item for item in outcomes if isinstance(item, EpisodeRecord)]
+    for record in records:
+        record.source_uri = opening.source_uri
+    if records:
+        root = records[0]
+        root.parent_episode_id, root.relation = opening.parent_episode_id, opening.relation
+        _set_rewards(root, frames, {index: index for index in range(len(root.steps))})
+        _set_end(root, _find_end(frames))
+    return outcomes
+
+
+def assemble_episode(frames: Iterable[Frame]) -> EpisodeRecord:
+    """Return the record of an episode from its frames in order. Raises FrameError: the first frame is missing."""
+    frames = list(frames)
+    if frames and isinstance(frames[0], EpisodeFrame):
+        return frames[0].episode
+    if not frames or not isinstance(frames[0], BeginFrame):
+        raise FrameError("an episode without its first frame")
+    record = frames[0].episode
+    steps = {frame.index: frame for frame in frames if isinstance(frame, StepFrame)}
+    order = sorted(steps)
+    positions = {index: position for position, index in enumerate(order)}
+    tools = sorted((frame for frame in frames if isinstance(frame, ToolFrame)), key=lambda tool: tool.number)
+    end = _find_end(frames)
+    observed = _set_observations([steps[index] for index in order], tools, end)
+    record.steps = [steps[index].step for index in order]
+    record.initial_messages = next(
+        (steps[index].initial_messages for index in order if steps[index].initial_messages is not None),
+        record.initial_messages,
+    )
+    for position, step in enumerate(record.steps):
+        _renumber_prefix(step, positions, record.steps[:position])
+        follows = (step.extra or {}).get("follows")
+        if isinstance(follows, int) and follows in positions:  # not needed for the step before
+            extra = {key: value for key, value in (step.extra or {}).items() if key != "follows"}
+            if positions[follows] != position - 1:
+                extra["follows"] = positions[follows]
+            step.extra = extra or None
+    spans = {(f.span.trace_id, f.span.span_id): f.span for f in frames if isinstance(f, SpanFrame)}
+    tool_spans = [_build_tool_span(tool, tool.number in observed) for tool in tools]
+    record.spans = [*record.spans, *tool_spans, *spans.values()]
+    for span in record.spans:
+        span.step_index = None if span.step_index is None else positions.get(span.step_index)
+    _set_rewards(record, frames, positions)
+    _set_end(record, end)
+    record.steps = mark_untrainable_steps(record)
+    return record
+
+
+def _set_rewards(record: EpisodeRecord, frames: Sequence[Frame], positions: Mapping[int, int]) -> None:
+    """Set the rewards and scores of a record; `positions`: index of a step frame -> position in the record."""
+    for reward in (frame for frame in frames if isinstance(frame, RewardFrame)):
+        if reward.step_index is None:
+            record.env_return = reward.value
+        elif reward.step_index in positions:
+            record.steps[positions[reward.step_index]].reward = reward.value
+    scores = {(f.score.scorer, f.score.step_index): f.score for f in frames if isinstance(f, ScoreFrame)}
+    stray = []
+    for score in scores.values():
+        if score.step_index is None or score.step_index in positions:
+            score.step_index = None if score.step_index is None else positions[score.step_index]
+            record.scores.append(score)
+        else:
+            stray.append(msgspec.to_builtins(score))  # of a failed call, for example
+    if stray:
+        record.extra = (record.extra or {}) | {"scores_of_no_step": stray}
+
+
+def _renumber_prefix(step: StepRecord, positions: Mapping[int, int], earlier: Sequence[StepRecord]) -> None:
+    """Renumber the step that a step's tokens extend; remove the tokens if that step is missing or lost its own."""
+    if step.tokens is None or (prefix := step.tokens.prefix_step_index) is None:
+        return
+    if isinstance(prefix, int):
+        if prefix not in positions:
+            step.tokens = None
+            step.extra = (step.extra or {}) | {"tokens_left_out": f"they extend step {prefix}, which was not recorded"}
+            return
+        step.tokens.prefix_step_index = prefix = positions[prefix]
+    position = prefix if isinstance(prefix, int) else len(earlier) - 1
+    extended = earlier[position] if 0 <= position < len(earlier) else None
+    if extended is not None and (extended.extra or {}).get("tokens_left_out") == TOKENS_SPELL_KEY:
+        step.tokens = None
+        step.extra = (step.extra or {}) | {"tokens_left_out": TOKENS_SPELL_KEY}
+
+
+def _set_observations(steps: Sequence[StepFrame], tools: Sequence[ToolFrame], end: EndFrame) -> set[int]:
+    """Set the context of each step that saw the results of tools, and return the numbers of the observed tool calls.
+
+    A step sees the results of tools that were called in earlier steps and that no earlier step saw.
+    """
+    observed: set[int] = set()
+    for position, frame in enumerate(steps):
+        if not frame.saw_results:
+            answered = [m.get("tool_call_id") for m in [*frame.step.context, *(frame.initial_messages or ())]]
+            observed |= {tool.number for tool in tools if tool.call_id is not None and tool.call_id in answered}
+            continue
+        since = [
+            tool
+            for tool in tools
+            if tool.number not in observed and tool.step_index is not None and tool.step_index < frame.index
+        ]
+        observed |= {tool.number for tool in since}
+        context = [_build_tool_message(tool) for tool in since]
+        decision = build_decision({"role": "assistant", "content": ""}, context, is_first=not position)
+        step = frame.step
+        step.state = decision.state if since else None
+        step.state_role, step.state_is_error = decision.state_role, decision.state_is_error
+        step.context = [_build_tool_message(tool) for tool in since]
+    unobserved = [tool for tool in tools if tool.number not in observed]
+    if end.final_observation is None and unobserved:
+        end.final_observation = [_build_tool_message(tool) for tool in unobserved]
+        observed |= {tool.number for tool in unobserved}
+    return observed
+
+
+def _build_tool_message(tool: ToolFrame) -> Message:
+    text = tool.result if isinstance(tool.result, str) else msgspec.json.encode(tool.result).decode()
+    fields = {"name": tool.name, "tool_call_id": tool.call_id, "is_error": True if tool.error is not None else None}
+    message: Message = {"role": "tool", "content": tool.error if tool.result is None else text}
+    return message | {key: value for key, value in fields.items() if value is not None}
+
+
+def _build_tool_span(tool: ToolFrame, is_observed: bool) -> SpanRecord:
+    """Return a tool call as a span, with its result only if no message has it."""
+    attributes = {
+        "gen_ai.tool.call.id": tool.call_id,
+        "gen_ai.tool.call.arguments": tool.arguments,
+        "gen_ai.tool.call.result": None if is_observed else tool.result,
+    }
+    return SpanRecord(
+        trace_id=SOURCE_FORMAT,
+        span_id=f"tool-{tool.number}",
+        kind="tool",
+        name=tool.name,
+        step_index=tool.step_index,
+        started_at=tool.started_at,
+        ended_at=tool.ended_at,
+        error=tool.error,
+        attributes={key: value for key, value in attributes.items() if value is not None} or None,
+    )
+
+
+def _find_end(frames: Sequence[Frame]) -> EndFrame:
+    return next((frame for frame in frames if isinstance(frame, EndFrame)), EndFrame())
+
+
+def _set_end(record: EpisodeRecord, end: EndFrame) -> None:
+    """Set the fields of the end frame. A trace's end and failure come from its spans.
+
+    Token counts default to the sum over the steps.
+    """
+    if end.status != "completed":
+        record.status = end.status
+    record.ended_at = record.ended_at or end.ended_at
+    for name in ("prompt_tokens", "completion_tokens"):
+        counts = [getattr(step, name) for step in record.steps]
+        if getattr(record, name) is None and counts and None not in counts:
+            setattr(record, name, sum(counts))
+    for name in EndFrame.__struct_fields__:
+        if name not in ("status", "ended_at", "extra") and (value := getattr(end, name)) is not None:
+            setattr(record, name, value)
+    if end.extra:
+        record.extra = (record.extra or {}) | end.extra
+    if invalid := _remove_invalid(record):
+        extra = record.extra or {}
+        record.extra = extra | {"not_taken": (extra.get("not_taken") or {}) | invalid}
+
+
+def _remove_invalid(record: EpisodeRecord) -> dict[str, Json]:
+    """Remove and return the metadata that would make the writer reject the whole episode."""
+    invalid: dict[str, Json] = {}
+    checks: dict[str, Callable[[Any], bool]] = {
+        "status": lambda value: value in STATUSES,
+        "relation": lambda value: value in RELATIONS,
+        "parent_episode_id": ids.is_text,
+        "root_episode_id": ids.is_text,
+        "cost": math.isfinite,
+        "env_return": math.isfinite,
+        "final_value_estimate": math.isfinite,
+    }
+    for name, is_valid in checks.items():
+        value = getattr(record, name)
+        if value is not None and not is_valid(value):
+            invalid[name] = to_plain(value)
+            setattr(record, name, "completed" if name == "status" else None)
+    invalid_scores = [score for score in record.scores if not is_valid_score(score)]
+    if invalid_scores:
+        invalid["scores"] = [to_plain(score) for score in invalid_scores]
+        record.scores = [score for score in record.scores if is_valid_score(score)]
+    return invalid
+
+
+def is_valid_score(score: ScoreRecord) -> bool:
+    """Return whether the writer accepts a score."""
+    return bool(score.scorer.strip()) and "@" not in score.scorer and math.isfinite(score.value or 0.0)

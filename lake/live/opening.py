@@ -1,10 +1,10 @@
-"""Starting to record, or not to: nothing is imported for a recorder that is switched off."""
+"""Open a recorder. A switched-off recorder imports nothing."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lake.live.off import OFF
+from lake.live.null_recorder import OFF
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder
@@ -13,14 +13,13 @@ _WORDS_FOR_OFF = frozenset(("off", "0", "false", "no"))
 
 
 def recorder(uri: str | Path, *, run: str, enabled: bool | None = None, **options: Any) -> "Recorder":
-    """Record agents of this process into a lake; see `lake.live.recorder.Recorder` for what it promises.
+    """Record agents of this process into a lake; see `lake.live.recorder.Recorder`.
 
     Args:
-        uri: the lake's folder or address; it is made if it is missing.
-        run: the run of the episodes.
-        enabled: False records nothing, at no cost; unless given, the environment variable TRAJLAKE_RECORD says it
-            (`off`).
-        options: of `Recorder`.
+        uri: folder or address of the lake; a missing lake is created.
+        run: run of the episodes.
+        enabled: False records nothing, at no cost. Default: the environment variable TRAJLAKE_RECORD (`off`).
+        options: options of `Recorder`.
 
     Raises:
         UsageError: options that are not valid.
@@ -31,6 +30,6 @@ def recorder(uri: str | Path, *, run: str, enabled: bool | None = None, **option
     if not enabled:
         off: Recorder = OFF
         return off
-    from lake.live import recorder as on
+    from lake.live.recorder import Recorder as RealRecorder
 
-    return on.Recorder(uri, run=run, **options)
+    return RealRecorder(uri, run=run, **options)

@@ -1,143 +1,255 @@
-"""Whose frames a spool holds: the lake that they were recorded for.
+"""The lake that a spool belongs to, and the folders where the spools of a lake are.
 
-A path is no name of a lake: it may be deleted and another one made in its place, moved, or copied. So each spool says
-in a file of its own which lake it belongs to: by the lake's id, and by the address that it had. A lake in a bucket is
-not asked before there is something to deliver; until then its spool has the address alone.
+A path does not identify a lake, because lakes are deleted, moved and copied. So each spool has a file with the id of
+its lake and the address that it had. A lake in a bucket is not asked for its id before there is something to deliver.
+Until then its spool has the address alone.
 """
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from lake import ids
 from lake.errors import LakeAccessError, TrajlakeError
-from lake.storage.identity import identity, is_known_as, reserve
-from lake.storage.objects import Objects
+from lake.storage.addresses import parse_address
+from lake.storage.objects import (
+    LAKE_FOLDER,
+    RESERVED,
+    Objects,
+    has_identity,
+    read_identity,
+    reserve_identity,
+)
+from lake.tables import EPISODES, TABLES
 
 if TYPE_CHECKING:
     from lake.lake import Lake
 
-FILE = "lake.json"
-"""In the folder of a spool."""
+OWNER_FILE = "lake.json"
+"""File in the folder of a spool."""
+LOCK = "lock"
+"""Lock file: in a spool, its process holds the lock; in a root, a process that creates, adopts or deletes spools."""
+
+
+# ------------------------------------------------------------ owners
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """The lake of a spool."""
 
     address: str
-    """Folder or URI that it was recorded into."""
+    """Folder or URI of the lake at the time of recording."""
     lake: str | None = None
-    """Its id; None as long as that is not known."""
-
-    def is_at_another_place(self) -> bool:
-        """Whether the lake of this id does not lie at its address, as far as that can be told without a network."""
-        if "://" in self.address:
-            return False
-        try:
-            return identity(Objects(self.address)) != self.lake
-        except TrajlakeError:
-            return False
+    """Id of the lake; None if it is not known yet."""
 
 
-def address_of(lake_uri: str | Path) -> str:
-    """The one spelling of a lake's address: an absolute path, or the URI without a slash at its end."""
+def normalize_address(lake_uri: str | Path) -> str:
+    """Return the only spelling of a lake's address: an absolute path, or a URI without a trailing slash."""
     text = str(lake_uri)
     return text.rstrip("/") if "://" in text else str(Path(text).expanduser().resolve())
 
 
-def owner_at(lake_uri: str | Path) -> Owner:
-    """The lake at an address; of a local one that is not there yet the id is reserved. A bucket is not asked.
+def resolve_owner(lake_uri: str | Path) -> Owner:
+    """Return the lake at an address. Reserves the id of a new local lake; does not ask buckets.
 
     Raises:
         LakeAccessError: the folder cannot be read or written.
     """
-    address = address_of(lake_uri)
-    return Owner(address=address, lake=None if "://" in address else reserve(Objects(address)))
+    address = normalize_address(lake_uri)
+    return Owner(address=address, lake=None if "://" in address else reserve_identity(Objects(address)))
 
 
-def asked_owner(lake_uri: str, root: Path) -> Owner:
-    """As `owner_at`; a bucket is asked if dead processes left something below `root`. Raises LakeAccessError."""
-    owner = owner_at(lake_uri)
+def resolve_proxy_owner(lake_uri: str, root: Path) -> Owner:
+    """Return the lake as `resolve_owner`, and ask a bucket if there are spools below `root`. Raises LakeAccessError."""
+    owner = resolve_owner(lake_uri)
     if owner.lake is None and root.is_dir() and any(path.is_dir() for path in root.iterdir()):
-        with contextlib.suppress(TrajlakeError):  # it may be reached later
-            owner = msgspec.structs.replace(owner, lake=identity_at(lake_uri))
+        with contextlib.suppress(TrajlakeError):  # the bucket may be reachable later
+            owner = msgspec.structs.replace(owner, lake=look_up_lake_id(lake_uri))
     return owner
 
 
-def identity_at(lake_uri: str, storage_options: Mapping[str, str] | None = None) -> str | None:
-    """The id of the lake at an address, which is asked; None: there is none. Raises LakeAccessError."""
-    return identity(Objects(lake_uri, storage_options))
+def look_up_lake_id(lake_uri: str, storage_options: Mapping[str, str] | None = None) -> str | None:
+    """Read the id of the lake at an address; None without a lake. Raises LakeAccessError."""
+    return read_identity(Objects(lake_uri, storage_options))
 
 
-def owner_of(lake: "Lake") -> Owner:
-    """An open lake. Raises LakeAccessError: it cannot be reached."""
-    return Owner(address=address_of(lake.uri), lake=lake.identity)
+def get_owner(lake: "Lake") -> Owner:
+    """Return an open lake as an owner. Raises LakeAccessError: it cannot be reached."""
+    return Owner(address=normalize_address(lake.uri), lake=lake.identity)
 
 
-def open_owned(owner: Owner, lake_uri: str, storage_options: Mapping[str, str] | None = None) -> "Lake":
-    """Open the lake of a spool; one that is made now gets the id that was reserved for it.
+def open_owners_lake(owner: Owner, lake_uri: str, storage_options: Mapping[str, str] | None = None) -> "Lake":
+    """Open the lake of a spool. A new lake gets the id that was reserved for it.
 
     Raises:
-        LakeAccessError: another lake lies there by now.
+        LakeAccessError: another lake is at the address now.
         TrajlakeError: as `lake.open`.
     """
     from lake.opening import open as open_lake
     from lake.opening import require_room
 
     objects = Objects(lake_uri, storage_options)
-    if owner.lake is not None and identity(objects) is None:
+    if owner.lake is not None and read_identity(objects) is None:
         require_room(objects, create=True)
-        reserve(objects, owner.lake)
+        reserve_identity(objects, owner.lake)
     lake = open_lake(lake_uri, create=True, storage_options=storage_options)
-    if owner.lake is not None and not is_known_as(objects, owner.lake):
+    if owner.lake is not None and not has_identity(objects, owner.lake):
         raise LakeAccessError(
-            f"the lake at {lake.uri} was made after recording into another one had begun there; what was recorded "
-            f"stays in its spool: `trajlake spools --lake {lake.uri}`"
+            f"the lake at {lake.uri} was made after the recording started; the episodes of the earlier lake there "
+            f"stay in their spool: `trajlake spools --lake {lake.uri}`"
         )
     return lake
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """The lake that a spool says it belongs to; None: it was written by an earlier version. Raises OSError."""
+    """Return the lake of a spool; None if an earlier version wrote the spool. Raises OSError."""
     try:
-        return msgspec.json.decode((folder / FILE).read_bytes(), type=Owner)
+        return msgspec.json.decode((folder / OWNER_FILE).read_bytes(), type=Owner)
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise OSError(f"{folder / FILE} is damaged: {error}") from error
+        raise OSError(f"{folder / OWNER_FILE} is damaged: {error}") from error
 
 
 def write_owner(folder: Path, owner: Owner) -> None:
-    """Say durably which lake a spool belongs to. Raises OSError."""
-    staging = folder / f"{FILE}#"
+    """Write the lake of a spool durably. Raises OSError."""
+    staging = folder / f"{OWNER_FILE}#"
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(owner))
         file.flush()
         os.fsync(descriptor)
-    staging.replace(folder / FILE)
+    staging.replace(folder / OWNER_FILE)
 
 
-def is_taken_by(owner: Owner, other: Owner | None) -> bool:
-    """Whether what a dead process recorded for `other` is delivered by who records for `owner`.
+def may_adopt(owner: Owner, spool_owner: Owner | None) -> bool:
+    """Return whether a process that records for `owner` delivers the spool of a dead process for `spool_owner`.
 
-    The lake has to be the same. At another address it is the same lake if it was moved: a copy of it has the id too,
-    and then the lake at the old address is still there.
+    The lakes must be the same. If the address differs, the lake must have been moved. A copy has the same id too, but
+    then the lake is still at the old address.
     """
-    if other is None:
+    if spool_owner is None:
         return True
-    if other.lake is None or owner.lake is None:
-        return other.lake is None and other.address == owner.address
-    return other.lake == owner.lake and (other.address == owner.address or other.is_at_another_place())
+    if spool_owner.lake is None or owner.lake is None:
+        return spool_owner.lake is None and spool_owner.address == owner.address
+    if spool_owner.lake != owner.lake or spool_owner.address == owner.address:
+        return spool_owner.lake == owner.lake
+    if "://" in spool_owner.address:  # finding out would take a network
+        return False
+    try:
+        return read_identity(Objects(spool_owner.address)) != spool_owner.lake
+    except TrajlakeError:
+        return False
 
 
-def is_orphan(owner: Owner, other: Owner | None) -> bool:
-    """Whether what was recorded for `other` is of a lake that lay where another one lies now."""
+def is_orphan(owner: Owner, spool_owner: Owner | None) -> bool:
+    """Return whether a spool belongs to a lake whose address another lake has now."""
     return (
-        other is not None
-        and None not in (owner.lake, other.lake)
-        and (other.address, other.lake == owner.lake) == (owner.address, False)
+        spool_owner is not None
+        and None not in (owner.lake, spool_owner.lake)
+        and (spool_owner.address, spool_owner.lake == owner.lake) == (owner.address, False)
     )
+
+
+# ------------------------------------------------------------ folders
+
+
+@contextlib.contextmanager
+def prepare_lake_folder(uri: str | Path) -> Iterator[None]:
+    """Check the folder of a lake before recording, and remove what was created for it if the body fails.
+
+    Raises:
+        UsageError: as `check_lake_folder`.
+        LakeAccessError: as `check_lake_folder`.
+    """
+    folder = parse_address(uri).folder
+    reserved = None if folder is None else folder / RESERVED
+    inner = None if folder is None else folder / LAKE_FOLDER
+    missing = [path for path in ([] if inner is None else [inner, *inner.parents]) if not os.path.lexists(path)]
+    is_new = reserved is not None and not reserved.exists()
+    try:
+        check_lake_folder(uri)
+        yield
+    except BaseException:
+        if reserved is not None and is_new:
+            with contextlib.suppress(OSError):
+                reserved.unlink()
+        for path in missing:  # the innermost first
+            with contextlib.suppress(OSError):  # not empty, or never made
+                path.rmdir()
+        raise
+
+
+def check_lake_folder(uri: str | Path) -> None:
+    """Raise an error for an address where no lake can be, before anything is recorded for it.
+
+    A local folder is created empty now, because that is the only reliable check. A bucket is not contacted, because it
+    may be reachable later; only its address is checked.
+
+    Args:
+        uri: folder or address of the lake.
+
+    Raises:
+        UsageError: an invalid address.
+        LakeAccessError: a file, a path below a file, a folder with other content, or one that cannot be written.
+    """
+    folder = parse_address(uri).folder
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.iterdir()}
+    except FileExistsError as error:
+        msg = f"{folder} is a file, and a lake is a folder; choose another one for the lake"
+        raise LakeAccessError(msg) from error
+    except OSError as error:
+        msg = f"{folder}: {error.strerror or error}; choose another folder for the lake, or change its permissions"
+        raise LakeAccessError(msg) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise LakeAccessError(f"{folder}: no permission to write here; choose another folder for the lake")
+    if EPISODES.name in names or names <= TABLES.keys():
+        return
+    if not names <= TABLES.keys() | {LAKE_FOLDER}:
+        raise LakeAccessError(f"{folder} is not a lake and not empty; name a new or an empty folder for the lake")
+
+
+def spool_base() -> Path:
+    """Return the folder of all spools on this machine: TRAJLAKE_SPOOL, or a folder in the user's state."""
+    configured = os.environ.get("TRAJLAKE_SPOOL")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return Path(configured) if configured else state / "trajlake" / "spool"
+
+
+def spool_root(lake_uri: str, program: str) -> Path:
+    """Return the folder of a lake's spools for one program.
+
+    Args:
+        lake_uri: folder or address of the lake.
+        program: name of the program; each program adopts only its own spools.
+    """
+    address = normalize_address(lake_uri)
+    return spool_base() / f"{PurePosixPath(address).name}-{ids.to_text(ids.text_hash(address))}" / program
+
+
+def proxy_spool_root(lake_uri: str, port: int, spool: Path | None = None) -> Path:
+    """Return the folder of the spools of proxies on a port. A proxy reopens the sessions of earlier ones there."""
+    program = f"proxy-{port}"
+    return spool_root(lake_uri, program) if spool is None else spool / program
+
+
+@contextlib.contextmanager
+def lock_root(root: Path) -> Iterator[None]:
+    """Let one process at a time create, adopt or delete spools below a root."""
+    lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        # Closing is not enough, because a process that was forked in between has the file open too.
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        os.close(lock)

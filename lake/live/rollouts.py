@@ -1,13 +1,13 @@
-"""Rollout workers and eval-protocol's rollout processors, recorded as their rollouts end.
+"""Rollout workers and eval-protocol's rollout processors, recorded when their rollouts end.
 
     hook = RolloutHook(recorder)
-    for steps, messages, ground_truth in worker.run(tasks):          # a worker of one's own
+    for steps, messages, ground_truth in worker.run(tasks):          # a custom worker
         hook.episode(steps, messages, ground_truth, task="airline-12")
 
     @evaluation_test(rollout_processor=hook.around(SingleTurnRolloutProcessor()), ...)
 
-What a row means is said by `lake.formats.eval_protocol.reader`, which reads files of them too; what a worker yields is
-made into the row that says it. Evaluations come later: they are added by reward functions, or by `Lake.add_scores`.
+`lake.formats.eval_protocol` reads files of rows the same way. Steps of a worker are converted to such a row.
+Evaluations come later, from reward functions or `Lake.add_scores`.
 
 Source: pytest/rollout_processor.py, agent/models.py and models.py of the eval-protocol package, 0.3.33.
 """
@@ -23,40 +23,39 @@ import msgspec
 
 from lake import ids
 from lake.errors import UsageError
-from lake.formats.base.fields import as_object, finite, whole
-from lake.formats.base.rows import finished
+from lake.formats.base.fields import as_object, parse_count, parse_finite
+from lake.formats.base.rows import complete_record
 from lake.formats.base.source import Input
-from lake.formats.eval_protocol.reader import NAME, to_record
-from lake.live.contexts import beside_the_loop
-from lake.live.frames import plain
-from lake.live.off import OFF
-from lake.live.sink import Sink, guarded, told
-from lake.records import EpisodeRecord, Reject, ScoreRecord, episode_id
+from lake.formats.eval_protocol import NAME, build_record
+from lake.live.frames import to_plain
+from lake.live.null_recorder import OFF
+from lake.live.sink import Sink, format_exception, guarded, run_off_loop
+from lake.records import EpisodeRecord, Reject, ScoreRecord, make_episode_id
 
 if TYPE_CHECKING:
     from lake.live.recorder import Recorder
 
 _RUNNING, _INTERNAL, _CANCELLED = 101, 13, 1
-"""Codes of a row's status: what nobody has set, what the tool sets when a rollout fails, and google.rpc's."""
+"""Status codes of a row: the default, eval-protocol's for a failed rollout, and google.rpc's for a cancelled one."""
 _FINISHED = {"code": 100, "message": "Rollout finished", "details": []}
-_OF_STEPS = frozenset(
+_STEP_FIELDS = frozenset(
     ("observation_data", "resulting_messages_history", "policy_logprobs", "policy_value_estimate", "base_reward")
 )
-"""Fields of a worker's step that have a place of their own."""
+"""Fields of a worker's step that are not copied into the row's payloads."""
 
 
 class RolloutHook:
-    """Records what rollout workers and rollout processors yield; never raises into them. Thread-safe.
+    """Records the rollouts of workers and rollout processors; never raises into them. Thread-safe.
 
     Args:
-        recorder: of `lake.recorder`; closing it is left to its owner.
+        recorder: recorder of `lake.recorder`; the caller closes it.
     """
 
     def __init__(self, recorder: "Recorder") -> None:
         self._recorder = recorder
         self._is_on = recorder is not OFF
-        self._failed: dict[str, int] = {}
-        """Of rollouts that failed, by their ids: how often."""
+        self._failures: dict[str, int] = {}
+        """Id of a rollout -> number of failed tries."""
 
     @property
     def _sink(self) -> Sink:
@@ -74,22 +73,23 @@ class RolloutHook:
         completion_params: Mapping[str, Any] | None = None,
         **row: Any,
     ) -> str | None:
-        """Record what a rollout worker yields of one episode, when it has ended.
+        """Record a finished episode of a rollout worker.
 
         Args:
-            steps: of reward-kit's `StepData`, as objects or mappings, one for each assistant message in their order, or
-                by `step_info["assistant_turn_index"]`: `observation_data` (text becomes the state), `policy_logprobs`
-                (`prompt_token_ids`, `completion_token_ids` and `completion_logprobs` are the exact tokens),
-                `policy_value_estimate`, `is_done`, `base_reward` (a score). What else is said of a step is kept.
-            messages: the whole conversation, as the reward function is given it.
-            ground_truth: what the reward function compares with.
-            task: what is tried; episodes of one task and run are siblings.
-            rollout_id: the worker's name of it. Its number among the siblings is made of that, else it is random, so
-                that workers that know nothing of each other never share one; `trajlake show --rollout 0` counts them.
-            rollout_index: its number among the siblings, where the worker counts them over all processes.
-            completion_params: how the policy was asked: model, temperature, top_p, ... Ratio losses (ppo, grpo, gspo)
-                need the temperature; it may also stand in `input_metadata`, `execution_metadata` or `policy_logprobs`.
-            row: further fields of an `EvaluationRow`: tools, input_metadata, rollout_status, execution_metadata, ...
+            steps: reward-kit's `StepData` as objects or mappings, one for each assistant message in order, or numbered
+                by `step_info["assistant_turn_index"]`. Its fields are `observation_data` (text becomes the state),
+                `policy_logprobs` (`prompt_token_ids`, `completion_token_ids` and `completion_logprobs` are the exact
+                tokens), `policy_value_estimate`, `is_done` and `base_reward` (a score). Other fields are kept.
+            messages: the whole conversation, as the reward function gets it.
+            ground_truth: the reference for the reward function.
+            task: the task; episodes of one task and run are siblings.
+            rollout_id: the worker's name of the rollout. Its number among the siblings is a hash of this name. Without
+                a name it is random, so that independent workers never share a number; `trajlake show --rollout 0`
+                counts the siblings.
+            rollout_index: number among the siblings, if the worker counts them over all processes.
+            completion_params: sampling of the policy: model, temperature, top_p, ... Ratio losses (ppo, grpo, gspo)
+                need the temperature. It may also be in `input_metadata`, `execution_metadata` or `policy_logprobs`.
+            row: more fields of an `EvaluationRow`: tools, input_metadata, rollout_status, execution_metadata, ...
 
         Returns:
             The episode's id, for `Lake.add_scores`; None if it cannot be recorded.
@@ -98,29 +98,29 @@ class RolloutHook:
             return None
         if completion_params is not None:
             row["input_metadata"] = dict(row.get("input_metadata") or {}) | {"completion_params": completion_params}
-        return self._episode(list(steps), messages, ground_truth, task, rollout_id, rollout_index, row)
+        return self._record_steps(list(steps), messages, ground_truth, task, rollout_id, rollout_index, row)
 
     def row(self, row: Any, *, attempt: int = 0) -> str | None:
-        """Record an `EvaluationRow`, an object or a mapping, as it is now; its episode's id.
+        """Record an `EvaluationRow` as it is now, and return its episode's id.
 
         Args:
-            row: of eval-protocol.
-            attempt: how many tries of this rollout came before; a rollout that is recorded again needs a higher one.
+            row: eval-protocol's row, an object or a mapping.
+            attempt: number of earlier tries; a rollout that is recorded again needs a higher one.
         """
-        return self._row(row, attempt) if self._is_on else None
+        return self._record_row(row, attempt) if self._is_on else None
 
     def around(self, processor: Any) -> Any:
-        """A rollout processor that does what another one does, and records each row when its task is done.
+        """Return a rollout processor that does the same and records each row when its task is done.
 
-        A rollout that fails is recorded as failed as far as its row is known, and its retry as a further attempt.
+        A failed rollout is recorded as failed, as far as its row is known, and its retry as another attempt.
 
         Args:
-            processor: any of eval-protocol's: called with rows and a configuration, it returns a task for each row.
+            processor: a processor of eval-protocol: called with rows and a configuration, it returns a task per row.
         """
         return _Processor(self, processor) if self._is_on else processor
 
     @guarded()
-    def _episode(
+    def _record_steps(
         self,
         steps: list[Any],
         messages: Sequence[Any],
@@ -130,93 +130,109 @@ class RolloutHook:
         rollout_index: int | None,
         row: dict[str, Any],
     ) -> str | None:
-        given = [as_object(plain(step)) for step in steps]
-        turns = [_turn(data, place) for place, data in enumerate(given)]
-        payloads = [{"assistant_turn_index": turn} | _payload(data) for turn, data in zip(turns, given, strict=True)]
-        whole_row: dict[str, Any] = plain(row) | {
-            "messages": plain(list(messages)),
-            "ground_truth": plain(ground_truth),
+        turns: list[tuple[int, dict[str, Any]]] = []
+        for position, step in enumerate(steps):
+            fields = as_object(to_plain(step))
+            turn = parse_count(as_object(fields.get("step_info")).get("assistant_turn_index"))
+            turns.append((position if turn is None else turn, fields))
+        payloads = []
+        for turn, fields in turns:
+            copied = {name: value for name, value in fields.items() if name not in _STEP_FIELDS}
+            copied = {
+                name: value for name, value in copied.items() if value not in (None, {}, []) and value is not False
+            }
+            payloads.append({"assistant_turn_index": turn} | copied | as_object(fields.get("policy_logprobs")))
+        full_row: dict[str, Any] = to_plain(row) | {
+            "messages": to_plain(list(messages)),
+            "ground_truth": to_plain(ground_truth),
         }
-        whole_row["input_metadata"] = {"row_id": str(task)} | as_object(whole_row.get("input_metadata"))
-        execution = {"rollout_id": rollout_id} | as_object(whole_row.get("execution_metadata"))
+        full_row["input_metadata"] = {"row_id": str(task)} | as_object(full_row.get("input_metadata"))
+        execution = {"rollout_id": rollout_id} | as_object(full_row.get("execution_metadata"))
         extra = as_object(execution.get("extra")) | {"assistant_turn_payloads": payloads}
-        record = self._converted(whole_row | {"execution_metadata": execution | {"extra": extra}})
+        record = self._convert(full_row | {"execution_metadata": execution | {"extra": extra}})
         if rollout_index is not None:
             record.rollout_index = rollout_index
-        for turn, data in zip(turns, given, strict=True):
+        for turn, fields in turns:
             if turn >= len(record.steps):
-                self._sink.trouble(f"step data of turn {turn}: the conversation has {len(record.steps)}")
+                self._sink.report_trouble(f"step data of turn {turn}: the conversation has {len(record.steps)}")
                 continue
-            _complete(record, turn, data)
-        return self._take(record, whole_row)
+            step = record.steps[turn]
+            step.value_estimate = parse_finite(fields.get("policy_value_estimate"))
+            if isinstance(observation := fields.get("observation_data"), str):
+                step.state = observation
+            if fields.get("is_done") is True and record.terminated is None:
+                record.terminated = True
+            if (reward := parse_finite(fields.get("base_reward"))) is not None:
+                record.scores.append(ScoreRecord(scorer="base_reward", value=reward, step_index=turn))
+        return self._record(record, full_row)
 
     @guarded()
-    def _row(self, row: Any, attempt: int) -> str | None:
-        said = _said(row)
-        record = self._converted(said)
+    def _record_row(self, row: Any, attempt: int) -> str | None:
+        plain_row = _dump_row(row)
+        record = self._convert(plain_row)
         record.attempt = attempt
-        return self._take(record, said)
+        return self._record(record, plain_row)
 
     @guarded()
-    def _tried(self, row: Any, error: BaseException | None) -> None:
-        """A task is done: its row, or why there is none."""
-        said = _said(row)
-        name = str(as_object(said.get("execution_metadata")).get("rollout_id"))
-        attempt = self._failed.get(name, 0)
+    def _record_try(self, row: Any, error: BaseException | None) -> None:
+        """Record the row of a task that is done or failed."""
+        plain_row = _dump_row(row)
+        name = str(as_object(plain_row.get("execution_metadata")).get("rollout_id"))
+        attempt = self._failures.get(name, 0)
         if error is not None:
-            self._failed[name] = attempt + 1
+            self._failures[name] = attempt + 1
             code = _INTERNAL if isinstance(error, Exception) else _CANCELLED
-            said |= {"rollout_status": {"code": code, "message": told(error), "details": []}}
+            plain_row |= {"rollout_status": {"code": code, "message": format_exception(error), "details": []}}
         else:
-            self._failed.pop(name, None)
-            if as_object(said.get("rollout_status")).get("code") == _RUNNING:
-                # The tool sets it when the task is done, unless the processor has said how it ended.
-                said |= {"rollout_status": _FINISHED}
-        self._row(said, attempt)
+            self._failures.pop(name, None)
+            if as_object(plain_row.get("rollout_status")).get("code") == _RUNNING:
+                # eval-protocol does the same when the task is done, unless the processor has set a status.
+                plain_row |= {"rollout_status": _FINISHED}
+        self._record_row(plain_row, attempt)
 
-    def _converted(self, row: dict[str, Any]) -> EpisodeRecord:
-        return to_record(row, _Live(Path(), self._recorder.run))
+    def _convert(self, row: dict[str, Any]) -> EpisodeRecord:
+        return build_record(row, _LiveInput(Path(), self._recorder.run))
 
-    def _take(self, record: EpisodeRecord, row: dict[str, Any]) -> str | None:
-        problem = finished(record, NAME)
+    def _record(self, record: EpisodeRecord, row: dict[str, Any]) -> str | None:
+        problem = complete_record(record, NAME)
         if problem is not None and record.steps:
             raw = msgspec.json.encode(row).decode()
             self._recorder.reject(Reject(position=0, reason="invalid", message=problem, raw=raw, source_format=NAME))
             return None
         self._recorder.record(record)
-        return ids.to_text(episode_id(record, record.run_id or self._recorder.run)) if record.steps else None
+        return ids.to_text(make_episode_id(record, record.run_id or self._recorder.run)) if record.steps else None
 
-    async def _watched(self, task: "asyncio.Future[Any]", row: Any) -> Any:
-        """What a task gives, recorded before anyone else has it."""
+    async def _watch(self, task: "asyncio.Future[Any]", row: Any) -> Any:
+        """Return a task's row after recording it."""
         try:
-            result = await task
+            finished_row = await task
         except BaseException as error:
-            await beside_the_loop(self._tried, row, error)
+            await run_off_loop(self._record_try, row, error)
             raise
-        await beside_the_loop(self._tried, result, None)
-        return result
+        await run_off_loop(self._record_try, finished_row, None)
+        return finished_row
 
     @guarded()
-    def _watch(self, tasks: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-        """Tasks that are done when these are, and their rows recorded."""
+    def _watch_all(self, tasks: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+        """Return tasks that finish when the given ones do and their rows are recorded."""
         if len(tasks) != len(rows):
             raise UsageError(f"a rollout processor gave {len(tasks)} tasks for {len(rows)} rows; valid: one for each")
-        watched = [asyncio.ensure_future(self._watched(task, row)) for task, row in zip(tasks, rows, strict=True)]
+        watched = [asyncio.ensure_future(self._watch(task, row)) for task, row in zip(tasks, rows, strict=True)]
         for task, inner in zip(watched, tasks, strict=True):
-            # One that is cancelled before it has begun never gets to tell the other.
-            task.add_done_callback(partial(_cancel_too, inner))
+            # A task that is cancelled before it starts never gets to cancel the inner one.
+            task.add_done_callback(partial(_cancel_inner, inner))
         return watched
 
 
-class _Live(Input):
-    """Rows that come one by one, from wherever: what has no name of its own has a random number."""
+class _LiveInput(Input):
+    """Rows that arrive one at a time. A rollout without a name gets a random number."""
 
     def next_index(self, *key: Any) -> int:
         return secrets.randbits(31)
 
 
 class _Processor:
-    """A rollout processor around another one, which it passes for."""
+    """A rollout processor around another one, with the other's class and attributes."""
 
     def __init__(self, hook: RolloutHook, processor: Any) -> None:
         self.__dict__.update(_hook=hook, _processor=processor)
@@ -226,44 +242,20 @@ class _Processor:
         return type(self._processor)
 
     def __call__(self, rows: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        given = list(rows)
+        listed_rows = list(rows)
         tasks = self._processor(rows, *args, **kwargs)
-        return self._hook._watch(tasks, given) or tasks
+        return self._hook._watch_all(tasks, listed_rows) or tasks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_processor"], name)
 
 
-def _cancel_too(inner: "asyncio.Future[Any]", done: "asyncio.Future[Any]") -> None:
-    if done.cancelled():
+def _cancel_inner(inner: "asyncio.Future[Any]", outer: "asyncio.Future[Any]") -> None:
+    if outer.cancelled():
         inner.cancel()
 
 
-def _said(row: Any) -> dict[str, Any]:
-    """A row as plain values, as the tool's own log has it."""
+def _dump_row(row: Any) -> dict[str, Any]:
+    """Return a row as plain values, as in eval-protocol's log."""
     dump = getattr(row, "model_dump", None)
-    return as_object(dump(mode="json", exclude_none=True) if callable(dump) else plain(row))
-
-
-def _turn(data: dict[str, Any], place: int) -> int:
-    turn = whole(as_object(data.get("step_info")).get("assistant_turn_index"))
-    return place if turn is None else turn
-
-
-def _payload(data: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a turn: its tokens, and what has no column."""
-    said = {key: value for key, value in data.items() if key not in _OF_STEPS}
-    left = {key: value for key, value in said.items() if value not in (None, {}, []) and value is not False}
-    return left | as_object(data.get("policy_logprobs"))
-
-
-def _complete(record: EpisodeRecord, turn: int, data: dict[str, Any]) -> None:
-    """Put what the policy said of a step, and nobody else knows, into its columns."""
-    step = record.steps[turn]
-    step.value_estimate = finite(data.get("policy_value_estimate"))
-    if isinstance(seen := data.get("observation_data"), str):
-        step.state = seen
-    if data.get("is_done") is True and record.terminated is None:
-        record.terminated = True
-    if (reward := finite(data.get("base_reward"))) is not None:
-        record.scores.append(ScoreRecord(scorer="base_reward", value=reward, step_index=turn))
+    return as_object(dump(mode="json", exclude_none=True) if callable(dump) else to_plain(row))

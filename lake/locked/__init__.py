@@ -1,1 +1,1 @@
-"""Processes that are locked in: SQL that nobody vouches for, and the isolation that reward functions share."""
+"""Locked processes: untrusted SQL, and the isolation that reward functions share."""

@@ -1,20 +1,18 @@
-"""The commits of a lake, each with the job that made it, and what changed between two snapshots.
+"""The commits of a lake with their jobs, and the differences between two snapshots.
 
-Advantages are compared within a series (one estimator, one set of parameters, one code): what changed is the data.
+Advantages are compared within a series (one estimator, one set of parameters, one code), so only changed data makes a
+difference.
 """
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import polars as pl
 
 from lake import ids
 from lake.read.snapshot import Snapshot
 from lake.tables import TABLES
-
-if TYPE_CHECKING:
-    from lake.lake import Lake
 
 _SCHEMA: dict[str, pl.DataType] = {
     "table": pl.String(),
@@ -29,12 +27,22 @@ _SCHEMA: dict[str, pl.DataType] = {
 }
 
 
-def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
-    """Commits of one table or of all, newest first.
+class CommitLog(Protocol):
+    """A lake as `list_commits` reads it; `lake.lake.Lake` is one."""
+
+    def history(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return the commits of a table, newest first."""
+
+    def sql(self, query: str) -> pl.DataFrame:
+        """Return the rows of one SELECT."""
+
+
+def list_commits(lake: CommitLog, table: str | None, limit: int) -> pl.DataFrame:
+    """List the commits of one table or of all tables, newest first.
 
     Returns:
-        table, version, at, operation (append, compact, forget, ...), rows it wrote, files_removed, and the job that did
-        it: job_id, kind, run_id. NULL where the commit does not say.
+        table, version, at, operation (append, compact, forget, ...), rows (written), files_removed, and the job of the
+        commit: job_id, kind, run_id. NULL if the commit does not record it.
 
     Raises:
         UsageError: no such table.
@@ -56,26 +64,27 @@ def commits(lake: "Lake", table: str | None, limit: int) -> pl.DataFrame:
                 }
             )
     schema = {name: dtype for name, dtype in _SCHEMA.items() if name not in ("kind", "run_id")}
-    found = pl.DataFrame(rows, schema=schema)
+    commits = pl.DataFrame(rows, schema=schema)
     jobs = lake.sql("SELECT job_id, kind, run_id FROM job_runs").cast({"job_id": pl.Int64})
-    return found.join(jobs, on="job_id", how="left").sort("at", descending=True, maintain_order=True).select(*_SCHEMA)
+    commits = commits.join(jobs, on="job_id", how="left")
+    return commits.sort("at", descending=True, maintain_order=True).select(*_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Frames of what differs; empty where nothing does."""
+    """The differences of two snapshots, as frames; a frame without rows means no difference."""
 
     added: pl.DataFrame
-    """Episodes only the second snapshot shows: episode_id, group_id, run_id, task_id, rollout_index, status."""
+    """Episodes that only the second snapshot shows: episode_id, group_id, run_id, task_id, rollout_index, status."""
     removed: pl.DataFrame
-    """Episodes only the first one shows (retracted or forgotten since), likewise."""
+    """Episodes that only the first snapshot shows (retracted or forgotten since), with the same columns."""
     scores: pl.DataFrame
-    """Scores that are new, gone or other: series_id, scorer, episode_id, step_index, before, after, ..."""
+    """Scores that were added, removed or changed: series_id, scorer, episode_id, step_index, before, after, ..."""
     flips: pl.DataFrame
-    """Advantages of both whose sign differs: series_id, episode_id, step_index, group_id, run_id, before, after."""
+    """Advantages whose sign differs: series_id, episode_id, step_index, group_id, run_id, before, after."""
 
     def summary(self) -> pl.DataFrame:
-        """One row a kind of change: change, rows."""
+        """Count the rows of each kind of change: change, rows."""
         return pl.DataFrame(
             {
                 "change": ["episodes added", "episodes removed", "scores changed", "advantages whose sign flipped"],
@@ -84,7 +93,7 @@ class Difference:
         )
 
 
-def difference(before: Snapshot, after: Snapshot) -> Difference:
+def compare_snapshots(before: Snapshot, after: Snapshot) -> Difference:
     """Compare two snapshots of one lake."""
     columns = ["episode_id", "group_id", "run_id", "task_id", "rollout_index", "status"]
     old, new = (side.scan("episodes").select(columns) for side in (before, after))
@@ -92,13 +101,13 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
     removed = old.join(new, on="episode_id", how="anti").sort(columns[1:3] + columns[:1]).collect()
     keys = ["series_id", "scorer", "scorer_version", "episode_id", "step_index", "run_id"]
     was, now = (side.sql(f"SELECT {', '.join(keys)}, value FROM latest_scores") for side in (before, after))
-    both = was.rename({"value": "before"}).join(
+    pairs = was.rename({"value": "before"}).join(
         now.rename({"value": "after"}), on=keys, how="full", coalesce=True, nulls_equal=True
     )
-    scores = both.filter(pl.col("before").ne_missing(pl.col("after"))).sort(keys, nulls_last=True)
+    scores = pairs.filter(pl.col("before").ne_missing(pl.col("after"))).sort(keys, nulls_last=True)
     keys = ["series_id", "episode_id", "step_index"]
     query = "SELECT series_id, episode_id, step_index, group_id, run_id, advantage FROM latest_advantages"
     was, now = (side.sql(query) for side in (before, after))
-    both = was.select(*keys, before="advantage").join(now.rename({"advantage": "after"}), on=keys, how="inner")
-    flips = both.filter(pl.col("before").sign() != pl.col("after").sign()).sort(keys)
+    pairs = was.select(*keys, before="advantage").join(now.rename({"advantage": "after"}), on=keys, how="inner")
+    flips = pairs.filter(pl.col("before").sign() != pl.col("after").sign()).sort(keys)
     return Difference(added, removed, scores, flips)

@@ -1,14 +1,16 @@
-"""Which files a query cannot need: the conditions that DuckDB itself pushes down to a table, against the log's figures.
+"""Choosing the files that a query may need: the conditions that DuckDB pushes down, against the log's statistics.
 
-DuckDB plans the query over empty tables of the lake's schema, with every optimizer off that looks at data. The plan
-then says which conditions each scan of a table applies, through views, joins, macros and parameters. A file may be
-left out if every scan of its table excludes it. Whatever is not understood excludes nothing.
+DuckDB plans the query over empty tables of the lake's schema. Only optimizers that move conditions are on, since others
+would drop scans of empty tables. The plan shows the conditions of each scan of a table, through views, joins, macros
+and parameters. A file is left out if every scan of its table excludes it. A condition in an unknown form excludes
+nothing, so answers stay right if a new DuckDB prints conditions in another form. tests/unit/test_lake_query_pruning.py
+fails then.
 """
 
 import atexit
 import re
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ import duckdb
 import msgspec
 
 from lake.read import query_views
-from lake.read.visibility import DataFile
+from lake.read.parquet import DataFile
 from lake.tables import TABLES
 from lake.tables.columns import Table
 
@@ -31,30 +33,30 @@ _MOVE_FILTERS = (
     "deliminator",
     "unused_columns",
 )
-"""Optimizers that move conditions and nothing else. All others are off: over empty tables they would drop scans."""
-_WITH_THEIR_EPISODE = ("episodes", "steps", "tokens", "spans")
-"""Tables whose rows carry the run_id and group_id of their episode, and the write_id too unless a job wrote them."""
+"""Optimizers that only move conditions."""
+_WITH_EPISODE_KEYS = ("episodes", "steps", "tokens", "spans")
+"""Tables whose rows have the run_id and group_id of their episode, and its write_id unless a job wrote them."""
 FEW_FILES = 16
 FEW_BYTES = 64 << 20
-_MANY = 100
-"""Ids in a condition above which looking them up is not worth it."""
-_FEW = 16
-"""Episodes in a condition above which they may be of many groups."""
+_MOST_IDS = 100
+"""Largest number of ids in a condition whose episodes are looked up."""
+_MOST_EPISODES = 16
+"""Largest number of episodes in a condition whose groups are looked up."""
 CONDITIONS = re.compile(r"\b(where|having|qualify|join|on|filter)\b", re.IGNORECASE)
 _LONGEST_TEXT = 500
 _INTEGER = r"-?\d+"
 _TEXT = r"'(?:[^']|'')*'"
 _VALUE = rf"{_INTEGER}|{_TEXT}"
-_COMPARED = re.compile(rf"\((\w+) (=|>=|<=|>|<) ({_VALUE})\)")
+_COMPARISON = re.compile(rf"\((\w+) (=|>=|<=|>|<) ({_VALUE})\)")
 _BETWEEN = re.compile(rf"\(\((\w+) >= ({_VALUE})\) AND \(\1 <= ({_VALUE})\)\)")
-_AMONG = re.compile(rf"(?:optional: )?\((\w+) IN \(((?:{_VALUE})(?:, (?:{_VALUE}))*)\)\)")
+_IN_LIST = re.compile(rf"(?:optional: )?\((\w+) IN \(((?:{_VALUE})(?:, (?:{_VALUE}))*)\)\)")
 _EACH = re.compile(_VALUE)
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a column of a wanted row must be: one of the values, or in the closed range; None is no bound."""
+    """A condition on a column: one of the values, or a closed range; None means no bound."""
 
     column: str
     values: frozenset[Key] | None = None
@@ -62,131 +64,136 @@ class Condition:
     high: Key | None = None
 
     def excludes(self, low: Key, high: Key) -> bool:
-        """Whether no value between `low` and `high` will do."""
+        """Return whether no value from `low` to `high` meets the condition."""
         if self.values is not None:
             return all(_less(value, low) or _less(high, value) for value in self.values)
         return (self.low is not None and _less(high, self.low)) or (self.high is not None and _less(self.high, low))
 
 
 Scan = tuple[Condition, ...]
-"""Conditions that every wanted row of one scan meets."""
+"""Conditions that all needed rows of one scan meet."""
 
 
-class Plan(NamedTuple):
-    """What a query wants of tables, by name; a table that is missing may be wanted whole."""
+class ReadPlan(NamedTuple):
+    """What a query reads of tables, by name; a query may need every row and column of a table that is missing here."""
 
     scans: dict[str, list[Scan]]
-    """One for each time that it reads the table."""
+    """Conditions of each scan of a table."""
     columns: dict[str, set[str]]
-    """Those that it reads, for its conditions too."""
+    """Columns that the query reads, including those in conditions."""
 
 
-class Origin(NamedTuple):
-    """Where the rows of an episode are: the write that brought it, its run and its group."""
+class EpisodeOrigin(NamedTuple):
+    """The write, run and group of an episode, which locate its rows."""
 
     write_id: int
     run_id: str
     group_id: int
 
 
-def excluded(file: DataFile, scan: Scan) -> bool:
-    """Whether the log's minimum and maximum say that a file has no row for a scan."""
+def excludes_file(file: DataFile, scan: Scan) -> bool:
+    """Return whether the log's minimum and maximum show that a file has no row for a scan."""
     ranges = ((condition, *file.ranges.get(condition.column, (None, None))) for condition in scan)
-    return any(low is not None and high is not None and one.excludes(low, high) for one, low, high in ranges)
+    return any(
+        low is not None and high is not None and condition.excludes(low, high) for condition, low, high in ranges
+    )
 
 
-def needed(
+def choose_files(
     table: Table,
     files: Sequence[DataFile],
     scans: Sequence[Scan],
-    origins: Callable[[Condition], Collection[Origin]],
+    find_origins: Callable[[Condition], Collection[EpisodeOrigin]],
     episode_writes: Callable[[], Collection[int]],
 ) -> tuple[list[DataFile], str]:
-    """Files of a table that a query may need, and a condition that all its wanted rows meet ("" if none is known).
+    """Return the files of a table that a query may need, and a condition that all needed rows meet ("" if unknown).
 
-    Ids are hashes, so a file's smallest and largest episode_id say little. `episodes` says in which write and group an
-    episode lies, and that says in which files, also after compaction, which sorts by run and group. Asking it costs a
-    look into `episodes`: only worth it where much is left to read.
+    Ids are hashes, so a file's smallest and largest episode_id exclude little. `episodes` has the write and group of an
+    episode, and these identify its files, even after compaction, which sorts by run and group. The look-up in
+    `episodes` costs time, so it happens only if much data would be read.
 
     Args:
-        scans: what the query wants of it, one for each time it reads the table.
-        origins: where the episodes are that meet a condition on `episode_id` or `group_id`; empty if unknown.
+        scans: conditions of each scan of the table.
+        find_origins: origins of the episodes that meet a condition on `episode_id` or `group_id`; empty if unknown.
+        episode_writes: write attempts that wrote episodes.
     """
     if not scans:
         return list(files), ""
     if table.distinct:
-        # Which of two equal rows is shown must not depend on the files: only conditions on the key may choose.
+        # The choice of files must not change which of two equal rows is shown, so only conditions on the key count.
         scans = [tuple(c for c in scan if c.column in table.key) for scan in scans]
-    left = [file for file in files if not all(excluded(file, scan) for scan in scans)]
-    if table.name not in _WITH_THEIR_EPISODE or not much(left):
-        return left, ""
+    files = [file for file in files if not all(excludes_file(file, scan) for scan in scans)]
+    if table.name not in _WITH_EPISODE_KEYS or not is_much(files):
+        return files, ""
     groups: set[int] = set()
-    refined = []
+    refined_scans = []
     for scan in scans:
-        asked = next((c for c in scan if c.column in ("episode_id", "group_id") and c.values), None)
-        found = origins(asked) if asked is not None and len(asked.values or ()) <= _MANY else ()
-        if not found:
-            return left, ""
-        groups |= {origin.group_id for origin in found}
-        runs = frozenset[Key](origin.run_id for origin in found)
-        of_scan = frozenset[Key](origin.group_id for origin in found)
-        writes = frozenset(origin.write_id for origin in found)
-        refined.append(((*scan, Condition("run_id", runs), Condition("group_id", of_scan)), writes))
-    written = frozenset(episode_writes())
-    left = [
+        by_id = next((c for c in scan if c.column in ("episode_id", "group_id") and c.values), None)
+        origins = find_origins(by_id) if by_id is not None and len(by_id.values or ()) <= _MOST_IDS else ()
+        if not origins:
+            return files, ""
+        groups |= {origin.group_id for origin in origins}
+        runs = frozenset[Key](origin.run_id for origin in origins)
+        of_scan = frozenset[Key](origin.group_id for origin in origins)
+        writes = frozenset(origin.write_id for origin in origins)
+        refined_scans.append(((*scan, Condition("run_id", runs), Condition("group_id", of_scan)), writes))
+    of_episodes = frozenset(episode_writes())
+    files = [
         file
-        for file in left
+        for file in files
         if not all(
-            (file.write_id in written and file.write_id not in writes) or excluded(file, scan)
-            for scan, writes in refined
+            (file.write_id in of_episodes and file.write_id not in writes) or excludes_file(file, scan)
+            for scan, writes in refined_scans
         )
     ]
-    return left, "group_id IN (" + ", ".join(map(str, sorted(groups))) + ")" if len(groups) <= _MANY else ""
+    return files, "group_id IN (" + ", ".join(map(str, sorted(groups))) + ")" if len(groups) <= _MOST_IDS else ""
 
 
-def groups_of(
-    table: Table, scans: Sequence[Scan], origins: Callable[[Condition], Collection[Origin]]
+def find_groups(
+    table: Table, scans: Sequence[Scan], find_origins: Callable[[Condition], Collection[EpisodeOrigin]]
 ) -> frozenset[int]:
-    """The groups in which all rows lie that the scans of a table want; empty if that is not known."""
-    found: set[int] = set()
+    """Return the groups of all rows that the scans of a table need; empty if unknown."""
+    groups: set[int] = set()
     for scan in scans:
         by = {condition.column: condition for condition in scan if condition.values}
         if "group_id" in by:
-            found.update(value for value in by["group_id"].values or () if isinstance(value, int))
-        elif table.name == "episodes" and "episode_id" in by and len(by["episode_id"].values or ()) <= _FEW:
-            found.update(origin.group_id for origin in origins(by["episode_id"]))
+            groups.update(value for value in by["group_id"].values or () if isinstance(value, int))
+        elif table.name == "episodes" and "episode_id" in by and len(by["episode_id"].values or ()) <= _MOST_EPISODES:
+            groups.update(origin.group_id for origin in find_origins(by["episode_id"]))
         else:
             return frozenset()
-    return frozenset(found)
+    return frozenset(groups)
 
 
-def much(files: Sequence[DataFile]) -> bool:
-    """Whether so much is to be read that leaving some of it out is worth a look at the conditions."""
+def is_much(files: Sequence[DataFile]) -> bool:
+    """Return whether the files are so many or so large that planning the query can save time."""
     return len(files) > FEW_FILES or sum(file.bytes for file in files) > FEW_BYTES
 
 
 class Planner:
-    """An in-memory database with the lake's tables, empty, and its views: where queries are planned.
+    """An in-memory database with the lake's tables, empty, and its views, in which queries are planned.
 
-    It never sees a lake, so one serves a whole process; calls may come from any thread.
+    It never opens a lake, so a process needs one; calls may come from any thread.
     """
 
     def __init__(self) -> None:
         self._connection = duckdb.connect(":memory:", config={"memory_limit": "256MB", "threads": 1})
         self._connection.execute(";".join(table.sql() for table in TABLES.values()))
-        self._connection.execute(";".join([*query_views.macros(), *query_views.views().values()]))
+        self._connection.execute(";".join([*query_views.read_macros(), *query_views.read_views().values()]))
         optimizers = [name for (name,) in self._connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()]
-        off = ",".join(name for name in optimizers if name not in _MOVE_FILTERS)
-        self._connection.execute(f"SET disabled_optimizers = '{off}'")
+        disabled = ",".join(name for name in optimizers if name not in _MOVE_FILTERS)
+        self._connection.execute(f"SET disabled_optimizers = '{disabled}'")
         self._connection.execute("SET enable_external_access = false; SET lock_configuration = true")
 
     def columns(self, name: str) -> list[tuple[str, str]]:
-        """Names and SQL types of the columns of a table or view."""
-        found = self._connection.cursor().execute(f"DESCRIBE {query_views.quoted_name(name)}").fetchall()
-        return [(row[0], row[1]) for row in found]
+        """Return names and SQL types of the columns of a table or view."""
+        rows = self._connection.cursor().execute(f"DESCRIBE {query_views.quote_name(name)}").fetchall()
+        return [(row[0], row[1]) for row in rows]
 
-    def plan(self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None, seconds: float = 1.0) -> Plan:
-        """What a query wants of each table; of nothing anything is known if it cannot be planned in so many seconds."""
+    def plan(
+        self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None, seconds: float = 1.0
+    ) -> ReadPlan:
+        """Return what a query reads of each table; an empty plan if DuckDB cannot plan it within the time."""
         cursor = self._connection.cursor()
         timer = threading.Timer(seconds, cursor.interrupt)
         timer.daemon = True
@@ -194,22 +201,24 @@ class Planner:
         try:
             plans = cursor.execute(f"EXPLAIN (FORMAT json) {query}", params or None).fetchall()
         except (duckdb.Error, RuntimeError):
-            return Plan({}, {})
+            return ReadPlan({}, {})
         finally:
             timer.cancel()
             cursor.close()
-        found = Plan({}, {})
-        for _, text in plans:
-            for node in _nodes(msgspec.json.decode(text)):
-                details = node.get("extra_info", {})
-                if isinstance(details, dict) and "Table" in details:
-                    name = str(details["Table"]).rpartition(".")[2]
-                    filters = _texts(details.get("Filters"))
-                    found.scans.setdefault(name, []).append(tuple(filter(None, map(parsed, filters))))
-                    # A word of a condition that is no column does no harm.
-                    words = (word for text in filters for word in _WORD.findall(text))
-                    found.columns.setdefault(name, set()).update(_texts(details.get("Projections")), words)
-        return found
+        plan = ReadPlan({}, {})
+        nodes = [node for _, text in plans for node in msgspec.json.decode(text)]
+        while nodes:
+            node = nodes.pop(0)
+            nodes = [*node.get("children", []), *nodes]
+            details = node.get("extra_info", {})
+            if isinstance(details, dict) and "Table" in details:
+                name = str(details["Table"]).rpartition(".")[2]
+                filters = _list_texts(details.get("Filters"))
+                plan.scans.setdefault(name, []).append(tuple(filter(None, map(parse_condition, filters))))
+                # Words of a condition that are no columns do no harm.
+                words = (word for text in filters for word in _WORD.findall(text))
+                plan.columns.setdefault(name, set()).update(_list_texts(details.get("Projections")), words)
+        return plan
 
     def close(self) -> None:
         """Close the connection."""
@@ -217,47 +226,41 @@ class Planner:
 
 
 @lru_cache(maxsize=1)
-def planner() -> Planner:
-    """The planner of this process."""
+def get_planner() -> Planner:
+    """Return the planner of this process."""
     planner = Planner()
     atexit.register(planner.close)
     return planner
 
 
-def _nodes(tree: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for node in tree:
-        yield node
-        yield from _nodes(node.get("children", []))
+def _list_texts(field: str | list[str] | None) -> list[str]:
+    """Return a field of a plan as a list: DuckDB prints one text as a string, several as a list, none as nothing."""
+    return [field] if isinstance(field, str) and field else list(field or ())
 
 
-def _texts(printed: str | list[str] | None) -> list[str]:
-    """What DuckDB prints as a list if there are several, and as nothing if there are none."""
-    return [printed] if isinstance(printed, str) and printed else list(printed or ())
-
-
-def parsed(text: str) -> Condition | None:
-    """A condition as DuckDB prints it, or None if it is of another kind, or has texts so long that they may be cut."""
+def parse_condition(text: str) -> Condition | None:
+    """Parse a condition as DuckDB prints it; None for other forms and for texts so long that DuckDB may cut them."""
     if len(text) > _LONGEST_TEXT and "'" in text:
         return None
-    if found := _COMPARED.fullmatch(text):
-        column, operator, value = found[1], found[2], _value(found[3])
+    if match := _COMPARISON.fullmatch(text):
+        column, operator, value = match[1], match[2], _parse_value(match[3])
         if operator == "=":
             return Condition(column, frozenset((value,)))
-        # A strict bound excludes no more files than a loose one that matters.
+        # A closed bound in place of an open one excludes almost the same files.
         return Condition(column, low=value) if operator in (">", ">=") else Condition(column, high=value)
-    if found := _BETWEEN.fullmatch(text):
-        return Condition(found[1], low=_value(found[2]), high=_value(found[3]))
-    if found := _AMONG.fullmatch(text):
-        return Condition(found[1], frozenset(map(_value, _EACH.findall(found[2]))))
+    if match := _BETWEEN.fullmatch(text):
+        return Condition(match[1], low=_parse_value(match[2]), high=_parse_value(match[3]))
+    if match := _IN_LIST.fullmatch(text):
+        return Condition(match[1], frozenset(map(_parse_value, _EACH.findall(match[2]))))
     return None
 
 
-def _value(text: str) -> Key:
+def _parse_value(text: str) -> Key:
     return text[1:-1].replace("''", "'") if text.startswith("'") else int(text)
 
 
-def _less(one: Key, other: Key) -> bool:
-    """Order as in the file (UTF-8 bytes are ordered as code points are); values of two types are never ordered."""
-    if isinstance(one, str) and isinstance(other, str):
-        return one < other
-    return isinstance(one, int) and isinstance(other, int) and one < other
+def _less(key: Key, bound: Key) -> bool:
+    """Compare as files do (UTF-8 bytes sort like code points); values of two types are never less."""
+    if isinstance(key, str) and isinstance(bound, str):
+        return key < bound
+    return isinstance(key, int) and isinstance(bound, int) and key < bound

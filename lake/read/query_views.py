@@ -1,7 +1,9 @@
-"""The SQL names of a lake: tables over file lists, the shipped views and macros, and which of them a query mentions.
+"""SQL for the names of a lake: tables over file lists, the shipped views and macros, and which names a query mentions.
 
-A table is a view over its snapshot's Parquet files. Its columns and types are given to DuckDB, so that binding opens no
-file: columns younger than a file read as NULL, and nothing needs every file's footer before the first row.
+A table is a view over its snapshot's Parquet files. DuckDB gets its columns and types from the table's definition, so
+binding opens no file, and columns younger than a file read as NULL. With a given schema, however, DuckDB assumes a
+million rows and may join tables with the large side in memory. So files whose footers show all columns are read without
+a schema.
 """
 
 import re
@@ -9,101 +11,133 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from importlib import resources
+from itertools import product
+from typing import TYPE_CHECKING
 
 from lake import ids
-from lake.read.empty_states import EMPTY_STATES
-from lake.read.visibility import DataFile
+from lake.read.parquet import DataFile
 from lake.tables import TABLES
 from lake.tables.columns import Table
 
+if TYPE_CHECKING:
+    import duckdb
+
+MOST_FOOTERS = 1000
+"""Largest number of files whose footers are read for one query; each takes a fifth of a millisecond."""
+_MOST_CACHED = 200_000
+_has_all_columns: dict[str, bool] = {}
+"""Path of a file -> whether it has all columns of its table; files never change."""
+_EMPTY_TEXTS = ("", "[]", "{}", '""', "null", "None")
+_BLANKS = ("", " ", "\n", "\r\n")
+EMPTY_STATES = tuple(sorted({ids.text_hash("".join(texts)) for texts in product(_BLANKS, _EMPTY_TEXTS, _BLANKS)}))
+"""`steps.state_hash` of states without information: an empty text, list, object or null, with a blank around it or not.
+
+Siblings that meet in such a state do not share a situation. The macro `is_empty_state` uses the same hashes."""
 _CATALOG = re.compile(
     r"^\s*\(?\s*(show|describe|desc)\b|\b(information_schema|duckdb_\w+|pg_\w+|sqlite_\w+|pragma_\w+|show)\b", re.I
 )
-"""Queries about what there is, for which everything has to be there."""
+"""Queries about the catalog, which need every table and view."""
 _WORD = re.compile(r"\w+")
-
-
-@lru_cache(maxsize=1)
-def macros() -> list[str]:
-    """The shipped macros, as SQL."""
-    filled_in = {"{alphabet}": ids.ALPHABET, "{empty_states}": ", ".join(map(str, EMPTY_STATES))}
-    found = [text for _, text in _scripts() if "CREATE MACRO" in text]
-    for name, value in filled_in.items():
-        found = [text.replace(name, value) for text in found]
-    return found
-
-
-@lru_cache(maxsize=1)
-def views() -> dict[str, str]:
-    """The shipped views, as SQL by name, in the order in which they build on one another."""
-    return {name: text for name, text in _scripts() if "CREATE VIEW" in text}
-
-
 _COLUMN = re.compile(r"--   (\w+): (.+)")
 _CONTINUED = re.compile(r"--       (.+)")
 
 
-@lru_cache(maxsize=1)
-def meanings() -> dict[str, dict[str, str]]:
-    """What the columns of the shipped views hold, by view and column, as the comments above their SQL say.
+def find_complete(connection: "duckdb.DuckDBPyConnection", table: Table, files: Sequence[DataFile]) -> frozenset[str]:
+    """Return the paths of files that have all columns of a table with its types; empty for too many files."""
+    if len(files) > MOST_FOOTERS:
+        return frozenset()
+    unread = [file.path for file in files if file.path not in _has_all_columns]
+    if unread:
+        if len(_has_all_columns) > _MOST_CACHED:
+            _has_all_columns.clear()
+        import duckdb
 
-    `-- Columns: those of `TABLE`` stands for the columns of tables; a line `--   NAME: meaning` is for one column.
+        query = "SELECT file_name, list(name || ' ' || duckdb_type) FROM parquet_schema(?) GROUP BY file_name"
+        try:
+            footers = connection.execute(query, [unread]).fetchall()
+        except duckdb.Error:
+            footers = []  # a file is missing or damaged; the reader of its rows reports it
+        columns = {f"{column.name} {column.sql_type}" for column in table.columns}
+        _has_all_columns.update((path, columns <= set(present)) for path, present in footers)
+    return frozenset(file.path for file in files if _has_all_columns.get(file.path, False))
+
+
+@lru_cache(maxsize=1)
+def read_macros() -> list[str]:
+    """Return the shipped macros as SQL."""
+    constants = {"{alphabet}": ids.ALPHABET, "{empty_states}": ", ".join(map(str, EMPTY_STATES))}
+    macros = [text for _, text in _read_scripts() if "CREATE MACRO" in text]
+    for name, constant in constants.items():
+        macros = [text.replace(name, constant) for text in macros]
+    return macros
+
+
+@lru_cache(maxsize=1)
+def read_views() -> dict[str, str]:
+    """Return the shipped views as SQL by name, each after the views it uses."""
+    return {name: text for name, text in _read_scripts() if "CREATE VIEW" in text}
+
+
+@lru_cache(maxsize=1)
+def read_column_meanings() -> dict[str, dict[str, str]]:
+    """Return the meaning of each column of the shipped views, by view and column, from the comments above their SQL.
+
+    `-- Columns: those of `TABLE`` includes the columns of tables; a line `--   NAME: meaning` describes one column.
     """
-    return {name: _meanings(text.partition("CREATE VIEW")[0]) for name, text in views().items()}
-
-
-def _meanings(comment: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    name = ""
-    for line in comment.splitlines():
-        if line.startswith("-- Columns: "):
-            tables = [word for word in re.findall(r"`(\w+)`", line) if word in TABLES]
-            # Of a column that several have, the one that is named first says what it is.
-            found = {c.name: c.meaning for table in reversed(tables) for c in TABLES[table].columns}
-        elif (own := _COLUMN.fullmatch(line)) is not None:
-            name = own[1]
-            found[name] = own[2]
-        elif (more := _CONTINUED.fullmatch(line)) is not None:
-            found[name] += f" {more[1]}"
-    return found
+    meanings: dict[str, dict[str, str]] = {}
+    for view, text in read_views().items():
+        columns: dict[str, str] = {}
+        name = ""
+        for line in text.partition("CREATE VIEW")[0].splitlines():
+            if line.startswith("-- Columns: "):
+                tables = [word for word in re.findall(r"`(\w+)`", line) if word in TABLES]
+                # A column of several tables has the meaning of the first table.
+                columns = {c.name: c.meaning for table in reversed(tables) for c in TABLES[table].columns}
+            elif (match := _COLUMN.fullmatch(line)) is not None:
+                name = match[1]
+                columns[name] = match[2]
+            elif (match := _CONTINUED.fullmatch(line)) is not None:
+                columns[name] += f" {match[1]}"
+        meanings[view] = columns
+    return meanings
 
 
 @lru_cache(maxsize=1)
-def references() -> dict[str, frozenset[str]]:
-    """View -> the tables and views that it builds on, directly or through other views."""
-    found: dict[str, frozenset[str]] = {}
-    for name, text in views().items():
-        direct = _known(re.sub(r"--[^\n]*", "", text)) - {name}
-        found[name] = direct.union(*(found[view] for view in direct if view in found))
-    return found
+def find_references() -> dict[str, frozenset[str]]:
+    """Return view -> the tables and views that it uses, directly or through other views."""
+    references: dict[str, frozenset[str]] = {}
+    for name, text in read_views().items():
+        direct = _find_names(re.sub(r"--[^\n]*", "", text)) - {name}
+        references[name] = direct.union(*(references[view] for view in direct if view in references))
+    return references
 
 
-def mentioned(query: str) -> frozenset[str]:
-    """Tables and views that a query may need: those whose names stand in it, and what these build on.
+def find_mentioned(query: str) -> frozenset[str]:
+    """Return the tables and views that a query may need: all names in its text, and the names that these use.
 
-    A name in a text or a comment counts too: a table too many costs a little, a table too few would be an error.
+    Names in string literals and comments count too. An extra table costs little; a missing one would be an error.
     """
     if _CATALOG.search(query):
-        return frozenset(TABLES) | frozenset(views())
-    names = _known(query)
-    return names.union(*(references()[name] for name in names if name in views()))
+        return frozenset(TABLES) | frozenset(read_views())
+    names = _find_names(query)
+    return names.union(*(find_references()[name] for name in names if name in read_views()))
 
 
-def _known(text: str) -> frozenset[str]:
+def _find_names(text: str) -> frozenset[str]:
     words = set(re.findall(r"\w+", text.lower()))
-    return frozenset(words & (TABLES.keys() | views().keys()))
+    return frozenset(words & (TABLES.keys() | read_views().keys()))
 
 
-def _scripts() -> list[tuple[str, str]]:
-    """Name and text of the files of `lake/sql`: `20_latest_scores.sql` holds `latest_scores`."""
+def _read_scripts() -> list[tuple[str, str]]:
+    """Return name and text of the files of `lake/sql`: `20_latest_scores.sql` holds `latest_scores`."""
     folder = resources.files("lake") / "sql"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
     return [(file.name[3:-4], file.read_text(encoding="utf-8")) for file in files]
 
 
-def hidden(place: int) -> str:
-    """Table with the episode_ids that readers do not see in the files of a place."""
-    return f"hidden.retracted_{place}"
+def hidden_table(hidden_set: int) -> str:
+    """Return the name of the table with the episode_ids of a set of hidden episodes (`DataFile.hidden_set`)."""
+    return f"hidden.retracted_{hidden_set}"
 
 
 _BY_CLOCK = """
@@ -116,7 +150,7 @@ SELECT * REPLACE (
     ELSE input_snapshot END AS input_snapshot
 ) FROM ({body})
 """
-"""SQL: a lake's rows of `jobs` with times in place of versions: `sequence` by their own order, and what they read."""
+"""SQL: one lake's rows of `jobs` with end times (microseconds) for versions, in `sequence` and `input_snapshot`."""
 
 
 def table_sql(
@@ -127,101 +161,102 @@ def table_sql(
     where: str = "",
     by_clock: bool = False,
     columns: Collection[str] | None = None,
-    whole: Collection[str] = (),
+    complete: Collection[str] = (),
 ) -> str:
-    """A table's visible rows as SQL.
+    """Return a table's visible rows as SQL.
 
     Args:
-        hide: places whose files have hidden episodes (`hidden`).
-        where: a condition that every wanted row meets; it lets DuckDB skip parts of files.
-        by_clock: of `jobs` of several lakes, whose versions cannot be compared: microseconds stand for them.
-        columns: those that are read, as in `kept_sql`; None is all. To name all that a wide table has takes DuckDB
-            longer than most queries take.
-        whole: paths of files that have all columns (`lake.read.footers`).
+        hide: sets of hidden episodes to leave out (`hidden_table`).
+        where: a condition that holds for every row the query needs; DuckDB skips parts of files by it.
+        by_clock: replace versions by microseconds, for `jobs` of several lakes, whose versions cannot be compared.
+        columns: the columns that are read, as in `cached_table_sql`; None reads all. DuckDB takes longer to bind all
+            columns of a wide table than to answer most queries.
+        complete: paths of files that have all columns (`find_complete`).
     """
     if not files:
-        nothing = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quoted_name(c.name)}" for c in table.columns)
-        return f"SELECT {nothing} WHERE false"
+        nulls = ", ".join(f"CAST(NULL AS {c.sql_type}) AS {quote_name(c.name)}" for c in table.columns)
+        return f"SELECT {nulls} WHERE false"
     if columns is not None:
         columns = {*columns, *table.key, "write_id", *(("episode_id",) if hide else ()), *_WORD.findall(where)}
     alike: dict[tuple[int, tuple[int, ...], bool], list[str]] = defaultdict(list)
     for file in files:
-        alike[file.place, tuple(sorted(file.dead)), file.path in whole].append(file.path)
-    of_places: dict[int, list[str]] = defaultdict(list)
-    for (place, dead, is_whole), paths in sorted(alike.items()):
+        alike[file.hidden_set, tuple(sorted(file.dead)), file.path in complete].append(file.path)
+    selects: dict[int, list[str]] = defaultdict(list)
+    for (hidden_set, dead, is_complete), paths in sorted(alike.items()):
         conditions = [where] if where else []
         if dead:
             conditions.append(f"write_id NOT IN ({', '.join(map(str, dead))})")
-        source = _as_they_are(paths) if is_whole else parquet(table, paths, columns)
+        # Complete files are read without a schema; their folders' names give no columns.
+        source = (
+            f"read_parquet([{', '.join(map(quote_text, paths))}], hive_partitioning = false)"
+            if is_complete
+            else read_parquet_sql(table, paths, columns)
+        )
         condition = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        of_places[place].append(f"SELECT {_listed(table, None if is_whole else columns)} FROM {source}{condition}")
-    places = []
-    for place, parts in of_places.items():
-        body = " UNION ALL ".join(parts)
-        if place in hide:
-            body = f"SELECT * FROM ({body}) ANTI JOIN {hidden(place)} USING (episode_id)"
-        places.append(_BY_CLOCK.format(body=body) if by_clock else body)
-    body = " UNION ALL ".join(places)
+        names = _select_list(table, None if is_complete else columns)
+        selects[hidden_set].append(f"SELECT {names} FROM {source}{condition}")
+    bodies = []
+    for hidden_set, of_set in selects.items():
+        body = " UNION ALL ".join(of_set)
+        if hidden_set in hide:
+            body = f"SELECT * FROM ({body}) ANTI JOIN {hidden_table(hidden_set)} USING (episode_id)"
+        bodies.append(_BY_CLOCK.format(body=body) if by_clock else body)
+    body = " UNION ALL ".join(bodies)
     if table.distinct:
-        key = ", ".join(map(quoted_name, table.key))
+        key = ", ".join(map(quote_name, table.key))
         body = f"SELECT * FROM ({body}) QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY write_id) = 1"
     return body
 
 
-def kept_sql(table: Table, names: Sequence[str], columns: Collection[str], *, hide: bool = False) -> str:
-    """As `table_sql`, of rows in memory that a connection has under these names, in parts.
+def cached_table_sql(table: Table, names: Sequence[str], columns: Collection[str], *, hide: bool = False) -> str:
+    """Return a table's rows as SQL over registered in-memory tables.
 
     Args:
-        columns: those that are in memory; the others are NULL.
-        hide: leave out the episodes of `hidden(0)`: rows of one lake alone are held.
+        columns: the columns that are in memory; all others are NULL.
+        hide: leave out the episodes of `hidden_table(0)`; the cache holds rows of one lake only.
     """
-    return held_sql(names, _listed(table, columns), hide=hide)
+    return cached_rows_sql(names, _select_list(table, columns), hide=hide)
 
 
-def _listed(table: Table, columns: Collection[str] | None) -> str:
-    """The columns of a table; those that are not there are NULL, so that a query may name what it does not read.
+def _select_list(table: Table, columns: Collection[str] | None) -> str:
+    """List the columns of a table; columns outside `columns` are NULL, so that a query may name but not read them.
 
-    There is a plan that reads none of them (`lake.read.query_pruning`), so no answer can depend on them. An error in
-    their place would be safer, but DuckDB evaluates some columns that it then drops.
+    The query's plan reads no such column (`lake.read.query_pruning`), so no answer depends on the NULL. An error in
+    place of NULL would be safer, but DuckDB evaluates some columns before it drops them.
     """
     return ", ".join(
-        quoted_name(c.name) if columns is None or c.name in columns else f"NULL::{c.sql_type} AS {quoted_name(c.name)}"
+        quote_name(c.name) if columns is None or c.name in columns else f"NULL::{c.sql_type} AS {quote_name(c.name)}"
         for c in table.columns
     )
 
 
-def held_sql(names: Sequence[str], listed: str = "*", *, hide: bool = False) -> str:
-    """Rows in memory that a connection has under these names, in parts; perhaps without those of `hidden(0)`."""
-    body = " UNION ALL ".join(f"SELECT {listed} FROM {name}" for name in names)
-    return f"SELECT * FROM ({body}) ANTI JOIN {hidden(0)} USING (episode_id)" if hide else body
+def cached_rows_sql(names: Sequence[str], select_list: str = "*", *, hide: bool = False) -> str:
+    """Return the rows of registered in-memory tables as SQL, optionally without the episodes of `hidden_table(0)`."""
+    body = " UNION ALL ".join(f"SELECT {select_list} FROM {name}" for name in names)
+    return f"SELECT * FROM ({body}) ANTI JOIN {hidden_table(0)} USING (episode_id)" if hide else body
 
 
-def over_sql(view: str, table: Table, files: Sequence[DataFile], whole: Collection[str] = ()) -> str:
-    """A shipped view over some files alone of the one table that it reads, as SQL; `whole` as in `table_sql`."""
-    body = views()[view].partition("CREATE VIEW")[2].partition(" AS")[2].rstrip("; \n")
-    return f"WITH {table.name} AS ({table_sql(table, files, whole=whole)}) SELECT * FROM ({body})"
+def view_over_files_sql(view: str, table: Table, files: Sequence[DataFile], complete: Collection[str] = ()) -> str:
+    """Return a shipped view over selected files of the one table it reads, as SQL; `complete` as in `table_sql`."""
+    body = read_views()[view].partition("CREATE VIEW")[2].partition(" AS")[2].rstrip("; \n")
+    return f"WITH {table.name} AS ({table_sql(table, files, complete=complete)}) SELECT * FROM ({body})"
 
 
-def parquet(table: Table, paths: Iterable[str], columns: Collection[str] | None = None) -> str:
-    """A call of read_parquet that takes columns (None: all) and types from the spec, not from the files."""
+def read_parquet_sql(table: Table, paths: Iterable[str], columns: Collection[str] | None = None) -> str:
+    """Return a call of read_parquet that takes columns (None: all) and types from the table, not from the files."""
     schema = ", ".join(
-        f"{quoted(c.name)}: {{name: {quoted(c.name)}, type: {quoted(c.sql_type)}, default_value: NULL}}"
+        f"{quote_text(c.name)}: {{name: {quote_text(c.name)}, type: {quote_text(c.sql_type)}, default_value: NULL}}"
         for c in table.columns
         if columns is None or c.name in columns
     )
-    return f"read_parquet([{', '.join(map(quoted, paths))}], schema = MAP {{{schema}}})"
+    return f"read_parquet([{', '.join(map(quote_text, paths))}], schema = MAP {{{schema}}})"
 
 
-def _as_they_are(paths: Iterable[str]) -> str:
-    """A call of read_parquet that takes columns and types from the files, and none from the names of folders."""
-    return f"read_parquet([{', '.join(map(quoted, paths))}], hive_partitioning = false)"
-
-
-def quoted_name(name: str) -> str:
-    """A name as SQL."""
+def quote_name(name: str) -> str:
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def quoted(text: str) -> str:
-    """A text as SQL."""
+def quote_text(text: str) -> str:
+    """Quote a text for SQL."""
     return "'" + text.replace("'", "''") + "'"

@@ -1,19 +1,26 @@
-"""A snapshot: one consistent, reopenable view of all tables.
+"""A snapshot: one consistent view of all tables, which can be opened again.
 
-Tables are resolved in the reverse of the order in which writers commit (`RESOLUTION_ORDER`), so whatever a resolved
-row refers to is there. A snapshot is a mapping table -> Delta version: printable, storable in a job or a checkpoint,
-and reopened with `Lake.at`.
+A snapshot resolves tables in the reverse of the order in which writers commit (`RESOLUTION_ORDER`), so it holds
+everything that a resolved row refers to. A snapshot is a mapping table -> Delta version. Jobs and checkpoints store it,
+and `Lake.at` opens it again.
 
-Of an earlier moment, only the tables that decide what is visible (and those that are visible as they are) are taken at
-their old versions. The others are taken at their newest: facts are never rewritten, so the rows that were visible then
-are in them now, and those that were not are told by their write_ids. So clocks that disagree between writers cannot
-tear an episode from its steps, and only few old files have to be kept.
+A snapshot of an earlier moment takes old versions only of the tables that decide visibility and of those that are
+always visible. It takes the newest version of the others: facts are never rewritten, so they still hold the rows that
+were visible then, and their write_ids exclude all later rows. So writers with wrong clocks cannot separate an episode
+from its steps, and only few old files must stay on disk.
+
+A commit whose entry in the log was lost leaves no other trace, so snapshots look for accepted rows that are missing. A
+row of `episodes`, or the terminal row of a succeeded job, accepts a write attempt after its rows were committed. So
+some file must hold each accepted attempt. The log's statistics name the attempt of a file with a single attempt. The
+name of a compacted file holds the sum of its attempts: attempts are random, so equal sums mean equal attempts. If the
+sums differ, one column of the compacted files is read until every attempt is found. Rows of jobs have no such sum.
+Readers warn of their loss while they are not compacted; the doctor, and jobs that would reuse a result, always check.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,42 +29,76 @@ import msgspec
 
 from lake import ids
 from lake.documents import decode_document
-from lake.errors import ContractError, UsageError
-from lake.execution.held import held
-from lake.read.versions import other_roots
-from lake.read.visibility import DataFile, all_files, in_force, is_clean, visible_files
+from lake.errors import ContractError, LakeAccessError, UsageError
+from lake.execution.executor import reuse_in_worker
+from lake.read.parquet import (
+    DataFile,
+    collect_rows,
+    find_visible_files,
+    is_clean,
+    scan_files,
+    scan_pruned,
+    select_in_force,
+)
+from lake.read.text_table import count_noun
 from lake.storage.commits import NOTE
-from lake.storage.data_files import FileEntry, applied
+from lake.storage.data_files import WRITE_SUMS, FileEntry, apply_replacements
 from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.tables import EPISODES, JOBS, RESOLUTION_ORDER, TABLES
+from lake.tables import EPISODES, JOBS, RESOLUTION_ORDER, TABLES, WRITTEN_BY_JOBS
 from lake.tables.columns import Table, Visibility
 
 if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from lake.read.kept import Kept
-    from lake.read.query import Limits, Session
+    from lake.read.column_cache import ColumnCache
+    from lake.read.query import QueryLimits, QuerySession
 
+_ROOT_MARK = "@"
+"""Separates a table from the root of its lake in a joined snapshot; tables of the first lake have no root."""
+_NOT_WRITERS = ("retract", "forget")
+"""Kinds of jobs that accept rows of other writes."""
 _log = logging.getLogger("trajlake")
 
 
-class Reads(Protocol):
-    """A consistent view of a lake that takes SELECTs: a `Snapshot`, or something that stands for one."""
+def join_versions(snapshots: Sequence[tuple[str, Mapping[str, int]]]) -> dict[str, int]:
+    """Join the table versions of several lakes in one mapping; tables of the first lake keep their plain names.
+
+    Args:
+        snapshots: root and versions of each lake.
+    """
+    (_, first), *later = snapshots
+    return dict(first) | {f"{name}{_ROOT_MARK}{root}": v for root, versions in later for name, v in versions.items()}
+
+
+def select_versions(versions: Mapping[str, int], root: str | None = None) -> dict[str, int]:
+    """Select the versions of one lake of a joined snapshot; None selects the first lake."""
+    if root is None:
+        return {name: version for name, version in versions.items() if _ROOT_MARK not in name}
+    return {name.partition(_ROOT_MARK)[0]: v for name, v in versions.items() if name.partition(_ROOT_MARK)[2] == root}
+
+
+def list_other_roots(versions: Mapping[str, int]) -> list[str]:
+    """List the roots of all lakes of a joined snapshot except the first."""
+    return list(dict.fromkeys(name.partition(_ROOT_MARK)[2] for name in versions if _ROOT_MARK in name))
+
+
+class SnapshotReader(Protocol):
+    """A consistent view of a lake that answers SELECTs: a `Snapshot` or a replacement for one."""
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT."""
+        """Return the rows of one SELECT."""
 
     def __hash__(self) -> int:
-        """By identity: what is read from never changes."""
+        """Hash by identity: the data behind a reader never changes."""
 
 
 class Snapshot:
-    """All tables at fixed versions, with dead writes and retracted episodes left out.
+    """All tables at fixed versions, without dead writes and retracted episodes.
 
     Args:
-        versions: table -> Delta version; None takes the newest of each.
+        versions: table -> Delta version; None takes the newest version of each table.
     """
 
     def __init__(self, store: Store, versions: Mapping[str, int] | None = None) -> None:
@@ -67,12 +108,12 @@ class Snapshot:
         self._files: dict[str, list[DataFile]] = {}
         self.versions: dict[str, int] = {}
         self.forgotten = 0
-        """Episodes that were erased with `forget` since: an earlier snapshot shows the others."""
+        """Number of this snapshot's episodes that `forget` erased since."""
         self._emptied: frozenset[int] = frozenset()
         self._warned = False
         self.root = store.root
-        if others := ", ".join(other_roots(versions or {})):
-            raise UsageError(f"a snapshot of several lakes: open {store.root} and {others} together")
+        if roots := ", ".join(list_other_roots(versions or {})):
+            raise UsageError(f"a snapshot of several lakes: open {store.root} and {roots} together")
         if versions is not None and (unknown := set(versions) - set(TABLES)):
             raise ContractError(f"a snapshot names unknown tables {sorted(unknown)}; valid: {', '.join(TABLES)}")
         self._resolve(versions)
@@ -80,61 +121,63 @@ class Snapshot:
             self._resolve(None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By address and versions; a worker process opens it once for all parts that it is given."""
-        opened = partial(Snapshot, self._store, self.versions)
-        return held, (f"snapshot of {self.root}", tuple(self.versions.items()), opened)
+        """Pickle as address and versions; a worker process opens the snapshot once for all its batches."""
+        reopen = partial(Snapshot, self._store, self.versions)
+        return reuse_in_worker, (f"snapshot of {self.root}", tuple(self.versions.items()), reopen)
 
     def _resolve(self, versions: Mapping[str, int] | None) -> None:
-        known = {} if versions is None else self._store.replacements.known()
+        replacements = {} if versions is None else self._store.replacements.read()
         for name in RESOLUTION_ORDER:
-            wanted = None if versions is None else versions.get(name, -1)
-            if wanted is not None and (not isinstance(wanted, int) or wanted < -1):
-                raise ContractError(f"table `{name}` has no version {wanted!r}; valid: -1 (no table yet), 0, 1, 2, ...")
-            self.versions[name], entries = self._store.logged(name, wanted)
-            there, gone = applied(self.objects, name, entries, known)  # as they are since a `forget`
-            if known and name == "episodes":
-                self.forgotten = sum(entry.rows for entry in entries) - sum(entry.rows for entry in there)
-                self._emptied = frozenset().union(*(entry.emptied for entry in (*there, *gone)))
-            self._entries[name] = there
+            version = None if versions is None else versions.get(name, -1)
+            if version is not None and (not isinstance(version, int) or version < -1):
+                raise ContractError(
+                    f"table `{name}` has no version {version!r}; valid: -1 (no table yet), 0, 1, 2, ..."
+                )
+            self.versions[name], logged_entries = self._store.read_log(name, version)
+            entries, deleted = apply_replacements(
+                self.objects, name, logged_entries, replacements
+            )  # files since a `forget`
+            if replacements and name == "episodes":
+                self.forgotten = sum(entry.rows for entry in logged_entries) - sum(entry.rows for entry in entries)
+                self._emptied = frozenset().union(*(entry.emptied for entry in (*entries, *deleted)))
+            self._entries[name] = entries
 
     def _forget_began(self) -> bool:
-        """Whether a `forget` began while tables were resolved: the later ones may lack rows that the earlier refer to.
+        """Return whether a `forget` began during resolution: tables resolved later may lack rows of earlier ones.
 
-        Its first row in `jobs` comes after its tombstones were accepted and before it takes the first row away, and
-        `jobs` is resolved before every table whose rows tombstones hide.
+        `forget` writes its first row in `jobs` after its tombstones were accepted and before it removes any row. `jobs`
+        is resolved before every table whose rows tombstones hide.
         """
         since, now = self.versions["jobs"], self._store.refresh("jobs")
         if now == since or not (added := [entry.path for entry in self._store.added("jobs", since, now)]):
             return False
         import polars as pl
 
-        from lake.read.parquet import collected, scan
-
-        rows = scan(added, JOBS, self.objects.polars_options)
-        return "forget" in collected(rows.select(pl.col("kind").unique()))["kind"]
+        rows = scan_files(added, JOBS, self.objects.polars_options)
+        return "forget" in collect_rows(rows.select(pl.col("kind").unique()))["kind"]
 
     def __repr__(self) -> str:
-        """The mapping, as JSON."""
+        """Return the mapping as JSON."""
         return f"Snapshot({msgspec.json.encode(self.versions).decode()})"
 
     @property
     def objects(self) -> Objects:
-        """Where the files lie."""
+        """Location of the files."""
         return self._store.objects
 
     def newest(self) -> Snapshot:
-        """The same lake as it is now."""
+        """Open the same lake at its newest versions."""
         return Snapshot(self._store)
 
     def entries(self, name: str) -> list[FileEntry]:
-        """All files of a table, visible or not."""
+        """Return all files of a table, visible or not."""
         return self._entries[_table(name).name]
 
     def files(self, name: str) -> list[DataFile]:
-        """Parquet files of a table that hold visible rows (retracted episodes among them).
+        """Return the Parquet files of a table that hold visible rows, retracted episodes included.
 
         Raises:
-            LakeAccessError: `steps` lacks rows of visible episodes. What jobs' tables lack is warned of.
+            LakeAccessError: `steps` lacks rows of visible episodes. Missing rows of jobs' tables only cause a warning.
         """
         table = _table(name)
         if name not in self._files:
@@ -142,27 +185,26 @@ class Snapshot:
             entries = self._entries[name]
 
             def accepted() -> frozenset[int]:
-                # As far as these files hold rows of them: `jobs` is read only if that matters.
-                known = self._episode_write_ids
-                return known if all(self.write_ids(one) <= known for one in entries) else self.accepted_write_ids
+                # `jobs` is read only if `episodes` does not already accept every write attempt of these files.
+                of_episodes = self._episode_write_ids
+                is_enough = all(self.write_ids(entry) <= of_episodes for entry in entries)
+                return of_episodes if is_enough else self.accepted_write_ids
 
             self._files[name] = (
-                visible_files(entries, accepted, self.versions, self.write_ids)
+                find_visible_files(entries, accepted, self.versions, self.write_ids)
                 if table.visibility is Visibility.ACCEPTED
-                else all_files(entries)
+                else [DataFile.of(entry) for entry in entries]
             )
         return self._files[name]
 
     def _check_losses(self, table: Table) -> None:
         if self.versions[table.name] == -1 or table.visibility is Visibility.ALWAYS:
             return
-        from lake.read.lost_rows import lost_jobs, require_steps
-
         if table.name == "steps":
             require_steps(self)
         elif not self._warned and table.name not in ("spans", "blobs", "retractions"):
             self._warned = True
-            for job_id, kind, lost in lost_jobs(self, look=False).iter_rows():
+            for job_id, kind, lost in find_lost_jobs(self, open_files=False).iter_rows():
                 _log.warning(
                     "%s: the %s job %s succeeded, and rows of %d of its writes are gone: a commit of a log is lost. "
                     "Run it again, or restore the log from a backup",
@@ -171,11 +213,11 @@ class Snapshot:
 
     @property
     def emptied(self) -> frozenset[int]:
-        """Write attempts of which `forget` left no row in some file."""
-        return frozenset().union(*(one.emptied for one in self._store.replacements.known().values()))
+        """Write attempts whose rows `forget` removed entirely from at least one file."""
+        return frozenset().union(*(file.emptied for file in self._store.replacements.read().values()))
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """The table's visible rows, lazily, with the columns and types of its spec.
+        """Scan the table's visible rows as a lazy frame with its columns and types.
 
         A filter on `episode_id`, `group_id`, `run_id`, `job_id` or `series_id` skips files that cannot match.
         """
@@ -187,9 +229,7 @@ class Snapshot:
         return frame
 
     def scan_all(self, name: str) -> pl.LazyFrame:
-        """As `scan`, rows of retracted episodes included."""
-        from lake.read.parquet import scan_pruned
-
+        """Scan like `scan`, including rows of retracted episodes."""
         table = _table(name)
         frame = scan_pruned(self.files(name), table, self.objects.polars_options)
         if table.distinct:
@@ -199,34 +239,26 @@ class Snapshot:
     @cached_property
     def retracted(self) -> pl.Series:
         """Episodes that readers do not see: int64 [E], sorted."""
-        from lake.read.parquet import collected
+        import polars as pl
 
-        hidden = collected(in_force(self.scan_all("retractions")).select("episode_id"))["episode_id"]
+        hidden = collect_rows(select_in_force(self.scan_all("retractions")).select("episode_id"))["episode_id"]
         if self._may_lack:
-            hidden.append(self._forgotten)
+            # A later `forget` may have erased an episode from some tables of this snapshot but not from others.
+            rows = Snapshot(self._store).scan_all("retractions").filter(pl.col("kind") == "forgotten")
+            hidden.append(collect_rows(rows.select("episode_id"))["episode_id"])
         return hidden.unique().sort()
 
     @cached_property
     def _may_lack(self) -> bool:
-        """Whether this shows an earlier moment, and something may have been forgotten since."""
+        """Whether the snapshot is not the newest and a `forget` may have erased rows since."""
         return not self._is_newest and self._store.refresh("retractions") != -1
 
-    @cached_property
-    def _forgotten(self) -> pl.Series:
-        """What was forgotten by now: of an earlier moment it may be gone from some tables and not yet from others."""
-        import polars as pl
-
-        from lake.read.parquet import collected
-
-        rows = Snapshot(self._store).scan_all("retractions").filter(pl.col("kind") == "forgotten")
-        return collected(rows.select("episode_id"))["episode_id"]
-
-    def hidden(self, _place: int = 0) -> pl.Series | None:
-        """As `retracted`; None if nothing was ever retracted, which the log tells."""
+    def hidden(self, _hidden_set: int = 0) -> pl.Series | None:
+        """Return `retracted`; None if the log shows that there was never a retraction."""
         return self.retracted if self.files("retractions") or self._may_lack else None
 
     def sql(self, query: str, params: list[Any] | dict[str, Any] | None = None) -> pl.DataFrame:
-        """Rows of one SELECT (DuckDB), with parameters ? or $name, over every table by name and the shipped views.
+        """Return the rows of one SELECT (DuckDB) over all tables and shipped views, with parameters ? or $name.
 
         Raises QueryError: not one SELECT, or SQL that DuckDB refuses.
         """
@@ -236,7 +268,7 @@ class Snapshot:
     def stream(
         self, query: str, params: list[Any] | dict[str, Any] | None = None, rows: int = 65_536
     ) -> pa.RecordBatchReader:
-        """As `sql`, rows as they come, in bounded memory; what goes wrong later is raised while reading."""
+        """Stream the rows of a SELECT in bounded memory; later errors are raised while the caller reads."""
         import pyarrow as pa
 
         session = self.session()
@@ -249,26 +281,25 @@ class Snapshot:
         return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
     def session(
-        self, limits: Limits | None = None, *, retracted_too: bool = False, kept: Kept | None = None
-    ) -> Session:
-        """A connection for several queries in a row; close it, or use it as a context."""
-        from lake.read.query import Session
+        self, limits: QueryLimits | None = None, *, retracted_too: bool = False, cache: ColumnCache | None = None
+    ) -> QuerySession:
+        """Open a connection for several queries; close it, or use it as a context manager."""
+        from lake.read.query import QuerySession
 
-        return Session(self.files, self.objects, (lambda _: None) if retracted_too else self.hidden, limits, kept=kept)
+        hidden = (lambda _: None) if retracted_too else self.hidden
+        return QuerySession(self.files, self.objects, hidden, limits, cache=cache)
 
     @cached_property
     def accepted_write_ids(self) -> frozenset[int]:
-        """Write attempts whose rows exist: those of `episodes`, and those a succeeded job's terminal row names.
+        """Write attempts whose rows are visible: those of `episodes` and those in terminal rows of succeeded jobs.
 
         Raises:
             LakeAccessError: a file of `episodes` or `jobs` is missing or damaged.
         """
         import polars as pl
 
-        from lake.read.parquet import collected
-
         jobs = self.scan_all("jobs").filter(pl.col("event") == "succeeded").select("accepted_write_ids")
-        of_jobs = collected(jobs)["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
+        of_jobs = collect_rows(jobs)["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False).to_list()
         return self._episode_write_ids.union(of_jobs)
 
     @cached_property
@@ -277,45 +308,42 @@ class Snapshot:
 
     @cached_property
     def dead_write_ids(self) -> frozenset[int]:
-        """Write attempts that left rows nobody sees: of crashed writers, lost races and failed jobs."""
-        inside = (
+        """Write attempts whose rows are invisible: of crashed writers, lost races and failed jobs."""
+        of_files = (
             self.write_ids(entry)
             for name, table in TABLES.items()
             if table.visibility is Visibility.ACCEPTED
             for entry in self._entries[name]
             if not is_clean(entry, self.versions)
         )
-        return frozenset().union(*inside) - self.accepted_write_ids
+        return frozenset().union(*of_files) - self.accepted_write_ids
 
     def write_ids(self, entry: FileEntry) -> frozenset[int]:
-        """The write attempts in a file, from the log or else its column. Raises LakeAccessError: it cannot be read."""
+        """Return a file's write attempts, from the log or else from its column. Raises LakeAccessError."""
         if entry.only_write_id is not None:
             return frozenset((entry.only_write_id,))
-        return self._store.remembered(entry.path, lambda: self._look(entry.path))
+        return self._store.cache_write_ids(entry.path, lambda: self._look(entry.path))
 
     def _look(self, path: str) -> frozenset[int]:
+        """Read the write attempts from the file itself."""
         import polars as pl
 
-        from lake.read.parquet import collected
-
-        options = self.objects.polars_options
-        return frozenset(
-            collected(pl.scan_parquet(path, storage_options=options or None).select("write_id").unique())["write_id"]
-        )
+        column = pl.scan_parquet(path, storage_options=self.objects.polars_options or None).select("write_id")
+        return frozenset(collect_rows(column.unique())["write_id"])
 
     def size(self, name: str) -> tuple[int, int, int]:
-        """Files, rows (those of retracted episodes, and dead ones in shared files, counted) and bytes of a table."""
+        """Return files, rows and bytes of a table; rows count retracted episodes and dead rows of shared files."""
         files = self.files(name)
         return len(files), sum(f.rows for f in files), sum(f.bytes for f in files)
 
     def fingerprint(self, episodes: pl.DataFrame, **inputs: str | int | float | bool | None) -> int:
-        """Hash of what a job reads: its episodes as written, and every other input by name.
+        """Hash the input of a job: its episodes as written, and every other input by name.
 
-        Built from episode_ids and write_ids, which survive compaction, never from files or versions.
+        The hash uses episode_ids and write_ids, which survive compaction; it uses no files or versions.
 
         Args:
             episodes: rows with columns episode_id and write_id.
-            inputs: for example the filter's text and the consumed series.
+            inputs: for example the filter's text and the series that the job reads.
         """
         pairs_E2 = episodes.select("episode_id", "write_id").unique().sort("episode_id", "write_id").to_numpy()
         facts = ids.bytes_hash(pairs_E2.astype("<i8", order="C").tobytes())
@@ -328,45 +356,50 @@ def _table(name: str) -> Table:
     return TABLES[name]
 
 
-def versions_at_time(store: Store, moment: datetime) -> dict[str, int]:
-    """Table -> version, as of a moment. Raises UsageError: before the lake was made."""
-    versions = _versions(store, moment)
+# ---------------------------------------------------------------- earlier moments
+
+
+def resolve_at_time(store: Store, moment: datetime) -> dict[str, int]:
+    """Return table -> version at a moment. Raises UsageError: before the lake was created."""
+    versions = _resolve_versions(store, moment)
     if versions[EPISODES.name] == -1:
-        made = committed_at(store, EPISODES.name, 0).isoformat()
-        raise UsageError(f"{store.root} did not exist at {moment.isoformat()}; it was made at {made}")
+        created = read_commit_time(store, EPISODES.name, 0).isoformat()
+        raise UsageError(f"{store.root} did not exist at {moment.isoformat()}; it was made at {created}")
     return versions
 
 
-def versions_at_episodes(store: Store, version: int) -> dict[str, int]:
-    """Table -> version, as of when `episodes` came to a version. Raises UsageError: no such version."""
+def resolve_at_episodes(store: Store, version: int) -> dict[str, int]:
+    """Return table -> version at the time of a version of `episodes`. Raises UsageError: no such version."""
     newest = store.refresh(EPISODES.name)
     if not 0 <= version <= newest:
         raise UsageError(f"`episodes` has no version {version}; valid: 0 to {newest}")
-    # Its own clock may have been behind the one that made the lake.
-    versions = _versions(store, committed_at(store, EPISODES.name, version))
+    # The committer's clock may have been behind the clock of the process that created the lake.
+    versions = _resolve_versions(store, read_commit_time(store, EPISODES.name, version))
     return versions | {EPISODES.name: version}
 
 
-def _versions(store: Store, moment: datetime) -> dict[str, int]:
+def _resolve_versions(store: Store, moment: datetime) -> dict[str, int]:
     decides = {name for name, table in TABLES.items() if table.visibility is Visibility.ALWAYS}
-    return {n: version_at(store, n, moment) if n in decides else store.refresh(n) for n in RESOLUTION_ORDER}
+    return {n: find_version_at(store, n, moment) if n in decides else store.refresh(n) for n in RESOLUTION_ORDER}
 
 
-def consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:
-    """The versions, with `jobs` no newer than `episodes`.
+def make_consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:
+    """Return the versions, with `jobs` lowered so that it is no newer than `episodes`.
 
-    A terminal row may name the writes that brought episodes: that of `forget` does, for what else these brought. If
-    its clock was behind theirs, the row is there before they are: their steps would be seen without them.
+    The terminal row of `forget` names the writes that brought episodes, to accept their other rows. If the clock of
+    `forget` was behind theirs, `jobs` would accept those writes before `episodes` does, and steps would appear without
+    their episodes.
     """
 
-    def episodes_writes(version: int) -> frozenset[int]:
-        return Snapshot(store, {EPISODES.name: version}).accepted_write_ids
+    def accepted_by(deciding: dict[str, int]) -> frozenset[int]:
+        return Snapshot(store, deciding).accepted_write_ids
 
-    later = episodes_writes(store.refresh(EPISODES.name)) - episodes_writes(versions.get(EPISODES.name, -1))
+    newest, version = store.refresh(EPISODES.name), versions.get(EPISODES.name, -1)
+    later = accepted_by({EPISODES.name: newest}) - accepted_by({EPISODES.name: version})
 
-    def is_ahead(version: int) -> bool:
-        deciding = {EPISODES.name: versions[EPISODES.name], JOBS.name: version}
-        return not later.isdisjoint(Snapshot(store, deciding).accepted_write_ids)
+    def is_ahead(jobs_version: int) -> bool:
+        deciding = {EPISODES.name: versions[EPISODES.name], JOBS.name: jobs_version}
+        return not later.isdisjoint(accepted_by(deciding))
 
     low, high = -1, versions[JOBS.name]
     if not later or not is_ahead(high):
@@ -377,20 +410,20 @@ def consistent(store: Store, versions: dict[str, int]) -> dict[str, int]:
     return versions | {JOBS.name: low}
 
 
-def version_at(store: Store, name: str, moment: datetime) -> int:
-    """The newest version of a table that was there at a moment; -1 before the table was."""
+def find_version_at(store: Store, name: str, moment: datetime) -> int:
+    """Return the newest version of a table at a moment; -1 before the table existed."""
     low, high = -1, store.refresh(name)
     while low < high:
         middle = (low + high + 1) // 2
-        if committed_at(store, name, middle) <= moment:
+        if read_commit_time(store, name, middle) <= moment:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def committed_at(store: Store, name: str, version: int) -> datetime:
-    """When a version was committed, by its writer's clock."""
+def read_commit_time(store: Store, name: str, version: int) -> datetime:
+    """Return the time of a commit by its writer's clock."""
     path = f"{name}/_delta_log/{version:020d}.json"
     for line in (store.objects.get(path) or b"").splitlines():
         action = decode_document(line, dict[str, Any], store.objects.uri(path), "restore it from a backup")
@@ -398,5 +431,81 @@ def committed_at(store: Store, name: str, version: int) -> datetime:
         if info is not None:
             at = (info.get(NOTE) or {}).get("at")
             return datetime.fromisoformat(at) if at else datetime.fromtimestamp(info["timestamp"] / 1000, UTC)
-    # Its entry was cleaned up: older than anything that can be asked for.
+    # The entry was cleaned up, so it is older than any moment a caller can ask for.
     return datetime.min.replace(tzinfo=UTC)
+
+
+# ---------------------------------------------------------------- lost rows
+
+
+def require_steps(snapshot: Snapshot) -> None:
+    """Check that `steps` has the rows of visible episodes. Raises LakeAccessError: names episodes that lost steps."""
+    if _sums_agree(snapshot.entries("episodes"), snapshot.entries("steps")):
+        return
+    import polars as pl
+
+    accepted = frozenset().union(*map(snapshot.write_ids, snapshot.entries("episodes")))
+    lost = _find_lost_writes(snapshot, accepted, ["steps"], open_files=True)
+    if not lost:
+        return
+    is_lost = pl.col("write_id").is_in(sorted(lost)) & (pl.col("num_steps") > 0)
+    rows = collect_rows(
+        snapshot.scan("episodes").filter(is_lost).select("episode_id", "run_id", "task_id", "num_steps")
+    )
+    if rows.is_empty():
+        return
+    examples = "; ".join(
+        f"{ids.to_text(row['episode_id'])} (run {row['run_id']}, task {row['task_id']})"
+        for row in rows.head(3).iter_rows(named=True)
+    )
+    rest = f" (+{len(rows) - 3} more)" if len(rows) > 3 else ""
+    steps = count_noun(int(rows["num_steps"].sum()), "step")
+    table = f"table `steps` of {snapshot.root} at version {snapshot.versions['steps']}"
+    raise LakeAccessError(
+        f"{table} lacks {steps} of {count_noun(len(rows), 'episode')}: {examples}{rest}. A commit of its log is "
+        "gone: restore it from a backup, or `trajlake retract` these episodes to continue without them"
+    )
+
+
+def _sums_agree(episodes: Sequence[FileEntry], steps: Sequence[FileEntry]) -> bool:
+    """Return whether the log and file names show the same write attempts in both, except dead ones of `steps`."""
+    if any(entry.write_sum is None for entry in (*episodes, *steps)):
+        return False
+    accepted = {entry.only_write_id for entry in episodes}
+    # If each accepted attempt has its own file, dead attempts are recognised here. Else the sums differ.
+    live = [entry for entry in steps if accepted & {None, entry.only_write_id} or entry.only_write_id is None]
+    return (sum(e.write_sum or 0 for e in episodes) - sum(e.write_sum or 0 for e in live)) % WRITE_SUMS == 0
+
+
+def find_lost_jobs(snapshot: Snapshot, *, open_files: bool = True) -> pl.DataFrame:
+    """Find succeeded jobs that lost rows, the newest job of each series: job_id, kind, lost (write attempts).
+
+    Rows of older jobs of a series are superseded, so their loss does not count.
+
+    Args:
+        open_files: open compacted files; otherwise a job whose rows may be in one counts as complete.
+    """
+    import polars as pl
+
+    ended = (pl.col("event") == "succeeded") & ~pl.col("kind").is_in(_NOT_WRITERS)
+    columns = ["job_id", "kind", "series_id", "sequence", "accepted_write_ids"]
+    jobs = collect_rows(snapshot.scan_all("jobs").filter(ended).select(columns))
+    jobs = jobs.sort("sequence", nulls_last=False).unique(["kind", "series_id"], keep="last", maintain_order=True)
+    accepted = jobs["accepted_write_ids"].explode(empty_as_null=False, keep_nulls=False)
+    lost = _find_lost_writes(snapshot, frozenset(accepted), WRITTEN_BY_JOBS, open_files=open_files)
+    lost -= snapshot.emptied if lost else lost
+    is_lost = pl.col("accepted_write_ids").list.eval(pl.element().is_in(sorted(lost)))
+    return jobs.select("job_id", "kind", lost=is_lost.list.sum()).filter(pl.col("lost") > 0)
+
+
+def _find_lost_writes(
+    snapshot: Snapshot, write_ids: frozenset[int], tables: Iterable[str], *, open_files: bool
+) -> frozenset[int]:
+    """Find write attempts without a row in any file of the tables; without `open_files`, only those certainly lost."""
+    entries = [entry for name in tables for entry in snapshot.entries(name)]
+    missing = write_ids.difference(*([entry.only_write_id, *entry.emptied] for entry in entries))
+    for entry in (entry for entry in entries if entry.only_write_id is None):
+        if not missing or not open_files:
+            return frozenset()
+        missing -= snapshot.write_ids(entry)
+    return missing

@@ -1,7 +1,7 @@
-"""Rows for a terminal: a table where it fits, else a line per value.
+"""Rows for a terminal: a table if it fits, else one line per value.
 
-Ids and numbers are never cut: an id is there to be pasted, and a number that is cut is another number. What is cut is
-text, the widest column first. What a model wrote must not steer the terminal, so no control character gets there.
+Ids and numbers are never cut: a reader pastes an id, and a cut number is another number. Only texts are cut, the widest
+column first. Control characters of texts never reach the terminal, so models cannot control it.
 """
 
 import unicodedata
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDEST = 500
-"""Characters of a text in a table that no terminal limits: a pipe takes what there is, within reason."""
+"""Largest number of characters of a text in a table without a width limit, such as in a pipe."""
 _NARROWEST = 8
-"""Characters to which a text may be cut to make a table fit."""
+"""Smallest number of characters to which a text may be cut."""
 _GAP = "  "
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
 
@@ -24,42 +24,42 @@ class Rows:
     names: list[str]
     values: list[tuple[Any, ...]]
     numbers: list[bool]
-    """Columns of numbers."""
+    """Whether each column holds numbers."""
 
 
-def table(
-    names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[bool], whole: Sequence[bool], width: int | None
+def format_table(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequence[bool], uncut: Sequence[bool], width: int | None
 ) -> list[str] | None:
-    """Header and rows as lines, no wider than `width`, columns `whole` uncut; None if they do not fit."""
-    texts = [[cell(name) for name in names], *([cell(value) for value in row] for row in rows)]
-    widths = [max(map(_width, column)) for column in zip(*texts, strict=True)]
-    widths = [most if whole[place] else min(most, width or WIDEST) for place, most in enumerate(widths)]
+    """Format header and rows as lines of at most `width`, with columns `uncut` in full; None if they do not fit."""
+    texts = [[format_cell(name) for name in names], *([format_cell(value) for value in row] for row in rows)]
+    widths = [max(map(_measure, column)) for column in zip(*texts, strict=True)]
+    widths = [most if uncut[column] else min(most, width or WIDEST) for column, most in enumerate(widths)]
     room = None if width is None else width - len(_GAP) * (len(names) - 1)
     while room is not None and sum(widths) > room:
-        widest, place = max((0 if whole[place] else most, place) for place, most in enumerate(widths))
+        widest, column = max((0 if uncut[column] else most, column) for column, most in enumerate(widths))
         if widest <= _NARROWEST:
             return None
-        widths[place] -= 1
-    return [_GAP.join(map(_fitted, row, widths, right)).rstrip() for row in texts]
+        widths[column] -= 1
+    return [_GAP.join(map(_fit, row, widths, right)).rstrip() for row in texts]
 
 
-def lines(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Every value in full on a line of its own, an empty line between rows."""
-    longest = max(map(_width, map(cell, names)), default=0)
+def format_rows(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Yield each value in full on its own line, with an empty line between rows."""
+    longest = max(map(_measure, map(format_cell, names)), default=0)
     for number, row in enumerate(rows):
         if number:
             yield ""
         for name, value in zip(names, row, strict=True):
-            yield f"{_fitted(cell(name), longest, right=True)} = {cell(value)}"
+            yield f"{_fit(format_cell(name), longest, right=True)} = {format_cell(value)}"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things in words: `1 episode`, `2 episodes`."""
+def count_noun(number: int, noun: str) -> str:
+    """Format a count with its noun: `1 episode`, `2 episodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def cell(value: Any) -> str:
-    """A value as text on one line; unknown is a dash."""
+def format_cell(value: Any) -> str:
+    """Format a value as text on one line; unknown is a dash."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -68,36 +68,36 @@ def cell(value: Any) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-def _fitted(text: str, width: int, right: bool) -> str:
-    """A text cut or padded to a width."""
-    takes = _width(text)
-    if takes > width:
-        text, takes = _cut(text, width - 1)
-        text, takes = text + _CUT, takes + 1
-    padding = " " * (width - takes)
+def _fit(text: str, width: int, right: bool) -> str:
+    """Cut or pad a text to a width."""
+    cells = _measure(text)
+    if cells > width:
+        text, cells = _cut_text(text, width - 1)
+        text, cells = text + _CUT, cells + 1
+    padding = " " * (width - cells)
     return padding + text if right else text + padding
 
 
-def _cut(text: str, room: int) -> tuple[str, int]:
-    """The longest beginning of a text that takes no more than so many cells, and the cells that it takes."""
+def _cut_text(text: str, room: int) -> tuple[str, int]:
+    """Return the longest beginning of a text that takes at most `room` terminal cells, and its cells."""
     if text.isascii():
         return text[:room], min(len(text), room)
-    taken = 0
-    for place, char in enumerate(text):
-        if taken + (cells := _cells(char)) > room:
-            return text[:place], taken
-        taken += cells
-    return text, taken
+    used = 0
+    for end, char in enumerate(text):
+        if used + (cells := _measure_char(char)) > room:
+            return text[:end], used
+        used += cells
+    return text, used
 
 
-def _width(text: str) -> int:
-    """Cells of a terminal that a text takes."""
+def _measure(text: str) -> int:
+    """Return the number of terminal cells that a text takes."""
     if text.isascii():
         return len(text)
-    return sum(map(_cells, text))
+    return sum(map(_measure_char, text))
 
 
-def _cells(char: str) -> int:
+def _measure_char(char: str) -> int:
     if unicodedata.combining(char):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1

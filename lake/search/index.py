@@ -1,29 +1,292 @@
-"""The index of a lake: segments in one SQLite file, which several processes may read and add to.
+"""The full-text index of a lake: texts and their words, segments of words, and the SQLite file that stores segments.
 
-It holds what the lake's texts hold, so it is a cache with the lake's secrets: only its owner may read it, whatever the
-newest lake no longer has goes with the next update, and `forget` deletes it (`lake.search.place`). A segment is added
-in one transaction, so whoever stops an update loses at most the segment in the making.
+A JSON document is indexed by its contents: keys that only structure messages, roles and types are left out, but names
+and arguments of tool calls are not. A word is a run of letters, digits and underscores in lower case.
+
+A segment records which words occur in which rows of some data files, as arrays. Equal texts are one document in a
+segment, because agents' texts repeat: a system prompt, a tool result, a state that siblings share. Words refer to
+documents, documents to rows, rows to an episode and a step.
+
+Several processes may read and extend the file. It contains the texts of the lake, so it is a private cache in the
+user's cache folder, one file per lake; a viewer never writes into a lake. An update removes texts that the newest lake
+lacks, and `forget` deletes the file (`delete_index`). Each segment is added in one transaction, so a killed update
+loses at most one unfinished segment.
 """
 
+import re
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from lake import ids
+from lake.errors import LakeAccessError, UsageError
+from lake.read.parquet import DataFile, collect_rows, scan_files
 from lake.read.snapshot import Snapshot
-from lake.search import words
-from lake.search.pieces import DOCUMENTS, PLAIN, ROWS, Piece, pieces, read, together
-from lake.search.segment import EPISODE, Numbers, Segment
+from lake.storage import local_cache
+from lake.tables import TABLES
+from lake.write.rows import inline_blobs
+
+LONGEST_WORD = 256
+"""Characters of a word that are indexed: longer words are data, not language."""
+_WORD = r"\w+"
+_ESCAPES = r"\\+[nrt]"
+"""Escaped line breaks in arguments, which are JSON in a string."""
+_TERM = re.compile(r'"([^"]+)"?|([^\s"]+)')
+_STRUCTURE = frozenset({"role", "type", "id", "tool_call_id", "index", "object"})
+"""Keys whose values are not indexed."""
+_WRAPPERS = frozenset(
+    {"content", "text", "parts", "function", "tool_calls", "name", "arguments", "reasoning", "reasoning_content"}
+    | {"thinking", "refusal", "input", "output"}
+)
+"""Keys that structure a message and are not part of its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One text that a step must contain, in any case.
+
+    Args:
+        text: in lower case, white space as single blanks.
+        words: the words in it, in order.
+    """
+
+    text: str
+    words: tuple[str, ...]
+
+    @property
+    def is_word(self) -> bool:
+        """Whether the term is exactly one word, so that the index alone decides without reading texts."""
+        return self.words == (self.text,)
+
+    def needles(self) -> list[bytes]:
+        """Return what to search for among words between line breaks: one text for each word of the term.
+
+        The search is for part of a text, so the first and last word may continue. A single letter matches only itself,
+        since it is part of nearly every text.
+        """
+        if len(self.text) == 1 and self.text.isascii():
+            return [f"\n{self.text}\n".encode()]
+        last = len(self.words) - 1
+        needles = []
+        for number, word in enumerate(self.words):
+            begins = "" if number == 0 and self.text.startswith(word) else "\n"
+            ends = "" if number == last and self.text.endswith(word) else "\n"
+            needles.append(f"{begins}{word}{ends}".encode())
+        return needles
+
+
+def parse_terms(query: str) -> tuple[Term, ...]:
+    """Parse a query: words or parts of words, which one step must all contain; a text in quotes is one term.
+
+    Raises:
+        UsageError: the query has no letter and no digit.
+    """
+    texts = [" ".join((quoted or plain).split()) for quoted, plain in _TERM.findall(query)]
+    lower = pl.Series(texts, dtype=pl.String).str.to_lowercase()
+    terms = [
+        Term(text, tuple(inside)) for text, inside in zip(lower, split_words(lower).to_list(), strict=True) if inside
+    ]
+    if not terms:
+        raise UsageError(f"a search needs a letter or a digit; {query!r} has none")
+    return tuple(dict.fromkeys(terms))
+
+
+def split_words(texts: pl.Series) -> pl.Series:
+    """Return the words of each text, in order: list[str]."""
+    return texts.str.to_lowercase().str.extract_all(_WORD).list.eval(pl.element().str.slice(0, LONGEST_WORD))
+
+
+def normalise(texts: pl.Series) -> pl.Series:
+    """Return texts in lower case, white space as single blanks, for comparison with quoted terms."""
+    return texts.str.to_lowercase().str.replace_all(r"\s+", " ")
+
+
+def strip_escapes(texts: pl.Series) -> pl.Series:
+    """Replace the escapes of JSON inside texts."""
+    return texts.str.replace_all(_ESCAPES, " ")
+
+
+def document_text(text: str | None) -> str | None:
+    """Return the text of a stored JSON document; None for an empty one. Invalid JSON is returned unchanged."""
+    if not text or text in ("[]", "{}", "null"):
+        return None
+    try:
+        return "\n".join(_read_texts(msgspec.json.decode(text))) or None
+    except (msgspec.DecodeError, RecursionError):
+        return text
+
+
+def _read_texts(document: Any) -> Iterator[str]:
+    if isinstance(document, str):
+        if not document.startswith("data:"):  # an image's bytes
+            yield document
+    elif isinstance(document, list):
+        for element in document:
+            yield from _read_texts(element)
+    elif isinstance(document, Mapping):
+        # The name of a call comes before its arguments.
+        for key, content in sorted(document.items(), key=lambda item: item[0] != "name"):
+            if key in _STRUCTURE:
+                continue
+            if key not in _WRAPPERS:
+                yield str(key)
+            yield from _read_texts(content)
+    elif document is not None:
+        yield str(document)
+
+
+Numbers = npt.NDArray[Any]
+EPISODE = -1
+"""Step index of texts that belong to the whole episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Arrays of V words, P word occurrences in documents, D documents, M document occurrences in rows, and R rows."""
+
+    vocabulary: str
+    """V words in order, each between two line breaks."""
+    count_V: Numbers
+    """Number of documents of each word: uint32."""
+    document_P: Numbers
+    """Documents of each word, ascending, word after word: uint32."""
+    count_D: Numbers
+    """Number of rows of each document: uint16."""
+    row_M: Numbers
+    """Rows of each document, document after document: uint16."""
+    episode_R: Numbers
+    """Episode ids: int64."""
+    step_R: Numbers
+    """Step indices, `EPISODE` for texts of the whole episode: int32."""
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame, columns: Sequence[str], documents: Sequence[str]) -> "Segment":
+        """Build the segment of rows.
+
+        Args:
+            rows: episode_id, step_index, and the columns with texts.
+            columns: names of plain texts.
+            documents: names of JSON documents.
+        """
+        row_texts = [rows.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"), text=name) for name in columns]
+        for name in documents:  # each distinct document is parsed once
+            distinct = rows[name].drop_nulls().unique()
+            parsed = pl.Series([document_text(text) for text in distinct], dtype=pl.String)
+            text_of_document = pl.DataFrame({"document": distinct, "text": parsed})
+            numbered = rows[name].to_frame("document").with_row_index("row")
+            row_texts.append(numbered.join(text_of_document, on="document").select("row", "text"))
+        pairs = pl.concat(row_texts).drop_nulls().filter(pl.col("text") != "")
+        texts = pairs["text"].unique(maintain_order=True)
+        numbers = pl.DataFrame({"text": texts, "document": pl.int_range(len(texts), dtype=pl.UInt32, eager=True)})
+        pairs = pairs.join(numbers, on="text").select("document", "row").unique().sort("document", "row")
+        of_words = (
+            numbers.select("document", word=split_words(strip_escapes(numbers["text"])).list.unique())
+            .explode("word", empty_as_null=False, keep_nulls=False)
+            .group_by("word")
+            .agg(pl.col("document").sort())
+            .sort("word")
+        )
+        return cls(
+            vocabulary="\n" + "".join(f"{word}\n" for word in of_words["word"]),
+            count_V=of_words["document"].list.len().to_numpy(),
+            document_P=of_words["document"].explode(empty_as_null=False, keep_nulls=False).to_numpy(),
+            count_D=np.bincount(pairs["document"].to_numpy(), minlength=len(texts)).astype(np.uint16),
+            row_M=pairs["row"].cast(pl.UInt16).to_numpy(),
+            episode_R=rows["episode_id"].to_numpy(),
+            step_R=rows["step_index"].cast(pl.Int32).to_numpy(),
+        )
+
+
+SEGMENT_ROWS = 50_000
+"""Largest number of rows of a segment."""
+SEGMENT_BYTES = 32 << 20
+"""Approximate bytes on disk of the files of a segment; their texts take about five times as much."""
+PLAIN = {"steps": ("state", "action", "reasoning"), "episodes": ("error",)}
+"""Columns of plain texts by table."""
+DOCUMENTS = {"steps": ("context", "tool_calls"), "episodes": ("initial_messages", "final_observation")}
+"""Columns of JSON documents by table, without the ground truth: an agent's expected answer is not something it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice of a data file, so that the memory of a segment does not depend on the size of files."""
+
+    table: str
+    file: DataFile
+    first: int
+    rows: int
+
+    @property
+    def key(self) -> int:
+        """Hash of the visible rows: a file never changes, but one of its writes may become accepted."""
+        return ids.key_hash("piece", self.file.path, self.first, self.rows, *sorted(self.file.dead))
+
+    @property
+    def bytes(self) -> int:
+        """Approximate bytes of the file that the piece takes."""
+        return self.file.bytes * self.rows // max(self.file.rows, 1)
+
+
+def list_pieces(snapshot: Snapshot) -> Iterator[Piece]:
+    """Yield all pieces of a snapshot that can be searched."""
+    for table in PLAIN:
+        for file in snapshot.files(table):
+            rows = max(1, min(SEGMENT_ROWS, file.rows * SEGMENT_BYTES // max(file.bytes, 1)))
+            for first in range(0, file.rows, rows):
+                yield Piece(table, file, first, min(rows, file.rows - first))
+
+
+def batch_pieces(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield lists of pieces of one table that make a segment; small pieces share one."""
+    for table in PLAIN:
+        batch: list[Piece] = []
+        for piece in (piece for piece in pieces if piece.table == table):
+            full = (
+                sum(p.rows for p in batch) + piece.rows > SEGMENT_ROWS
+                or sum(p.bytes for p in batch) + piece.bytes > SEGMENT_BYTES
+            )
+            if batch and full:
+                yield batch
+                batch = []
+            batch.append(piece)
+        if batch:
+            yield batch
+
+
+def read_pieces(snapshot: Snapshot, pieces: Sequence[Piece]) -> pl.DataFrame:
+    """Read the visible rows of pieces of one table: episode_id, step_index and the columns with texts.
+
+    Raises:
+        LakeAccessError: a file is missing or damaged.
+    """
+    name = pieces[0].table
+    columns = (*PLAIN[name], *DOCUMENTS[name])
+    frames = []
+    for piece in pieces:
+        frame = scan_files([piece.file.path], TABLES[name], snapshot.objects.polars_options).slice(
+            piece.first, piece.rows
+        )
+        if piece.file.dead:
+            frame = frame.filter(~pl.col("write_id").is_in(sorted(piece.file.dead)))
+        step = pl.lit(EPISODE, pl.Int32).alias("step_index") if name == "episodes" else pl.col("step_index")
+        frames.append(frame.select("episode_id", step, *columns))
+    return inline_blobs(snapshot, collect_rows(pl.concat(frames)), DOCUMENTS[name])
+
 
 Report = Callable[[int, int], None]
-"""Told of rows done and rows in all; what it raises ends the work."""
+"""Receives rows done and rows in total; an error that it raises ends the work."""
 _CODEC = pa.Codec("zstd", compression_level=1)
 _CHUNK = 1 << 14
-"""Numbers that are packed together: a word is read without its neighbours."""
+"""Numbers that are compressed together; a word is read without its neighbours."""
 _TYPES = {
     "count_V": np.uint32,
     "document_P": np.uint32,
@@ -32,10 +295,10 @@ _TYPES = {
     "episode_R": np.int64,
     "step_R": np.int32,
 }
-"""Arrays of a segment, as they are stored."""
-_FOUND = {"episode_id": pl.Int64, "step_index": pl.Int32, "steps": pl.Int64}
+"""Stored types of a segment's arrays."""
+_EPISODE_SCHEMA = {"episode_id": pl.Int64, "step_index": pl.Int32, "steps": pl.Int64}
 _FEW = 16
-"""Small segments of a table that stand beside each other before they are made one."""
+"""Number of small segments of a table above which they are merged."""
 _BUSY_S = 60.0
 _SCHEMA = """
     CREATE TABLE IF NOT EXISTS segments (id INTEGER PRIMARY KEY, source TEXT NOT NULL, rows INTEGER NOT NULL);
@@ -53,69 +316,69 @@ class Index:
     """The segments of a lake.
 
     Args:
-        path: the SQLite file; it is made if it is not there.
+        path: the SQLite file, created if it is missing.
 
     Raises:
-        sqlite3.DatabaseError: the file is damaged, as for all methods; an OperationalError: it cannot be used now.
+        sqlite3.DatabaseError: the file is damaged. All methods raise it, or OperationalError if the file is not usable.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._path.touch(mode=0o600)
-        with self._connected() as connection:
+        with self._connect() as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(_SCHEMA)
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _connect(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)) as connection:
-            # What is deleted is gone from the disk.
+            # Overwrite deleted rows on the disk.
             connection.execute("PRAGMA secure_delete = ON")
             connection.execute("PRAGMA synchronous = NORMAL")
             yield connection
 
     def missing(self, snapshot: Snapshot) -> list[Piece]:
-        """What an update would read."""
-        found = list(pieces(snapshot))
-        with self._connected() as connection:
-            known = _known(connection, found)
-        return [piece for piece in found if piece.key not in known]
+        """Return the pieces that an update would read."""
+        pieces = list(list_pieces(snapshot))
+        with self._connect() as connection:
+            indexed = _find_indexed(connection, pieces)
+        return [piece for piece in pieces if piece.key not in indexed]
 
     def update(self, snapshot: Snapshot, report: Report = lambda _done, _of: None) -> None:
-        """Index what is missing of a snapshot, and drop what neither it nor the newest one has.
+        """Index the missing pieces of a snapshot, and drop pieces that neither it nor the newest snapshot has.
 
         Raises:
-            LakeAccessError: a file of the lake is gone or damaged.
+            LakeAccessError: a file of the lake is missing or damaged.
         """
-        found = list(pieces(snapshot))
-        self._tidy(found, list(pieces(snapshot.newest())))
-        # Another process may add segments meanwhile: what it has put together with others is left to it.
+        pieces = list(list_pieces(snapshot))
+        self._drop_unused(pieces, list(list_pieces(snapshot.newest())))
+        # Another process may add segments at the same time; its segments are used.
         while missing := self.missing(snapshot):
             done, total = 0, sum(piece.rows for piece in missing)
-            for batch in together(missing):
+            for batch in batch_pieces(missing):
                 report(done, total)
                 name = batch[0].table
-                self._add(batch, Segment.of(read(snapshot, batch), PLAIN[name], DOCUMENTS[name]), found)
+                self._add_segment(batch, Segment.of(read_pieces(snapshot, batch), PLAIN[name], DOCUMENTS[name]), pieces)
                 done += sum(piece.rows for piece in batch)
 
-    def _tidy(self, *wanted: Sequence[Piece]) -> None:
-        """Drop segments that no one wants any more, and many small ones: they come back as one."""
-        with self._connected() as connection, _transaction(connection):
-            used = {segment for found in wanted for segment, _ in _usable(connection, found)}
+    def _drop_unused(self, *states: Sequence[Piece]) -> None:
+        """Drop segments that no snapshot needs, and many small ones, which come back as one."""
+        with self._connect() as connection, _transaction(connection):
+            used = {segment for pieces in states for segment, _ in _find_usable(connection, pieces)}
             small: dict[str, list[int]] = {}
             for segment, source, rows in connection.execute("SELECT id, source, rows FROM segments").fetchall():
                 if segment not in used:
-                    _drop(connection, segment)
-                elif rows < ROWS // 2:
+                    _drop_segment(connection, segment)
+                elif rows < SEGMENT_ROWS // 2:
                     small.setdefault(source, []).append(segment)
             for segments in small.values():
                 if len(segments) > _FEW:
                     for segment in segments:
-                        _drop(connection, segment)
+                        _drop_segment(connection, segment)
 
-    def _add(self, batch: Sequence[Piece], segment: Segment, found: Sequence[Piece]) -> None:
-        with self._connected() as connection, _transaction(connection):
-            if not _known(connection, found).isdisjoint(piece.key for piece in batch):
+    def _add_segment(self, batch: Sequence[Piece], segment: Segment, pieces: Sequence[Piece]) -> None:
+        with self._connect() as connection, _transaction(connection):
+            if not _find_indexed(connection, pieces).isdisjoint(piece.key for piece in batch):
                 return
             values = (batch[0].table, sum(piece.rows for piece in batch))
             added = connection.execute("INSERT INTO segments (source, rows) VALUES (?, ?)", values).lastrowid
@@ -128,65 +391,79 @@ class Index:
                 numbers = getattr(segment, name)
                 length = _CHUNK if name == "document_P" else max(len(numbers), 1)
                 chunks = [numbers[at : at + length] for at in range(0, len(numbers), length)]
-                if name == "document_P":  # rising: their differences are small
+                if name == "document_P":  # ascending numbers have small differences
                     chunks = [np.diff(chunk, prepend=chunk.dtype.type(0)) for chunk in chunks]
-                rows = [(added, name, number, *_packed(chunk)) for number, chunk in enumerate(chunks)]
+                rows = [
+                    (added, name, number, len(chunk), bytes(_CODEC.compress(chunk.tobytes(), asbytes=True)))
+                    for number, chunk in enumerate(chunks)
+                ]
                 connection.executemany("INSERT INTO arrays VALUES (?, ?, ?, ?, ?)", rows)
 
     def find(
-        self, snapshot: Snapshot, terms: Sequence[words.Term], report: Report = lambda _done, _of: None
+        self, snapshot: Snapshot, terms: Sequence[Term], report: Report = lambda _done, _of: None
     ) -> pl.DataFrame | None:
-        """The episodes with a step, or messages of their own, that hold all terms.
+        """Find the episodes with a step, or messages outside steps, that contain all terms.
 
         Returns:
-            None if something is missing: `update` first. Else episode_id (int64), step_index (int32: the first such
-            step; NULL: messages of the episode), steps (int64: how many), by episode_id; retracted ones among them.
+            None if pieces are missing: call `update` first. Else episode_id (int64), step_index (int32: the first such
+            step; NULL for messages of the episode), steps (int64: their number), by episode_id; retracted episodes
+            included.
 
         Raises:
-            LakeAccessError: terms in quotes are looked up in the lake's files, and one is gone or damaged.
+            LakeAccessError: quoted terms need the lake's files, and one is missing or damaged.
         """
-        by_key = {piece.key: piece for piece in pieces(snapshot)}
+        by_key = {piece.key: piece for piece in list_pieces(snapshot)}
         exact = [term for term in terms if not term.is_word]
-        parts = []
-        with self._connected() as connection:
-            # One state of the file, whatever other processes do to it meanwhile.
+        frames = []
+        with self._connect() as connection:
+            # Read one consistent state of the file while other processes change it.
             connection.execute("BEGIN")
-            usable = _usable(connection, list(by_key.values()))
+            usable = _find_usable(connection, list(by_key.values()))
             if sum(len(keys) for _, keys in usable) < len(by_key):
                 return None
             for number, (segment, keys) in enumerate(usable):
                 report(number, len(usable))
-                stored = _Stored(connection, segment)
+                stored = _StoredSegment(connection, segment)
                 rows = stored.rows_with_all(terms)
                 if len(rows) and exact:
-                    held = [by_key[key] for key in keys]
-                    rows = rows[_hold(read(snapshot, held)[rows], held[0].table, exact)]
+                    segment_pieces = [by_key[key] for key in keys]
+                    rows = rows[
+                        _rows_with_texts(read_pieces(snapshot, segment_pieces)[rows], segment_pieces[0].table, exact)
+                    ]
                 if len(rows):
-                    parts.append(stored.episodes(rows))
-        return _joined(parts)
+                    frames.append(stored.episodes(rows))
+        episodes = pl.concat([pl.DataFrame(schema=_EPISODE_SCHEMA), *frames]).sort("episode_id")
+        step = pl.col("step_index")
+        if len(episodes) and (episodes["episode_id"] == episodes["episode_id"].shift()).any():
+            # A step comes before messages, since it is the better start for a reader.
+            first = pl.coalesce(step.filter(step != EPISODE).min(), step.min())
+            episodes = episodes.group_by("episode_id", maintain_order=True).agg(first, pl.col("steps").sum())
+        return episodes.with_columns(pl.when(step != EPISODE).then(step))
 
 
-class _Stored:
-    """A segment in the file, of which only what a search needs is read."""
+class _StoredSegment:
+    """A segment in the file; a search reads only the parts it needs."""
 
     def __init__(self, connection: sqlite3.Connection, segment: int) -> None:
         self._connection = connection
         self._segment = segment
 
-    def rows_with_all(self, terms: Sequence[words.Term]) -> Numbers:
-        """Rows that may hold all terms: each word of a term stands in one text."""
-        vocabulary = self._vocabulary()
-        numbers = [[_words_with(vocabulary, needle) for needle in term.needles()] for term in terms]
-        if not all(len(found) for of_term in numbers for found in of_term):
+    def rows_with_all(self, terms: Sequence[Term]) -> Numbers:
+        """Return the rows that may contain all terms: each word of a term occurs in one text."""
+        query = "SELECT numbers, data FROM arrays WHERE segment = ? AND name = 'vocabulary'"
+        length, data = self._connection.execute(query, (self._segment,)).fetchone()
+        vocabulary = bytes(_CODEC.decompress(data, length, asbytes=True))
+        numbers = [[_find_words(vocabulary, needle) for needle in term.needles()] for term in terms]
+        if not all(len(matches) for of_term in numbers for matches in of_term):
             return np.zeros(0, np.int64)
-        ends_V = np.cumsum(self._array("count_V"), dtype=np.int64)
-        count_D, row_M = self._array("count_D"), self._array("row_M")
+        ends_V = np.cumsum(self._read_array("count_V"), dtype=np.int64)
+        count_D, row_M = self._read_array("count_D"), self._read_array("row_M")
         holds_R = np.ones(int(row_M.max()) + 1, np.bool_)
         for of_term in numbers:
             holds_D = np.ones(len(count_D), np.bool_)
-            for found in of_term:
+            for matches in of_term:
                 of_word_D = np.zeros(len(count_D), np.bool_)
-                of_word_D[self._documents(ends_V, found)] = True
+                of_word_D[self._read_documents(ends_V, matches)] = True
                 holds_D &= of_word_D
             of_term_R = np.zeros(len(holds_R), np.bool_)
             of_term_R[row_M[np.repeat(holds_D, count_D)]] = True
@@ -194,97 +471,86 @@ class _Stored:
         return np.flatnonzero(holds_R)
 
     def episodes(self, rows: Numbers) -> pl.DataFrame:
-        """The episodes of rising rows, as `Index.find` gives them; one may come twice."""
-        episode_R = self._array("episode_R")[rows]
+        """Return the episodes of ascending rows, as `Index.find` does; an episode may occur twice."""
+        episode_R = self._read_array("episode_R")[rows]
         first = np.flatnonzero(np.diff(episode_R, prepend=~episode_R[0]))
         counts = np.diff(first, append=len(rows))
-        step = self._array("step_R")[rows][first]
-        return pl.DataFrame({"episode_id": episode_R[first], "step_index": step, "steps": counts}, schema=_FOUND)
+        step = self._read_array("step_R")[rows][first]
+        return pl.DataFrame(
+            {"episode_id": episode_R[first], "step_index": step, "steps": counts}, schema=_EPISODE_SCHEMA
+        )
 
-    def _documents(self, ends_V: Numbers, found: Numbers) -> Numbers:
-        """Documents of words."""
-        first, last = np.where(found == 0, 0, ends_V[found - 1]), ends_V[found]
-        parts = []
-        for chunk in np.flatnonzero(_covered(first // _CHUNK, (last - 1) // _CHUNK + 1, int(ends_V[-1]) // _CHUNK + 1)):
+    def _read_documents(self, ends_V: Numbers, words: Numbers) -> Numbers:
+        """Return the documents of words."""
+        first, last = np.where(words == 0, 0, ends_V[words - 1]), ends_V[words]
+        documents = []
+        for chunk in np.flatnonzero(
+            _mark_covered(first // _CHUNK, (last - 1) // _CHUNK + 1, int(ends_V[-1]) // _CHUNK + 1)
+        ):
             begin = int(chunk) * _CHUNK
-            numbers = np.cumsum(self._array("document_P", int(chunk)), dtype=np.uint32)
+            numbers = np.cumsum(self._read_array("document_P", int(chunk)), dtype=np.uint32)
             inside = (first < begin + _CHUNK) & (last > begin)
             low, high = np.maximum(first[inside] - begin, 0), np.minimum(last[inside] - begin, len(numbers))
-            parts.append(numbers[_covered(low, high, len(numbers))])
-        return np.concatenate(parts)
+            documents.append(numbers[_mark_covered(low, high, len(numbers))])
+        return np.concatenate(documents)
 
-    def _vocabulary(self) -> bytes:
-        query = "SELECT numbers, data FROM arrays WHERE segment = ? AND name = 'vocabulary'"
-        length, data = self._connection.execute(query, (self._segment,)).fetchone()
-        return bytes(_CODEC.decompress(data, length, asbytes=True))
-
-    def _array(self, name: str, chunk: int = 0) -> Numbers:
+    def _read_array(self, name: str, chunk: int = 0) -> Numbers:
         query = "SELECT numbers, data FROM arrays WHERE segment = ? AND name = ? AND chunk = ?"
         numbers, data = self._connection.execute(query, (self._segment, name, chunk)).fetchone()
         dtype = np.dtype(_TYPES[name])
         return np.frombuffer(_CODEC.decompress(data, numbers * dtype.itemsize, asbytes=True), dtype)
 
 
-def _covered(first: Numbers, last: Numbers, length: int) -> Numbers:
-    """What lies in any of the ranges from `first` to before `last`: bool [length]."""
+def _mark_covered(first: Numbers, last: Numbers, length: int) -> Numbers:
+    """Return the positions inside any of the ranges from `first` to before `last`: bool [length]."""
     marks = np.bincount(first, minlength=length + 1).astype(np.int64) - np.bincount(last, minlength=length + 1)
     return np.cumsum(marks[:length]) > 0
 
 
-def _words_with(vocabulary: bytes, needle: bytes) -> Numbers:
-    """Numbers of the words that a needle stands in."""
+def _find_words(vocabulary: bytes, needle: bytes) -> Numbers:
+    """Return the numbers of the words that contain a needle."""
     positions = []
     at = vocabulary.find(needle)
     while at >= 0:
         positions.append(at)
-        # The rest of this word can add nothing; a needle may begin with the line break that ends it.
+        # Skip the rest of this word. A needle may begin with the line break that ends it.
         at = vocabulary.find(needle, vocabulary.index(b"\n", at + 1))
     breaks = np.flatnonzero(np.frombuffer(vocabulary, np.uint8) == ord("\n")) if positions else np.zeros(0, np.int64)
     return np.searchsorted(breaks, positions, side="right") - 1
 
 
-def _hold(rows: pl.DataFrame, table: str, terms: Sequence[words.Term]) -> Numbers:
-    """Which rows hold every term in one of their texts, by the texts."""
+def _rows_with_texts(rows: pl.DataFrame, table: str, terms: Sequence[Term]) -> Numbers:
+    """Return which rows contain every term in one of their texts, by reading the texts."""
     texts = [rows[name] for name in PLAIN[table]]
-    texts += [pl.Series([words.document(text) for text in rows[name]], dtype=pl.String) for name in DOCUMENTS[table]]
-    flat = pl.DataFrame({str(number): words.flat(words.readable(text)) for number, text in enumerate(texts)})
-    held = [
+    texts += [pl.Series([document_text(text) for text in rows[name]], dtype=pl.String) for name in DOCUMENTS[table]]
+    flat = pl.DataFrame({str(number): normalise(strip_escapes(text)) for number, text in enumerate(texts)})
+    holds = [
         pl.any_horizontal(pl.all().str.contains(term.text, literal=True).fill_null(value=False)).alias(str(number))
         for number, term in enumerate(terms)
     ]
-    return flat.select(held).select(pl.all_horizontal(pl.all())).to_series().to_numpy()
+    return flat.select(holds).select(pl.all_horizontal(pl.all())).to_series().to_numpy()
 
 
-def _joined(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    found = pl.concat([pl.DataFrame(schema=_FOUND), *parts]).sort("episode_id")
-    step = pl.col("step_index")
-    if len(found) and (found["episode_id"] == found["episode_id"].shift()).any():
-        # A step comes before messages: it is the better place to begin to read.
-        first = pl.coalesce(step.filter(step != EPISODE).min(), step.min())
-        found = found.group_by("episode_id", maintain_order=True).agg(first, pl.col("steps").sum())
-    return found.with_columns(pl.when(step != EPISODE).then(step))
-
-
-def _usable(connection: sqlite3.Connection, found: Sequence[Piece]) -> list[tuple[int, list[int]]]:
-    """Segments that hold pieces among these and no others, none twice; each with its pieces' keys in order."""
-    left = {piece.key for piece in found}
+def _find_usable(connection: sqlite3.Connection, pieces: Sequence[Piece]) -> list[tuple[int, list[int]]]:
+    """Return the segments that contain only these pieces, without overlap, each with its pieces' keys in order."""
+    missing = {piece.key for piece in pieces}
     segments: dict[int, list[int]] = {}
     for key, segment in connection.execute("SELECT key, segment FROM pieces ORDER BY segment, position"):
         segments.setdefault(segment, []).append(key)
-    chosen = []
-    for segment, keys in sorted(segments.items(), key=lambda one: -len(one[1])):
-        if left.issuperset(keys):
-            left -= set(keys)
-            chosen.append((segment, keys))
-    return chosen
+    usable = []
+    for segment, keys in sorted(segments.items(), key=lambda entry: -len(entry[1])):
+        if missing.issuperset(keys):
+            missing -= set(keys)
+            usable.append((segment, keys))
+    return usable
 
 
-def _known(connection: sqlite3.Connection, found: Sequence[Piece]) -> set[int]:
-    """Keys of the pieces that need not be read any more."""
-    return {key for _, keys in _usable(connection, found) for key in keys}
+def _find_indexed(connection: sqlite3.Connection, pieces: Sequence[Piece]) -> set[int]:
+    """Return the keys of the indexed pieces."""
+    return {key for _, keys in _find_usable(connection, pieces) for key in keys}
 
 
-def _drop(connection: sqlite3.Connection, segment: int) -> None:
+def _drop_segment(connection: sqlite3.Connection, segment: int) -> None:
     for table, column in (("arrays", "segment"), ("pieces", "segment"), ("segments", "id")):
         connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (segment,))
 
@@ -300,6 +566,27 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
-def _packed(numbers: Numbers) -> tuple[int, bytes]:
-    """How many, and their bytes in small."""
-    return len(numbers), bytes(_CODEC.compress(numbers.tobytes(), asbytes=True))
+_KIND = "search"
+_LAYOUT = 1
+"""Version of the file's layout, part of its name."""
+
+
+def index_path(root: str) -> Path:
+    """Return the index file of a lake, in a private folder that exists."""
+    return local_cache.ensure_cache_folder(_KIND) / _file_name(root)
+
+
+def delete_index(root: str) -> None:
+    """Delete the cached texts of a lake on this machine. Raises LakeAccessError: they cannot be deleted."""
+    for folder in local_cache.list_cache_folders(_KIND):
+        for suffix in ("", "-wal", "-shm"):
+            file = Path(folder, _file_name(root) + suffix)
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                msg = f"{file} holds texts of {root} and cannot be deleted ({error.strerror}); delete it yourself"
+                raise LakeAccessError(msg) from error
+
+
+def _file_name(root: str) -> str:
+    return f"{ids.to_text(ids.key_hash('lake', root))}-{_LAYOUT}.sqlite"

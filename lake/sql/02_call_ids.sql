@@ -1,6 +1,6 @@
 -- without_call_ids(tool_calls): tool calls without their ids (`id`, `call_id`), which a server draws at random: with them
 -- every call differs from every other. An id among the arguments stays. What is no JSON list of calls stays as it is.
--- By RFC 7396 null takes a member out. pipelines.credit.health.groups has the same rule for frames.
+-- By RFC 7396 null takes a member out. pipelines.credit.health has the same rule for frames.
 CREATE MACRO without_call_ids(tool_calls) AS (
     if(
         json_valid(tool_calls) AND json_type(tool_calls) = 'ARRAY',

@@ -1,1 +1,1 @@
-"""The only room that touches deltalake and object stores: objects, data files, and commits to Delta tables."""
+"""The only folder that uses deltalake and object stores: objects, data files, and commits to Delta tables."""

@@ -1,7 +1,7 @@
-"""Where a lake lies (a local folder or a prefix of a bucket), and its storage's failures as one line to act on.
+"""The address of a lake (a local folder or a prefix of a bucket), and storage failures as one line with advice.
 
-Credentials never belong in an address: it is stored in jobs and pins, printed and logged. obstore, delta-rs and Polars
-wrap the same texts of object_store in classes of their own, so what happened is read from the text.
+An address never contains credentials, because addresses are stored in jobs and pins, printed and logged. obstore,
+delta-rs and Polars wrap the same texts of object_store in different classes, so errors are recognised by their text.
 """
 
 import errno
@@ -12,24 +12,22 @@ from pathlib import Path
 from lake.errors import LakeAccessError, LakeVersionError, NotALakeError, TrajlakeError, UsageError
 
 SCHEMES = ("s3", "gs", "az", "abfss")
-"""Object stores that can hold a lake; anything without a scheme is a local folder."""
-
-_VALID = (
+"""Object stores that can hold a lake; an address without a scheme is a local folder."""
+_VALID_ADDRESSES = (
     "a lake lies in a local folder or under s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or "
     "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX"
 )
-_UNSTORABLE = re.compile(r"[\[\]|^\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9a-fA-F]{2}")
-"""What delta-rs cannot have in a folder's path: it reads the path as a URL."""
-
+_UNUSABLE = re.compile(r"[\[\]|^\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9a-fA-F]{2}")
+"""Characters that delta-rs cannot handle in a folder's path, which it reads as a URL."""
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _HOST = re.compile(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+~-]+")
-"""What every engine and store spells alike in a key: nothing that one of them percent-encodes."""
+"""Characters of a key that every engine and store writes alike, without percent-encoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A checked place for a lake; all but the root are empty for a local folder."""
+    """A checked address of a lake; all fields except the root are empty for a local folder."""
 
     root: str
     """An absolute path, or scheme://bucket/prefix without a slash at the end."""
@@ -37,9 +35,9 @@ class Address:
     """One of `SCHEMES`."""
     bucket: str = ""
     prefix: str = ""
-    """The key that all objects lie under, without slashes around it; may be empty."""
+    """Key prefix of all objects, without slashes around it; may be empty."""
     account: str = ""
-    """The Azure storage account, where the address names one."""
+    """The Azure storage account, if the address names one."""
 
     @property
     def folder(self) -> Path | None:
@@ -47,59 +45,57 @@ class Address:
         return None if self.scheme else Path(self.root)
 
 
-def parse(uri: str | Path) -> Address:
-    """Take an address apart.
+def parse_address(uri: str | Path) -> Address:
+    """Parse an address.
 
     Args:
         uri: a path, relative to the working directory or absolute, or the URI of an object store.
 
     Raises:
-        UsageError: an unknown scheme, no bucket, credentials, or characters that Delta tables cannot lie under.
+        UsageError: an unknown scheme, no bucket, credentials, or characters that Delta cannot handle in a path.
     """
     text = str(uri)
-    scheme, found, rest = text.partition("://")
-    if found:
-        return _remote(scheme, rest)
-    # Path() folds `s3://` into `s3:/`, which would name a local folder nobody meant.
+    scheme, separator, rest = text.partition("://")
+    if separator:
+        return _parse_uri(scheme, rest)
+    # Path() turns `s3://` into `s3:/`, the name of a local folder.
     if isinstance(uri, Path) and uri.parts and uri.parts[0].rstrip(":") in SCHEMES and uri.parts[0].endswith(":"):
         raise UsageError(f"{text!r} was a URI before it became a Path; hand it over as text")
-    return Address(str(_folder(text)))
-
-
-def _folder(text: str) -> Path:
     if not text.strip():
         raise UsageError("the lake's path is empty; give --lake FOLDER")
     try:
         path = Path(text).expanduser().resolve()
     except (RuntimeError, ValueError) as error:  # an unknown user, a loop of links, a NUL
-        raise UsageError(f"{text!r} is no usable path: {error}; choose another --lake") from error
-    if found := _UNSTORABLE.search(str(path)):
-        msg = f"{str(path)!r}: Delta tables cannot lie under a name with {found[0]!r}; choose another --lake"
+        raise UsageError(f"{text!r} is not a usable path: {error}; choose another --lake") from error
+    if match := _UNUSABLE.search(str(path)):
+        msg = f"{str(path)!r}: Delta tables cannot lie under a name with {match[0]!r}; choose another --lake"
         raise UsageError(msg)
-    return path
+    return Address(str(path))
 
 
-def _remote(scheme: str, rest: str) -> Address:
-    place, _, prefix = rest.partition("/")
+def _parse_uri(scheme: str, rest: str) -> Address:
+    bucket, _, prefix = rest.partition("/")
     account = ""
-    # Looked at before anything is quoted: what stands before @ or after ? may be a secret.
+    # These checks come before any message quotes the address: text before @ or after ? may be a secret.
     if "?" in rest or "#" in rest:
-        raise UsageError(f"an address of a lake has no query and no fragment (? and #); {_VALID}")
+        raise UsageError(f"an address of a lake has no query and no fragment (? and #); {_VALID_ADDRESSES}")
     if scheme == "abfss":
-        place, _, account = place.partition("@")
-    if "@" in place + account or ":" in place + account:
+        bucket, _, account = bucket.partition("@")
+    if "@" in bucket + account or ":" in bucket + account:
         raise UsageError(
             "an address of a lake holds no credentials and no port: put them into storage options or into the "
-            f"environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, ...); {_VALID}"
+            f"environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, ...); {_VALID_ADDRESSES}"
         )
     if scheme not in SCHEMES:
-        raise UsageError(f"`{scheme}://` is no place for a lake; {_VALID}")
-    if not place:
-        raise UsageError(f"`{scheme}://` names no bucket; {_VALID}")
-    if not _BUCKET.fullmatch(place):
-        raise UsageError(f"{place!r} is no name of a bucket: letters, digits, `-`, `.` and `_` are; {_VALID}")
+        raise UsageError(f"`{scheme}://` cannot hold a lake; {_VALID_ADDRESSES}")
+    if not bucket:
+        raise UsageError(f"`{scheme}://` names no bucket; {_VALID_ADDRESSES}")
+    if not _BUCKET.fullmatch(bucket):
+        raise UsageError(
+            f"{bucket!r} is not a bucket name: it has only letters, digits, `-`, `.` and `_`; {_VALID_ADDRESSES}"
+        )
     if scheme == "abfss" and not _HOST.fullmatch(account):
-        raise UsageError(f"`abfss://{place}` names no account; {_VALID}")
+        raise UsageError(f"`abfss://{bucket}` names no account; {_VALID_ADDRESSES}")
     prefix = prefix.rstrip("/")
     for segment in prefix.split("/") if prefix else ():
         if not _SEGMENT.fullmatch(segment) or segment in (".", ".."):
@@ -107,14 +103,14 @@ def _remote(scheme: str, rest: str) -> Address:
                 f"{segment!r} cannot be a part of a lake's address: letters, digits and any of - _ . = + ~ can, "
                 "parts are separated by one slash, and none is `.` or `..`"
             )
-    host = f"{place}@{account}" if account else place
+    host = f"{bucket}@{account}" if account else bucket
     root = f"{scheme}://{host}/{prefix}".rstrip("/")
-    return Address(root, scheme, place, prefix, account.partition(".")[0])
+    return Address(root, scheme, bucket, prefix, account.partition(".")[0])
 
 
 _LONGEST = 300
 _NEWER_DELTA = "minimum reader version"
-_DOCTOR = "`trajlake doctor` tells what is damaged"
+_DOCTOR = "`trajlake doctor` lists what is damaged"
 _NO_PERMISSION = "no permission to write here; choose another --lake or change the folder's permissions"
 _NO_ROOM = ("No space left", "quota exceeded", "File too large")
 _REFUSALS = ("Permission denied", "Operation not permitted", "Read-only")
@@ -126,22 +122,21 @@ _CREDENTIALS = {
 }
 _ALLOW = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP", "abfss": "AZURE_ALLOW_HTTP"}
 _METADATA = ("169.254.169.254", "/latest/api/token", "/latest/meta-data", "/metadata/identity", "metadata.google")
-"""Where a machine in a cloud is asked for its credentials, when no others are known."""
-
+"""Addresses at which cloud machines ask for credentials if they have no others."""
 _MARKS = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
 _BACKTRACE = re.compile(r"\s0: (<unknown>|[\w:]+::\w).*", re.DOTALL)
 _ELEMENT = re.compile(r"<\?xml.*", re.DOTALL)
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
-def explained(error: BaseException, address: Address) -> TrajlakeError:
-    """The error a user gets for a failure of storage; its text may still hold secrets (`Objects.redacted`)."""
+def explain_failure(error: BaseException, address: Address) -> TrajlakeError:
+    """Return the user's error for a storage failure; its text may still hold secrets (`Objects.redacted`)."""
     if _NEWER_DELTA in str(error):
-        msg = f"{address.root}: a newer Delta Lake wrote it ({_one_line(str(error))}); pip install --upgrade trajlake"
+        msg = f"{address.root}: a newer Delta Lake wrote it ({_clean_text(str(error))}); pip install --upgrade trajlake"
         return LakeVersionError(msg)
     if address.scheme:
         return _bucket_error(str(error), address)
-    text, code = _one_line(str(error)), getattr(error, "errno", None)
+    text, code = _clean_text(str(error)), getattr(error, "errno", None)
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(words in text for words in _NO_ROOM):
         advice = f"the disk is full; what was being written is not visible. Free space and run it again. ({text})"
     elif code in (errno.EACCES, errno.EPERM, errno.EROFS) or any(words in text for words in _REFUSALS):
@@ -151,8 +146,8 @@ def explained(error: BaseException, address: Address) -> TrajlakeError:
     return LakeAccessError(f"{address.root}: {advice}")
 
 
-def _one_line(text: str) -> str:
-    """A text of object_store without its colours, its XML and its debugging half."""
+def _clean_text(text: str) -> str:
+    """Return a text of object_store without colours, XML and debugging details."""
     text = _BACKTRACE.sub("", _MARKS.sub(" ", text.partition("\n\nDebug source")[0]))
     code = _CODE.search(text)
     text = " ".join(_ELEMENT.sub(code[1] if code else "", text).split())
@@ -160,7 +155,7 @@ def _one_line(text: str) -> str:
 
 
 def _bucket_error(text: str, address: Address) -> TrajlakeError:
-    line = _one_line(text)
+    line = _clean_text(text)
     names = _CREDENTIALS[address.scheme]
 
     def has(*words: str) -> bool:
@@ -188,8 +183,8 @@ def _bucket_error(text: str, address: Address) -> TrajlakeError:
     return LakeAccessError(msg)
 
 
-def with_engine_errors(*errors: type[Exception]) -> tuple[type[Exception], ...]:
-    """Errors, and those of Polars and Arrow; a function, so that whoever reads only the log loads neither."""
+def engine_errors(*errors: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors with those of Polars and Arrow, which are imported only if a caller needs them."""
     import polars as pl
     import pyarrow as pa
 

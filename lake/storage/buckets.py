@@ -1,23 +1,30 @@
-"""Objects in a bucket: S3, Google Cloud Storage or Azure, through obstore.
+"""Objects in a bucket: S3, Google Cloud Storage or Azure, through obstore; and its files for DuckDB and pyarrow.
 
-obstore, delta-rs and Polars are three bindings of one library (object_store), so one set of option names serves all
-of them. Options that are not given come from the environment (AWS_*, GOOGLE_*, AZURE_*).
+obstore, delta-rs and Polars are bindings of one library (object_store), so they share option names. Missing options
+come from the environment (AWS_*, GOOGLE_*, AZURE_*).
 
-Put-if-absent is the store's conditional put. A put whose answer was lost may have happened: every put carries a
-random mark in the object's metadata, and a put that is refused or fails looks whether the object bears its own mark.
+Put-if-absent is the store's conditional put. A put whose answer was lost may have succeeded. So every put stores a
+random mark in the object's metadata, and a put that is refused or fails checks whether the object has its mark.
+
+DuckDB reads s3:// with an extension that must be downloaded; through an fsspec file system it needs none. obstore's own
+file system (`obstore.fsspec`) returns short reads, which DuckDB takes for damaged files, and requests every size again.
+`BucketFiles` reads exact ranges of the files of a snapshot, whose sizes are in the Delta log. It refuses all other
+files and writes (docs/decisions/0009).
 """
 
+import io
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import obstore
+from fsspec import AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, BaseError, UnknownConfigurationKeyError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from lake.errors import UsageError
+from lake.errors import TrajlakeError, UsageError
 from lake.storage.addresses import Address
 
 _MARK = "trajlakewrite"
@@ -58,7 +65,7 @@ _PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_", "abfss": "azure_"}
 _MAX_RETRIES = 5
 _RETRY_SECONDS = 15
 FAILURES = (BaseError, OSError, ValueError)
-"""What obstore raises when a store fails."""
+"""Errors that obstore raises when a store fails."""
 _TIMEOUTS = {"connect_timeout": "3s", "read_timeout": "10s"}
 
 
@@ -67,38 +74,38 @@ class Bucket:
 
     def __init__(self, address: Address, options: Mapping[str, str]) -> None:
         self._address, self._options = address, options
-        self._store = _open(address, options)
+        self._store = _open_store(address, options)
 
     @property
     def polars_options(self) -> dict[str, Any]:
-        """The options as Polars takes them.
+        """Return the options for Polars.
 
-        S3 credentials of the environment are spelled out: left to itself Polars looks for them with boto3 first.
+        They include S3 credentials from the environment, because Polars would look for them with boto3 first.
         """
-        found = _environment("aws_", _S3) if self._address.scheme == "s3" else {}
+        environment = _read_environment("aws_", _S3) if self._address.scheme == "s3" else {}
         limits = {**_TIMEOUTS, "max_retries": _MAX_RETRIES}
-        return {**limits, "retry_timeout_ms": _RETRY_SECONDS * 1000, **found, **self._options}
+        return {**limits, "retry_timeout_ms": _RETRY_SECONDS * 1000, **environment, **self._options}
 
     @property
     def delta_options(self) -> dict[str, str]:
-        """The options as delta-rs takes them."""
+        """Return the options for delta-rs."""
         limits = {**_TIMEOUTS, "max_retries": str(_MAX_RETRIES)}
         return {**limits, "retry_timeout": f"{_RETRY_SECONDS}s", **self._options}
 
     def list(self, prefix: str, *, staging: bool) -> Iterator[tuple[str, int, datetime]]:
-        """Path, bytes and time of every object under a folder; a bucket shows no half-written ones."""
+        """Yield path, bytes and time of every object under a folder; a bucket lists no partial objects."""
         del staging
         for chunk in obstore.list(self._store, prefix or None):
-            for found in chunk:
-                yield found["path"], found["size"], found["last_modified"]
+            for entry in chunk:
+                yield entry["path"], entry["size"], entry["last_modified"]
 
     def names(self) -> set[str]:
-        """Names right under the prefix."""
-        found = obstore.list_with_delimiter(self._store)
-        return {*found["common_prefixes"], *(entry["path"] for entry in found["objects"])}
+        """Return the names directly under the prefix."""
+        listing = obstore.list_with_delimiter(self._store)
+        return {*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])}
 
     def get(self, path: str) -> bytes | None:
-        """An object's bytes; None if there is none."""
+        """Return an object's bytes; None if it does not exist."""
         try:
             return bytes(obstore.get(self._store, path).bytes())
         except FileNotFoundError as error:
@@ -107,17 +114,17 @@ class Bucket:
             return None
 
     def read(self, path: str, start: int, end: int) -> bytes:
-        """Bytes `start` up to, without, `end` of an object that is there."""
+        """Return the bytes from `start` to before `end` of an existing object."""
         return obstore.get_range(self._store, path, start=start, end=end).to_bytes()
 
     def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether an object exists."""
         try:
             obstore.head(self._store, path)
         except FileNotFoundError as error:
             if _is_missing_bucket(error):
                 raise
-            # The answer to a look at one object does not tell of a missing bucket; a listing raises.
+            # A head request does not reveal a missing bucket; a listing raises an error.
             next(iter(obstore.list(self._store, "-")), None)
             return False
         return True
@@ -128,19 +135,19 @@ class Bucket:
         try:
             obstore.put(self._store, path, data, attributes={_MARK: mark}, mode="create", use_multipart=False)
         except AlreadyExistsError:
-            return self._bears(path, mark)
+            return self._has_mark(path, mark)
         except BaseError:
-            if self._bears(path, mark):
+            if self._has_mark(path, mark):
                 return True
             raise
         return True
 
     def put(self, path: str, data: bytes) -> None:
-        """Write an object, over another one if need be."""
+        """Write an object, replacing an existing one."""
         obstore.put(self._store, path, data, mode="overwrite")
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects; missing ones are no error."""
+        """Delete objects; missing ones are not an error."""
         if not paths:
             return
         try:
@@ -148,12 +155,12 @@ class Bucket:
         except FileNotFoundError as error:
             if _is_missing_bucket(error):
                 raise
-            if len(paths) > 1:  # Google and Azure stop at the first that is missing
+            if len(paths) > 1:  # Google and Azure stop at the first missing object
                 for path in paths:
                     self.delete([path])
 
-    def _bears(self, path: str, mark: str) -> bool:
-        """Whether the object is the one that was put with this mark."""
+    def _has_mark(self, path: str, mark: str) -> bool:
+        """Return whether the object is the one that was put with this mark."""
         try:
             return obstore.get(self._store, path, options={"head": True}).attributes.get(_MARK) == mark
         except FileNotFoundError:
@@ -161,17 +168,17 @@ class Bucket:
 
 
 def _is_missing_bucket(error: BaseException) -> bool:
-    """Whether a store says that the bucket, not the object, is missing."""
+    """Return whether a store reports that the bucket is missing, not the object."""
     return any(code in str(error) for code in ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not"))
 
 
-def _open(address: Address, options: Mapping[str, str]) -> S3Store | GCSStore | AzureStore:
-    """A store with the options as obstore takes them: its own, those of its HTTP client, and how often to try."""
+def _open_store(address: Address, options: Mapping[str, str]) -> S3Store | GCSStore | AzureStore:
+    """Open a store with the options in obstore's form: its options, those of its HTTP client, and retries."""
     kinds: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore, "abfss": AzureStore}
     family = _PREFIXES[address.scheme]
     config = {"account_name": address.account} if address.account else {}
-    # Client options that are handed over replace those that obstore would read from the environment.
-    client = {**_TIMEOUTS, **_environment(family, _CLIENT, prefixed=False)}
+    # Client options given here replace those that obstore would read from the environment.
+    client = {**_TIMEOUTS, **_read_environment(family, _CLIENT, prefixed=False)}
     for name, value in options.items():
         plain = name.removeprefix(family)
         if plain in _CLIENT:
@@ -191,7 +198,118 @@ def _open(address: Address, options: Mapping[str, str]) -> S3Store | GCSStore | 
     return store
 
 
-def _environment(family: str, names: Iterable[str], *, prefixed: bool = True) -> dict[str, str]:
-    """Options that the environment gives."""
-    found = {name: os.environ.get(f"{family}{name}".upper()) for name in names}
-    return {f"{family}{name}" if prefixed else name: value for name, value in found.items() if value}
+def _read_environment(family: str, names: Iterable[str], *, prefixed: bool = True) -> dict[str, str]:
+    """Return the options that the environment sets."""
+    values = {name: os.environ.get(f"{family}{name}".upper()) for name in names}
+    return {f"{family}{name}" if prefixed else name: value for name, value in values.items() if value}
+
+
+ReadRange = Callable[[str, int, int], bytes]
+"""Reads bytes of a file: its URI, the first byte, and the last byte plus one."""
+
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+"""A data file never changes, so caches of its bytes never expire."""
+
+
+class BucketFiles(AbstractFileSystem):  # type: ignore[misc]
+    """The files of a snapshot, read only. `sizes`: URI -> bytes of every readable file; entries may be added."""
+
+    cachable = False
+
+    def __init__(self, protocol: str, sizes: Mapping[str, int], read: ReadRange) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.failure: TrajlakeError | None = None
+        """Cause of the last failed read; DuckDB reports only a traceback as text."""
+        self._sizes = sizes
+        self.read = read
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URI itself."""
+        return name
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        """Return size and type of a file. Raises FileNotFoundError: the snapshot has no such file."""
+        size = self._sizes.get(path)
+        if size is None:
+            raise FileNotFoundError(f"{path} is not a file of this snapshot")
+        return {"name": path, "size": size, "type": "file"}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        """List the file itself; there are no folders."""
+        entry = self.info(path)
+        return [entry] if detail else [path]
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        """Return the file itself if the snapshot has it."""
+        return [path] if path in self._sizes else []
+
+    def modified(self, path: str) -> datetime:
+        """Return one constant time for every file."""
+        self.info(path)
+        return _LONG_AGO
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> "BucketFile":
+        if mode != "rb":
+            raise PermissionError(f"{path}: a snapshot is read, not written")
+        return BucketFile(path, self.info(path)["size"], self._range)
+
+    def _range(self, uri: str, start: int, end: int) -> bytes:
+        try:
+            return self.read(uri, start, end)
+        except TrajlakeError as error:
+            self.failure = error
+            raise
+
+
+class BucketFile(io.RawIOBase):
+    """One file; every read sends one request for exactly its range."""
+
+    def __init__(self, uri: str, size: int, read: ReadRange) -> None:
+        self._uri = uri
+        self._size = size
+        self._range = read
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position of the next read."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read `size` bytes, fewer only at the end of the file; without a size, the rest of the file."""
+        rest = max(0, self._size - self._position)
+        length = rest if size is None or size < 0 else min(size, rest)
+        if not length:
+            return b""
+        data = self._range(self._uri, self._position, self._position + length)
+        self._position += len(data)
+        return data
+
+    def readall(self) -> bytes:
+        """Read the rest of the file."""
+        return self.read()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer."""
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)

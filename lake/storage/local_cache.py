@@ -1,49 +1,109 @@
-"""Parts of a bucket's data files on a local disk, for processes that read them again and again.
+"""The user's cache folder on this machine, and cached parts of a bucket's data files in it.
 
-A data file never changes and its name is never used again, so a range of its bytes, once fetched, stays good. All
-processes of a user on a machine share the folder: of several that want a range at once, one fetches it.
+`TRAJLAKE_CACHE` moves the folder, or else `XDG_CACHE_HOME`, as for other programs. It may be deleted at any time. It
+must belong to the user and be private: another user could read the lake's texts there or replace them. Without such a
+folder, a process that needs one uses a temporary folder.
 
-The folder never holds more than its limit. Where it is full, parts of files that the reader is not interested in make
-way, those first that were used the longest ago. Parts of its own files never do: training goes through the same files
-pass after pass, and whatever it put out would be what it needs next. What finds no room is read directly: from then on
-nothing of its size waits for other processes. How much the folder holds is written in its lock, for all of them; a
-process goes through the folder when it begins, and when a part would cross the limit.
+A data file never changes and its name is never used again, so a fetched range of its bytes stays valid. All processes
+of a user on a machine share the folder. If several need a range at once, one fetches it.
 
-Each part carries a digest. A part that is damaged, or not whole, is fetched again. Where the disk is full, or the
-user's folder cannot be used, parts are read directly, and that is said once.
+The folder never exceeds its limit. When it is full, parts of files that the reader does not use are removed, least
+recently used first. Parts of the reader's files stay: training reads the same files in each pass, so a removed part
+would soon be needed again. Parts without room are read directly, and later parts of that size no longer wait for other
+processes. The lock file records the size of the folder for all processes. A process lists the folder when it starts and
+when a part would exceed the limit.
+
+Each part has a digest. A damaged or incomplete part is fetched again. If the disk is full or the folder is unusable,
+parts are read directly and a warning is logged once.
 """
 
+import errno
 import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+import tempfile
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from lake import ids
 from lake.errors import LakeAccessError
-from lake.storage import user_cache
 
 if TYPE_CHECKING:
-    from lake.storage.bucket_files import Read
+    from lake.storage.buckets import ReadRange
+
+CACHE_VARIABLE = "TRAJLAKE_CACHE"
+
+
+def cache_path(kind: str) -> Path:
+    """Return the folder for files of a kind; it may not exist. Raises OSError: the user has no home folder."""
+    root = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(root or Path.home() / ".cache", "trajlake", kind)
+    except RuntimeError as error:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder", "~/.cache/trajlake") from error
+
+
+def require_cache_folder(kind: str) -> Path:
+    """Create and return the private folder that all processes of the user share.
+
+    Raises OSError: the folder cannot be created, or belongs to another user.
+    """
+    folder = cache_path(kind)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
+    if status.st_mode & 0o077:
+        folder.chmod(0o700)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    return folder
+
+
+def ensure_cache_folder(kind: str) -> Path:
+    """Return the shared folder, or else a private temporary folder of this process."""
+    try:
+        return require_cache_folder(kind)
+    except OSError:
+        return Path(_process_folder(kind).name)
+
+
+def list_cache_folders(kind: str) -> list[Path]:
+    """Return all folders that may hold files of a kind: the shared one, if it is the user's, and this process's own."""
+    paths = [Path(_process_folder(kind).name)] if _process_folder.cache_info().currsize else []
+    with suppress(OSError):
+        path = cache_path(kind)
+        if (
+            path.stat().st_uid == os.geteuid()
+        ):  # in another's folder is nothing of ours: `require_cache_folder` refuses it
+            paths.append(path)
+    return paths
+
+
+@cache
+def _process_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
+    """Create a folder that is deleted when the process ends."""
+    return tempfile.TemporaryDirectory(prefix=f"trajlake-{kind}-")
+
 
 KIND = "files"
 _DIGEST_BYTES = 16
 _LOCKS = 64
-"""Locks by which processes agree on who fetches a part; two parts share one now and then."""
+"""Number of locks with which processes agree on who fetches a part; two parts may share one."""
 _LOCK = "lock"
-"""Whoever holds it may add parts and remove those of others. It says how many bytes the parts have, or a few more."""
+"""File whose lock allows adding and removing parts. It records the total bytes of all parts, or slightly more."""
 _TOTAL_BYTES = 8
 _PART, _NEW = ".part", ".new"
 
 _log = logging.getLogger(__name__)
 
 
-def through_disk(read: "Read", limit: int, files: Collection[str]) -> "Read":
-    """A function that reads as the given one does, from the user's folder where there is one.
+def cache_reads(read: "ReadRange", limit: int, files: Collection[str]) -> "ReadRange":
+    """Return a function that reads like the given one, through the user's folder if there is one.
 
     Args:
         read: reads a range of a file in a bucket.
@@ -51,51 +111,51 @@ def through_disk(read: "Read", limit: int, files: Collection[str]) -> "Read":
         files: URIs of the files that are read.
     """
     try:
-        folder = user_cache.shared(KIND)
+        folder = require_cache_folder(KIND)
     except OSError as error:
-        _say(str(error.filename), error.strerror or str(error))
+        _warn_once(str(error.filename), error.strerror or str(error))
         return read
     return LocalCache(folder, limit, files).through(read)
 
 
 class LocalCache:
-    """Parts of some files, within a folder that other caches use, too; safe to use from several threads.
+    """Parts of some files in a folder that other caches use too; several threads may use it.
 
     Args:
-        folder: where; it is made if it is missing.
-        limit: bytes that the folder may hold, whoever wrote them. Processes should name the same.
+        folder: the folder, created if it is missing.
+        limit: bytes that the folder may hold in total. All processes should use the same limit.
         files: URIs of the files that are read.
     """
 
     def __init__(self, folder: Path, limit: int, files: Collection[str]) -> None:
         self._folder, self._limit = folder, limit
-        self._own = frozenset(map(_file_name, files))
+        self._own_files = frozenset(map(_file_name, files))
         self._writes = True
         self._scanned = False
         self._spare = limit
-        """Bytes that parts of our own files leave; as they stay, larger parts need not try."""
+        """Bytes left by the parts of our own files, which stay; larger parts are not written."""
 
-    def through(self, read: "Read") -> "Read":
-        """A function that reads as the given one does, from the disk where it can."""
+    def through(self, read: "ReadRange") -> "ReadRange":
+        """Return a function that reads like the given one, from the disk if possible."""
 
         def cached(uri: str, start: int, end: int) -> bytes:
             path = self._folder / f"{_file_name(uri)}-{start}-{end}{_PART}"
-            if (found := self._found(path, end - start)) is not None:
-                return found
+            if (part := self._read_part(path, end - start)) is not None:
+                return part
             if not self._writes or _DIGEST_BYTES + end - start > self._spare:
                 return read(uri, start, end)
-            with self._alone(path):
-                if (found := self._found(path, end - start)) is not None:
-                    return found
+            with self._lock_fetch(path):
+                if (part := self._read_part(path, end - start)) is not None:
+                    return part
                 data = read(uri, start, end)
                 if self._writes:
-                    self._keep(path, data)
+                    self._write_part(path, data)
             return data
 
         return cached
 
-    def _found(self, path: Path, size: int) -> bytes | None:
-        """The bytes of a part; None if it is not there, or not whole."""
+    def _read_part(self, path: Path, size: int) -> bytes | None:
+        """Return the bytes of a part; None if it is missing or incomplete."""
         try:
             with path.open("rb") as file:
                 digest, data = file.read(_DIGEST_BYTES), file.read()
@@ -105,141 +165,116 @@ class LocalCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._give_up(error)
+            self._stop_writing(error)
             return None
         with suppress(OSError):
             os.utime(path)
         return data
 
-    def _keep(self, path: Path, data: bytes) -> None:
+    def _write_part(self, path: Path, data: bytes) -> None:
         """Write a part if there is room for it."""
         new, size = path.with_suffix(_NEW), _DIGEST_BYTES + len(data)
         try:
-            with _locked(self._folder / _LOCK) as lock:
-                used = int.from_bytes(os.pread(lock, _TOTAL_BYTES, 0))
+            with _lock_file(self._folder / _LOCK) as lock:
+                used = int.from_bytes(os.pread(lock.fileno(), _TOTAL_BYTES, 0))
                 if not self._scanned or used + size > self._limit:
                     used = self._make_room(size)
                     self._scanned = True
                 if used + size > self._limit:
                     return
-                # Before the part is there: of a process that is killed in between the total is too high, never too low.
-                os.pwrite(lock, (used + size).to_bytes(_TOTAL_BYTES), 0)
-                with open(new, "wb", opener=_open_privately) as file:
+                # The total is written first: if the process is killed in between, it is too high but never too low.
+                os.pwrite(lock.fileno(), (used + size).to_bytes(_TOTAL_BYTES), 0)
+                with open(new, "wb", opener=partial(os.open, mode=0o600)) as file:
                     file.write(_digest(data))
                     file.write(data)
                 new.replace(path)
         except OSError as error:
             with suppress(OSError):
                 new.unlink(missing_ok=True)
-            self._give_up(error)
+            self._stop_writing(error)
 
     def _make_room(self, size: int) -> int:
-        """Bytes of all parts, once those of other files have made way for so many; all stay if that is not enough."""
-        own, others = 0, []
+        """Remove parts of other files until `size` bytes fit, if they can, and return the bytes of all parts."""
+        own_bytes, removable = 0, []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                # Removed meanwhile: damaged, by its reader.
+                # Another reader may remove a damaged part.
                 with suppress(FileNotFoundError):
                     if entry.name.endswith(_NEW):
-                        Path(entry).unlink()  # whoever left this behind is dead: the lock is ours
+                        Path(entry).unlink()  # its writer is dead, since we hold the lock
                     elif entry.name.endswith(_PART):
                         status = entry.stat()
-                        if entry.name.partition("-")[0] in self._own:
-                            own += status.st_size
+                        if entry.name.partition("-")[0] in self._own_files:
+                            own_bytes += status.st_size
                         else:
-                            others.append((status.st_mtime, entry.name, status.st_size))
-        self._spare = self._limit - own
-        used = own + sum(part_size for _, _, part_size in others)
+                            removable.append((status.st_mtime, entry.name, status.st_size))
+        self._spare = self._limit - own_bytes
+        used = own_bytes + sum(part_size for _, _, part_size in removable)
         if size > self._spare:
             return used
-        for _, name, part_size in sorted(others):
+        for _, name, part_size in sorted(removable):
             if used + size <= self._limit:
                 break
             (self._folder / name).unlink(missing_ok=True)
             used -= part_size
         return used
 
-    @contextmanager
-    def _alone(self, path: Path) -> Iterator[None]:
-        """No other process, and no other thread, fetches the same part meanwhile."""
+    def _lock_fetch(self, path: Path) -> AbstractContextManager[object]:
+        """Keep other processes and threads from fetching the same part, until the context ends."""
         number = int.from_bytes(hashlib.blake2b(path.name.encode(), digest_size=2).digest()) % _LOCKS
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = _lock(self._folder / f"fetch-{number}.lock")
+            return _lock_file(self._folder / f"fetch-{number}.lock")
         except OSError as error:
-            self._give_up(error)
-            descriptor = None
-        try:
-            yield
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            self._stop_writing(error)
+            return nullcontext()
 
-    def _give_up(self, error: OSError) -> None:
-        """Write no more; what is there is still read."""
+    def _stop_writing(self, error: OSError) -> None:
+        """Write no more parts; existing ones are still read."""
         if self._writes:
             self._writes = False
-            _say(str(self._folder), error.strerror or str(error))
+            _warn_once(str(self._folder), error.strerror or str(error))
 
 
-def erase() -> None:
-    """Delete all that this machine keeps of data files for this user; call it once they are gone from the bucket.
+def erase_cached_files() -> None:
+    """Delete all cached data files of this user on this machine; call it after they are deleted from the bucket.
 
-    It waits for fetches under way, which may have begun before that. Raises LakeAccessError: it may not be deleted.
+    It waits for running fetches, which may have started before the deletion. Raises LakeAccessError: it may not delete.
     """
-    for folder in user_cache.folders(KIND):
+    for folder in list_cache_folders(KIND):
         try:
-            _erase(folder)
+            # A process that fetches holds one of these locks until the part is written.
+            for fetch in folder.glob("fetch-*.lock"):
+                _lock_file(fetch).close()
+            with _lock_file(folder / _LOCK):
+                for path in [*folder.glob(f"*{_PART}"), *folder.glob(f"*{_NEW}")]:
+                    path.unlink(missing_ok=True)
         except OSError as error:
             msg = f"{folder} may still hold forgotten rows and cannot be changed ({error.strerror}); delete it yourself"
             raise LakeAccessError(msg) from error
 
 
-def _erase(folder: Path) -> None:
-    # Whoever fetches holds one of these until the part is written.
-    for fetch in folder.glob("fetch-*.lock"):
-        with _locked(fetch):
-            pass
-    with _locked(folder / _LOCK):
-        for pattern in (f"*{_PART}", f"*{_NEW}"):
-            for path in folder.glob(pattern):
-                path.unlink(missing_ok=True)
-
-
 @cache
-def _say(folder: str, reason: str) -> None:
-    """Once in a process, however many readers it has."""
+def _warn_once(folder: str, reason: str) -> None:
+    """Log a warning once per process, for any number of readers."""
     _log.warning(
-        "%s cannot keep what is read from the bucket (%s): it is read directly, each time anew; make room, or set %s "
-        "to a folder of your own on another disk",
+        "%s cannot cache files of the bucket (%s): they are read directly each time; make room, or set %s "
+        "to your own folder on another disk",
         folder,
         reason,
-        user_cache.ENVIRONMENT,
+        CACHE_VARIABLE,
     )
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    descriptor = _lock(path)
+def _lock_file(path: Path) -> IO[bytes]:
+    """Open a file and lock it until it is closed, at the latest when the process ends."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0)
     try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(path: Path) -> int:
-    """A descriptor that holds a lock until it is closed, by its process's end at the latest."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:
-        os.close(descriptor)
+        file.close()
         raise
-    return descriptor
-
-
-def _open_privately(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return file
 
 
 def _file_name(uri: str) -> str:

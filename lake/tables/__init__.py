@@ -1,14 +1,25 @@
-"""Every table of the lake, spelled once.
+"""Every table of the lake, defined once.
 
 Facts (`episodes`, `steps`, `tokens`, `spans`, `blobs`, `rejects`, `retractions`) are appended once and never rewritten,
-compaction and `forget` aside. Judgements are narrow and keyed. Lineage says what made what. NULL means unknown or not
-scored, never 0. Keys and filtered columns come first.
+except by compaction and `forget`. Judgements are narrow and keyed. Lineage records the jobs and their inputs. NULL
+means unknown or not scored, never 0. Keys and filtered columns come first.
 """
 
 from lake.tables.columns import Table, Type
-from lake.tables.facts import BLOBS, EPISODES, FACTS, RELATIONS, RETRACTIONS, SPANS, STATUSES, STEPS, TOKENS
-from lake.tables.judgements import JUDGEMENTS
-from lake.tables.lineage import JOBS, LINEAGE
+from lake.tables.definitions import (
+    BLOBS,
+    EPISODES,
+    FACTS,
+    JOBS,
+    JUDGEMENTS,
+    LINEAGE,
+    RELATIONS,
+    RETRACTIONS,
+    SPANS,
+    STATUSES,
+    STEPS,
+    TOKENS,
+)
 
 __all__ = [
     "BLOBS",
@@ -28,7 +39,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 8
-"""Version of the tables; written into every Delta table, checked on opening, raised by `lake.storage.migrations`."""
+"""Version of the tables: stored in every Delta table, checked on opening, raised by `lake.storage.store`."""
 
 TABLES: dict[str, Table] = {table.name: table for table in (*FACTS, *JUDGEMENTS, *LINEAGE)}
 """All tables by name."""
@@ -54,12 +65,14 @@ RESOLUTION_ORDER = (
     "tokens",
     "steps",
 )
-"""Order in which a snapshot resolves tables: the reverse of the order in which writers commit, so that whatever a
-resolved row refers to is resolved at a version that holds it. Retractions come after episodes: the one that a retry
-brings carries the retry's write_id, and commits before it."""
+"""Order in which a snapshot resolves tables: the reverse of the order of writers' commits.
+
+So a snapshot resolves everything that a resolved row refers to at a version that has it. Retractions come after
+episodes: the retraction of a retry has the retry's write_id and commits before it.
+"""
 
 WRITTEN_BY_JOBS = tuple(name for name in TABLES if name not in ("episodes", "steps", "blobs", "jobs"))
-"""Tables that `Job.write` appends to; the others are written by `Job.record`, and by a job's start and end."""
+"""Tables that `Job.write` appends to; `Job.record` and the start and end of jobs write the others."""
 
 ID_COLUMNS = frozenset(c.name for table in TABLES.values() for c in table.columns if c.type in (Type.ID, Type.IDS))
-"""Names of the columns that people see as base32."""
+"""Names of the columns that users see as base32."""

@@ -1,8 +1,8 @@
-"""Column and Table: how a table is spelled once, and its renderings for Arrow, Polars, Delta and SQL.
+"""Column and Table: the definition of a table, and its renderings for Arrow, Polars, Delta and SQL.
 
-The types are few on purpose. Everything here is stored by Delta's oldest protocol (no unsigned integers, no column
-mapping, no deletion vectors), so any engine reads a lake. Free-form payloads are JSON strings; what is filtered or
-aggregated has a column of its own.
+The types are deliberately few. Delta's oldest protocol stores all of them (no unsigned integers, no column mapping, no
+deletion vectors), so any engine reads a lake. Free-form payloads are JSON strings; values that queries filter or
+aggregate have separate columns.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Type(StrEnum):
     """The closed set of column types."""
 
     ID = "id"
-    """A 63-bit hash in an int64; people see 13 base32 characters."""
+    """A 63-bit hash in an int64; users see 13 base32 characters."""
     INT = "int64"
     """A count or an index."""
     SMALL_INT = "int32"
-    """A count that never outgrows 2^31."""
+    """A count that stays below 2^31."""
     FLOAT = "float64"
     """A reward, a return, an advantage: float64 because sums of centred values lose digits."""
     BOOL = "bool"
@@ -33,7 +33,7 @@ class Type(StrEnum):
     TEXT = "text"
     """UTF-8 text."""
     WORD = "word"
-    """Text of few distinct values (names, states): dictionary-encoded, three times faster to group by."""
+    """Text with few distinct values (names, states): dictionary-encoded, three times faster to group by."""
     JSON = "json"
     """A JSON document in UTF-8."""
     TIME = "timestamp"
@@ -51,7 +51,7 @@ class Type(StrEnum):
 
     @property
     def is_list(self) -> bool:
-        """A value is a list."""
+        """Whether a value is a list."""
         return self.value.startswith("list<")
 
 
@@ -71,7 +71,7 @@ _ENGINES: dict[Type, tuple[str, str, str]] = {
     Type.FLOATS: ("FLOAT[]", "float32", "Float32"),
     Type.MASK: ("BOOLEAN[]", "bool_", "Boolean"),
 }
-"""Names of the types in DuckDB, Arrow and Polars; for the latter two, those of a list's elements."""
+"""Names of the types in DuckDB, Arrow and Polars; for lists the last two name the elements."""
 _WITH_STATISTICS = frozenset(("write_id", "run_id", "group_id", "episode_id", "job_id", "series_id"))
 
 
@@ -93,13 +93,13 @@ def _polars(kind: Type) -> pl.DataType:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name, type and meaning."""
+    """A column: its name, type and meaning."""
 
     name: str
     type: Type
     meaning: str
     required: bool = False
-    """No NULL allowed."""
+    """NULL is not allowed."""
     values: tuple[str, ...] = ()
     """The closed vocabulary of a WORD column, if it has one."""
 
@@ -110,43 +110,43 @@ class Column:
 
 
 class Visibility(StrEnum):
-    """When a committed row exists for readers. `lake.read.snapshot` applies it."""
+    """When a committed row becomes visible to readers; `lake.read.snapshot` applies it."""
 
     ALWAYS = "always"
-    """As soon as its commit is in the snapshot."""
+    """When its commit is in the snapshot."""
     ACCEPTED = "accepted"
-    """When its write_id stands in `episodes` or in the terminal row of a succeeded job."""
+    """When `episodes` or the terminal row of a succeeded job has its write_id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its grain, key, columns and how its rows become visible."""
+    """A table: its grain, key, columns and visibility."""
 
     name: str
     grain: str
-    """What one row is."""
+    """The meaning of one row."""
     key: tuple[str, ...]
-    """The columns that identify a visible row."""
+    """Columns that identify a visible row."""
     sort: tuple[str, ...]
-    """Order of rows inside a file."""
+    """Order of rows in a file."""
     row_bytes: int
-    """Typical uncompressed row width; row groups are sized by it."""
+    """Typical uncompressed width of a row, which determines the size of row groups."""
     columns: tuple[Column, ...]
     visibility: Visibility = Visibility.ACCEPTED
     distinct: bool = False
-    """A set: rows of one key are one row for readers, so writing the same fact twice changes nothing."""
+    """A set: readers see rows of equal key as one row, so writing a fact again changes nothing."""
     hides_retracted: bool = False
-    """Rows of retracted episodes do not exist for readers."""
+    """Readers do not see rows of retracted episodes."""
 
     def column(self, name: str) -> Column:
-        """The column of that name. Raises KeyError: no such column."""
+        """Return the column of a name. Raises KeyError: no such column."""
         return {column.name: column for column in self.columns}[name]
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Columns whose minimum and maximum stand in the log for every file.
+        """Columns whose minimum and maximum the log has for every file.
 
-        They decide visibility, and files are sorted by them; more would make every commit dearer.
+        They decide visibility, and files are sorted by them. More columns would make every commit slower.
         """
         return tuple(c.name for c in self.columns if c.name in _WITH_STATISTICS)
 
@@ -156,24 +156,24 @@ class Table:
         return [column.name for column in self.columns]
 
     def arrow(self) -> pa.Schema:
-        """The table as an Arrow schema, required columns not nullable (Delta's schema is rendered from it)."""
+        """Return the table's Arrow schema, required columns not nullable; Delta's schema is rendered from it."""
         import pyarrow as pa
 
         return pa.schema([pa.field(c.name, _arrow(c.type), nullable=not c.required) for c in self.columns])
 
     def polars(self) -> pl.Schema:
-        """The table as a Polars schema."""
+        """Return the table's Polars schema."""
         import polars as pl
 
         return pl.Schema({c.name: _polars(c.type) for c in self.columns})
 
     def sql(self) -> str:
-        """The table as DuckDB DDL."""
+        """Return the table's DuckDB DDL."""
         lines = [f'  "{c.name}" {c.sql_type}{" NOT NULL" if c.required else ""}' for c in self.columns]
         return f'CREATE TABLE "{self.name}" (\n' + ",\n".join(lines) + "\n)"
 
     def markdown(self) -> str:
-        """The table as a section of the reference page."""
+        """Return the table's section of the reference page."""
         head = f"## {self.name}\n\n{self.grain} Key: {', '.join(f'`{k}`' for k in self.key)}."
         if self.visibility is Visibility.ACCEPTED:
             head += " A row exists for readers once its `write_id` is accepted."

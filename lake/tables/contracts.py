@@ -1,8 +1,8 @@
-"""A frame against its table's spec, before it is written.
+"""Validation of a frame against its table's definition, before it is written.
 
-What the types cannot hold is checked here: no missing or unknown columns, no NULL where none is allowed, closed
-vocabularies, no NaN or infinity (NULL is how unknown is spelled), the elements of lists included. A cast that could
-change a value (a float to an integer, text to a number) is refused. The message names table, column and row key.
+The types cannot express all rules, so this module checks them: no missing or unknown columns, no forbidden NULL, closed
+vocabularies, and no NaN or infinity, also in lists (NULL means unknown). It refuses casts that could change a value,
+such as a float to an integer. Messages name table, column and row key.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ _TAKES: dict[Type, Callable[[pl.DataType], bool]] = {
     Type.BYTES: lambda dtype: dtype == pl.Binary,
     Type.TIME: lambda dtype: isinstance(dtype, pl.Datetime | pl.Date),
 }
-"""What a column of a type may be cast from."""
+"""Types that a column of a type may be cast from."""
 _ELEMENTS = {Type.IDS: Type.ID, Type.TOKENS: Type.INT, Type.FLOATS: Type.FLOAT, Type.MASK: Type.BOOL}
 
 
 def conform(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
-    """The frame with the table's columns in order and of its types.
+    """Return the frame with the table's columns in order and with its types.
 
-    Columns that allow NULL may be left out and are filled with NULL.
+    Missing columns that allow NULL are filled with NULL.
 
     Raises:
         ContractError: an unknown column, a missing required one, a value of the wrong type, a forbidden NULL, a word
@@ -45,74 +45,75 @@ def conform(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     """
     schema = table.polars()
     if unknown := [name for name in frame.columns if name not in schema]:
-        raise ContractError(f"table `{table.name}` has no column {_names(unknown)}; its columns: {_names(table.names)}")
+        valid = _list_names(table.names)
+        raise ContractError(f"table `{table.name}` has no column {_list_names(unknown)}; its columns: {valid}")
     if missing := [c.name for c in table.columns if c.required and c.name not in frame.columns]:
-        msg = f"table `{table.name}` needs column {_names(missing)}; the frame has {_names(frame.columns)}"
+        msg = f"table `{table.name}` needs column {_list_names(missing)}; the frame has {_list_names(frame.columns)}"
         raise ContractError(msg)
-    for name, found in frame.schema.items():
-        if not _castable(found, table.column(name)):
-            raise ContractError(f"table `{table.name}`, column `{name}`: the frame has {found}; valid: {schema[name]}")
-    filled = frame.with_columns(pl.lit(None).alias(c.name) for c in table.columns if c.name not in frame.columns)
+    for name, dtype in frame.schema.items():
+        if not _is_castable(dtype, table.column(name)):
+            raise ContractError(f"table `{table.name}`, column `{name}`: the frame has {dtype}; valid: {schema[name]}")
+    complete_frame = frame.with_columns(
+        pl.lit(None).alias(c.name) for c in table.columns if c.name not in frame.columns
+    )
     try:
-        typed = filled.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+        typed_frame = complete_frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
     except pl.exceptions.PolarsError as error:
         raise ContractError(f"table `{table.name}`: {str(error).partition(chr(10))[0]}") from error
-    for column in _suspicious(typed, table):
-        _check(typed, table, column)
-    return typed
+    for column in _find_suspicious(typed_frame, table):
+        _check(typed_frame, table, column)
+    return typed_frame
 
 
-def _castable(found: pl.DataType, column: Column) -> bool:
-    """Whether a cast keeps every value's meaning; that it fits the range is left to the cast."""
+def _is_castable(dtype: pl.DataType, column: Column) -> bool:
+    """Return whether a cast keeps every value's meaning; the cast itself checks the range."""
     if column.type in _ELEMENTS:
-        if not isinstance(found, pl.List):
-            return found == pl.Null
-        return found.inner == pl.Null or _TAKES[_ELEMENTS[column.type]](pl.Series(dtype=found.inner).dtype)
-    return found == pl.Null or _TAKES[column.type](found)
+        if not isinstance(dtype, pl.List):
+            return dtype == pl.Null
+        return dtype.inner == pl.Null or _TAKES[_ELEMENTS[column.type]](pl.Series(dtype=dtype.inner).dtype)
+    return dtype == pl.Null or _TAKES[column.type](dtype)
 
 
-def _suspicious(frame: pl.DataFrame, table: Table) -> list[Column]:
-    """Columns that break their contract, or are lists, found in one pass over the frame."""
+def _find_suspicious(frame: pl.DataFrame, table: Table) -> list[Column]:
+    """Return the columns that break their contract, or are lists, found in one pass over the frame."""
     looks = {}
     for column in table.columns:
-        value = pl.col(column.name)
+        cells = pl.col(column.name)
         if column.values:
-            looks[column.name] = ~value.is_in(list(column.values)).all()
+            looks[column.name] = ~cells.is_in(list(column.values)).all()
         elif column.type is Type.FLOAT:
-            looks[column.name] = ~value.is_finite().all()
-    found = frame.select(**looks).row(0, named=True) if looks else {}
+            looks[column.name] = ~cells.is_finite().all()
+    is_suspicious = frame.select(**looks).row(0, named=True) if looks else {}
     return [
         column
         for column in table.columns
-        if found.get(column.name) or column.type in _ELEMENTS or (column.required and frame[column.name].null_count())
+        if is_suspicious.get(column.name)
+        or column.type in _ELEMENTS
+        or (column.required and frame[column.name].null_count())
     ]
 
 
 def _check(frame: pl.DataFrame, table: Table, column: Column) -> None:
-    value = pl.col(column.name)
+    cells = pl.col(column.name)
     if column.required and frame[column.name].null_count():
-        _fail(frame.filter(value.is_null()), table, column, "is NULL", "a value; NULL is not allowed here")
+        _raise_violation(frame.filter(cells.is_null()), table, column, "is NULL", "a value; NULL is not allowed here")
     if column.values:
-        bad = frame.filter(value.is_not_null() & ~value.is_in(list(column.values)))
-        _fail(bad, table, column, "has an unknown value", ", ".join(column.values))
+        bad = frame.filter(cells.is_not_null() & ~cells.is_in(list(column.values)))
+        _raise_violation(bad, table, column, "has an unknown value", ", ".join(column.values))
     if column.type is Type.FLOAT:
-        bad = frame.filter(~value.is_finite())
-        _fail(bad, table, column, "is not finite", "a finite number, or NULL if unknown")
+        bad = frame.filter(~cells.is_finite())
+        _raise_violation(bad, table, column, "is not finite", "a finite number, or NULL if unknown")
     if isinstance(frame.schema[column.name], pl.List):
-        _check_elements(frame, table, column)
+        elements = frame[column.name].explode(empty_as_null=False, keep_nulls=False)
+        if elements.null_count():
+            bad = frame.filter(pl.col(column.name).list.eval(pl.element().is_null()).list.any())
+            _raise_violation(bad, table, column, "holds a NULL", "a value in every place of the list")
+        if elements.dtype.is_float() and not elements.is_finite().all():
+            bad = frame.filter(~pl.col(column.name).list.eval(pl.element().is_finite()).list.all())
+            _raise_violation(bad, table, column, "holds a number that is not finite", "finite numbers")
 
 
-def _check_elements(frame: pl.DataFrame, table: Table, column: Column) -> None:
-    elements = frame[column.name].explode(empty_as_null=False, keep_nulls=False)
-    if elements.null_count():
-        bad = frame.filter(pl.col(column.name).list.eval(pl.element().is_null()).list.any())
-        _fail(bad, table, column, "holds a NULL", "a value in every place of the list")
-    if elements.dtype.is_float() and not elements.is_finite().all():
-        bad = frame.filter(~pl.col(column.name).list.eval(pl.element().is_finite()).list.all())
-        _fail(bad, table, column, "holds a number that is not finite", "finite numbers")
-
-
-def _fail(bad: pl.DataFrame, table: Table, column: Column, fault: str, valid: str) -> None:
+def _raise_violation(bad: pl.DataFrame, table: Table, column: Column, fault: str, valid: str) -> None:
     if bad.is_empty():
         return
     row = bad.row(0, named=True)
@@ -127,5 +128,5 @@ def _fail(bad: pl.DataFrame, table: Table, column: Column, fault: str, valid: st
     )
 
 
-def _names(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

@@ -1,10 +1,10 @@
-"""Frames of any library as Polars has them, and frames of rollouts as episodes."""
+"""Convert frames of pandas and Arrow to Polars, and ingest frames of rollouts."""
 
 import tempfile
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -14,13 +14,10 @@ import pyarrow.parquet as pq
 from lake.errors import LakeAccessError, UsageError
 from lake.formats import FORMATS, query
 from lake.formats.base.source import Input
-from lake.formats.shapes import shape_of, unknown_columns
+from lake.formats.query import choose_shape, describe_unknown_columns
 from lake.write.ingest import run_plan
-from lake.write.plan import Plan, Reading, Report
-from lake.write.sources import File
-
-if TYPE_CHECKING:
-    from lake.lake import Lake
+from lake.write.jobs import WritableLake
+from lake.write.sources import File, IngestPlan, PlannedFile, Report
 
 _CAST = "cast it to another type, a text for example, or leave it out"
 _NOT_CONVERTED = (
@@ -30,10 +27,10 @@ _NOT_CONVERTED = (
 
 
 def as_polars(frame: Any) -> pl.DataFrame:
-    """A frame of Polars or pandas, or an Arrow table, as a Polars frame. What pandas calls missing is NULL.
+    """Convert a frame of Polars or pandas, or an Arrow table, to a Polars frame; missing values of pandas become NULL.
 
     Raises:
-        UsageError: something else; columns that no table can have.
+        UsageError: any other object, or columns that no table can have.
     """
     kind = f"{type(frame).__module__.partition('.')[0]}.{type(frame).__name__}"
     if isinstance(frame, pl.DataFrame):
@@ -44,20 +41,24 @@ def as_polars(frame: Any) -> pl.DataFrame:
         except (pl.exceptions.PolarsError, OSError) as error:
             raise UsageError(f"the frame cannot be read: {_first_sentence(error)}") from error
     if kind == "pandas.DataFrame":
-        return _of_columns(frame.columns, (frame.iloc[:, place] for place in range(frame.shape[1])), _of_pandas)
+        return _convert_columns(
+            frame.columns, (frame.iloc[:, index] for index in range(frame.shape[1])), _convert_pandas
+        )
     if kind in ("pyarrow.Table", "pyarrow.RecordBatch"):
-        return _of_columns(frame.schema.names, frame.columns, _of_arrow)
-    raise UsageError(f"{type(frame).__name__} is no frame; valid: a frame of Polars or pandas, or an Arrow table")
+        return _convert_columns(frame.schema.names, frame.columns, _convert_arrow)
+    raise UsageError(f"{type(frame).__name__} is not a frame; valid: a frame of Polars or pandas, or an Arrow table")
 
 
-def _of_columns(given: Iterable[Any], columns: Iterable[Any], convert: Callable[[str, Any], pl.Series]) -> pl.DataFrame:
-    names = [str(name) for name in given]
+def _convert_columns(
+    labels: Iterable[Any], columns: Iterable[Any], convert: Callable[[str, Any], pl.Series]
+) -> pl.DataFrame:
+    names = [str(name) for name in labels]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"the frame has the column {min(twice)!r} twice; name each of them")
     return pl.DataFrame(list(map(convert, names, columns)))
 
 
-def _of_arrow(name: str, cells: Any) -> pl.Series:
+def _convert_arrow(name: str, cells: Any) -> pl.Series:
     fault = "Polars has decimals of at most 38 digits" if "decimal256" in str(cells.type) else None
     try:
         if fault is None:
@@ -67,23 +68,29 @@ def _of_arrow(name: str, cells: Any) -> pl.Series:
     raise UsageError(f"the frame's column `{name}` is {cells.type}: {fault}; {_CAST}")
 
 
-def _of_pandas(name: str, cells: Any) -> pl.Series:
+def _convert_pandas(name: str, cells: Any) -> pl.Series:
     dense = cells.sparse.to_dense() if hasattr(cells, "sparse") else cells
     try:
         return pl.Series(name, pl.from_pandas(dense))
     except _NOT_CONVERTED:
-        return _of_any(name, dense)
+        return _convert_mixed(name, dense)
 
 
-def _of_any(name: str, cells: Any) -> pl.Series:
-    """Cells of different types: texts as they are, all others as JSON."""
+def _convert_mixed(name: str, cells: Any) -> pl.Series:
+    """Convert cells of different types: texts stay, all others become JSON."""
+
+    def to_list(cell: Any) -> Any:
+        if hasattr(cell, "tolist"):
+            return cell.tolist()  # of NumPy
+        raise TypeError("JSON has no such value")
+
     texts: list[str | None] = []
     for row, (cell, is_missing) in enumerate(zip(cells, cells.isna(), strict=True)):
         if is_missing:
             texts.append(None)
             continue
         try:
-            text = cell if isinstance(cell, str) else msgspec.json.encode(cell, enc_hook=_of_numpy).decode()
+            text = cell if isinstance(cell, str) else msgspec.json.encode(cell, enc_hook=to_list).decode()
             text.encode()
             texts.append(text)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
@@ -91,34 +98,28 @@ def _of_any(name: str, cells: Any) -> pl.Series:
     return pl.Series(name, texts, dtype=pl.String)
 
 
-def _of_numpy(cell: Any) -> Any:
-    if hasattr(cell, "tolist"):
-        return cell.tolist()
-    raise TypeError("JSON has no such value")
-
-
 def _first_sentence(error: BaseException) -> str:
     return str(error).partition("\n")[0].partition(". ")[0].rstrip(". ")
 
 
-def ingest_frame(lake: "Lake", frame: Any, *, shape: str | None = None, run_id: str | None = None) -> Report:
-    """Take the rows of a frame as episodes, steps or messages; see `Lake.ingest_frame`."""
+def ingest_frame(lake: WritableLake, frame: Any, *, shape: str | None = None, run_id: str | None = None) -> Report:
+    """Ingest the rows of a frame as episodes, steps or messages; see `Lake.ingest_frame`."""
     rows = as_polars(frame)
-    found = shape_of(rows.columns, shape)
+    shape = choose_shape(rows.columns, shape)
     if run_id is not None and not run_id.strip():
         raise UsageError("the run's name is empty; leave it out, or name one")
     with tempfile.TemporaryDirectory(prefix="trajlake-") as folder:
-        # Through a file: what is read is the same for frames of all libraries, and it goes the way of all files.
+        # A file makes the ingest the same for frames of all libraries and for files.
         path = Path(folder, "frame.parquet")
         _store(rows, path)
-        source = Input(path, run_id or "frame", memory={"shape": found})
-        reading = Reading(File(path, "frame", path), FORMATS[query.FRAME], source)
-        report = Report("frame", query.FRAME, source.run_id, columns=unknown_columns(rows.columns, found))
-        return run_plan(lake, Plan(report, [reading]))
+        source = Input(path, run_id or "frame", memory={"shape": shape})
+        planned = PlannedFile(File(path, "frame", path), FORMATS[query.FRAME_NAME], source)
+        report = Report("frame", query.FRAME_NAME, source.run_id, columns=describe_unknown_columns(rows.columns, shape))
+        return run_plan(lake, IngestPlan(report, [planned]))
 
 
 def _store(rows: pl.DataFrame, path: Path) -> None:
-    """Write a frame where its reader finds it. Raises UsageError: a column of a type that its reader does not know."""
+    """Write a frame to a Parquet file. Raises UsageError: a column has a type that the reader does not support."""
     try:
         rows.write_parquet(path)
         pq.read_schema(path)
@@ -129,8 +130,8 @@ def _store(rows: pl.DataFrame, path: Path) -> None:
                 column.to_frame().write_parquet(file)
                 pq.read_schema(file)
             except _NOT_CONVERTED as fault:
-                what = f"the frame's column `{column.name}` is {column.dtype}"
-                raise UsageError(f"{what}: {_first_sentence(fault)}; {_CAST}") from fault
-        where = f"the temporary folder {path.parent.parent}"
-        more = "make room there, or set TMPDIR to a folder with more"
-        raise LakeAccessError(f"the frame cannot be stored in {where}: {_first_sentence(error)}; {more}") from error
+                column_type = f"the frame's column `{column.name}` is {column.dtype}"
+                raise UsageError(f"{column_type}: {_first_sentence(fault)}; {_CAST}") from fault
+        folder = f"the temporary folder {path.parent.parent}"
+        advice = "make room there, or set TMPDIR to a folder with more"
+        raise LakeAccessError(f"the frame cannot be stored in {folder}: {_first_sentence(error)}; {advice}") from error

@@ -1,4 +1,4 @@
-"""A dry run: what an ingest would take and reject, without a lake. A few episodes are shown as they would be."""
+"""A dry run of an ingest: count the records it would write and reject, without a lake, and show a few episodes."""
 
 import tempfile
 from collections import Counter
@@ -6,21 +6,21 @@ from pathlib import Path
 
 import msgspec
 
-from lake.formats.base.secrets import redacted
+from lake.formats.base.secrets import redact
 from lake.opening import open as open_lake
-from lake.read.show import gather, lines
+from lake.read.episode_text import format_episode, read_episode
 from lake.records import EpisodeRecord, Reject, identify
-from lake.write.batches import items, run_shown
-from lake.write.plan import Plan, Taken
-from lake.write.recording import refusal
+from lake.write.ingest import read_items, redact_run
+from lake.write.jobs import explain_refusal
+from lake.write.sources import FileCounts, IngestPlan
 
 EXAMPLES = 3
-Seen = dict[int, tuple[int, int]]
-"""Episode -> hash of its content, and its steps."""
+PreviewedEpisodes = dict[int, tuple[int, int]]
+"""Episode -> hash of its content, and its number of steps."""
 
 
 class Preview(msgspec.Struct):
-    """What the files of a plan hold: each record is an episode, present, or a reject."""
+    """Counts of a plan's files: each record is an episode, present, or a reject."""
 
     records: int = 0
     episodes: int = 0
@@ -32,35 +32,35 @@ class Preview(msgspec.Struct):
     with_tokens: int = 0
     """Steps with exact tokens."""
     related: int = 0
-    """Episodes that came out of another: sub-agents, forks, continuations."""
+    """Episodes derived from another one: sub-agents, forks, continuations."""
     runs: set[str] = msgspec.field(default_factory=set)
     reasons: Counter[str] = msgspec.field(default_factory=Counter)
-    """Reason of rejects -> how many."""
+    """Reason -> number of rejects."""
     faults: dict[str, tuple[str, int, str]] = msgspec.field(default_factory=dict)
-    """Reason -> file, position and message of the first of them."""
-    by_file: dict[str, Taken] = msgspec.field(default_factory=dict)
-    """Each file -> what would become of it."""
+    """Reason -> file, position and message of the first reject."""
+    by_file: dict[str, FileCounts] = msgspec.field(default_factory=dict)
+    """Each file -> its counts."""
     formats: set[str] = msgspec.field(default_factory=set)
-    """Those that episodes were of."""
+    """The formats of the episodes."""
     candidates: tuple[list[EpisodeRecord], list[EpisodeRecord], list[EpisodeRecord]] = msgspec.field(
         default_factory=lambda: ([], [], [])
     )
-    """The first episodes of a format, of a file, and others: a few of each, to choose examples from."""
+    """Candidates for examples: the first episodes of a format, the first of a file, and others; a few of each."""
 
     @property
     def examples(self) -> list[EpisodeRecord]:
-        """A few episodes, as unlike one another as their formats and files are."""
+        """A few episodes, of as many formats and files as possible."""
         return [record for records in self.candidates for record in records][:EXAMPLES]
 
-    def keep(self, record: EpisodeRecord, file: Taken) -> None:
-        """Keep an episode that may become an example, before its file counts it."""
+    def add_candidate(self, record: EpisodeRecord, file: FileCounts) -> None:
+        """Add a candidate for the examples; call it before the file counts the episode."""
         is_of_new_format = file.format not in self.formats
         self.formats.add(file.format)
-        kept = self.candidates[2 if file.episodes else 0 if is_of_new_format else 1]
-        if len(kept) < EXAMPLES:
-            kept.append(record)
+        candidates = self.candidates[2 if file.episodes else 0 if is_of_new_format else 1]
+        if len(candidates) < EXAMPLES:
+            candidates.append(record)
 
-    def take(self, record: EpisodeRecord) -> None:
+    def add_episode(self, record: EpisodeRecord) -> None:
         """Count an episode."""
         self.episodes += 1
         self.steps += len(record.steps)
@@ -68,45 +68,51 @@ class Preview(msgspec.Struct):
         self.scores += len(record.scores)
         self.with_tokens += sum(step.tokens is not None for step in record.steps)
         self.related += record.relation is not None
-        self.runs.add(run_shown(record.run_id or ""))
+        self.runs.add(redact_run(record.run_id or ""))
 
 
-def preview(plan: Plan, seen: Seen | None = None) -> Preview:
-    """Read all that an ingest would read. Keys are compared with those that were seen before, not with a lake's."""
-    found = Preview(by_file=plan.report.by_file)
-    seen = {} if seen is None else seen
-    for reading, item in items(plan.readings):
-        found.records += 1
-        file = found.by_file[reading.file.name]
+def preview(plan: IngestPlan, previewed: PreviewedEpisodes | None = None) -> Preview:
+    """Read everything that an ingest would read.
+
+    Args:
+        previewed: episodes of earlier previews, which count as present; this preview adds its own.
+    """
+    counts = Preview(by_file=plan.report.by_file)
+    previewed = {} if previewed is None else previewed
+    for planned, item in read_items(plan.files):
+        counts.records += 1
+        file = counts.by_file[planned.file.name]
         if isinstance(item, Reject):
             reason, position, message = item.reason, item.position, item.message
         else:
             position, record = item
             identity = identify(record, record.run_id or "")
-            before = seen.get(identity.episode_id)
-            goes_on = before is not None and reading.format.is_whole
-            if before is None or (goes_on and before[0] != identity.content_hash and len(record.steps) >= before[1]):
-                seen[identity.episode_id] = identity.content_hash, len(record.steps)
-                found.take(record)
-                if before is None:
-                    found.keep(record, file)
-                file.take(run_shown(record.run_id or ""))
+            earlier = previewed.get(identity.episode_id)
+            may_continue = earlier is not None and planned.format.is_whole
+            if earlier is None or (
+                may_continue and earlier[0] != identity.content_hash and len(record.steps) >= earlier[1]
+            ):
+                previewed[identity.episode_id] = identity.content_hash, len(record.steps)
+                counts.add_episode(record)
+                if earlier is None:
+                    counts.add_candidate(record, file)
+                file.add_episode(redact_run(record.run_id or ""))
                 continue
-            if goes_on or before[0] == identity.content_hash:
-                found.present += 1
-                file.take(run_shown(record.run_id or ""))
+            if may_continue or earlier[0] == identity.content_hash:
+                counts.present += 1
+                file.add_episode(redact_run(record.run_id or ""))
                 continue
-            reason, message = "conflict", refusal(record, "conflict")
+            reason, message = "conflict", explain_refusal(record, "conflict")
         file.rejected += 1
-        found.reasons[reason] += 1
-        found.faults.setdefault(reason, (reading.file.name, position, redacted(message)))
-    return found
+        counts.reasons[reason] += 1
+        counts.faults.setdefault(reason, (planned.file.name, position, redact(message)))
+    return counts
 
 
-def shown(record: EpisodeRecord) -> str:
-    """An episode as `trajlake show` would print it, from a lake of its own that is thrown away."""
+def render_episode(record: EpisodeRecord) -> str:
+    """Return the output of `trajlake show` for an episode, from a temporary lake."""
     with tempfile.TemporaryDirectory(prefix="trajlake-") as folder:
         lake = open_lake(Path(folder, "lake"), create=True)
         lake.append([record])
         episode_id = identify(record, record.run_id or "").episode_id
-        return "\n".join(line for _, line in lines(gather(lake.snapshot(), episode_id)))
+        return "\n".join(line for _, line in format_episode(read_episode(lake.snapshot(), episode_id)))

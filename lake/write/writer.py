@@ -1,18 +1,18 @@
-"""Recording facts exactly once: the write path of episodes and all that belongs to them.
+"""Recording episodes exactly once: the write path of `episodes` and of the tables that belong to it.
 
-1. Every batch attempt draws a fresh random write_id, stored in every row it writes. The children (blobs, spans,
-   tokens, steps, retractions of the predecessors that retries replace) commit first, unconditionally.
-2. `episodes` commits last, as a compare-and-swap on a version at which none of the batch's episode_ids exists. On a
-   conflict: refresh, check again, retry. If that no longer holds, this write_id is abandoned (its children are dead)
-   and the remainder is written under a new one.
-3. Readers see a child row only if its write_id stands in `episodes`.
+1. Every attempt to write a batch draws a new random write_id and stores it in every row. The children commit first,
+   unconditionally: blobs, spans, tokens, steps, and retractions of the episodes that retries replace.
+2. `episodes` commits last, as a compare-and-swap on a version that holds none of the batch's episode_ids. After a lost
+   race the writer refreshes, checks again and retries. If an episode is in the lake by then, the write_id is abandoned,
+   its children are dead, and the remaining episodes are written under a new one.
+3. Readers see a child row only if `episodes` holds its write_id.
 
-So a kill at any instruction leaves either all of a batch or nothing visible, and a replay of the same records, in any
-batching, beside any number of writers, adds nothing twice.
+So a crash at any instruction leaves all of a batch visible or nothing. Writing the same records again adds nothing, in
+any batches and next to any number of writers.
 
-A session that goes on is read again and again, each time longer. A reading replaces the one that counts if it has more
-steps, or as many and ended later; of as many that ended at the same time, if it was not taken before. Any other is an
-earlier state of what is there: it changes nothing.
+A session that continues is read again and again, longer each time. A reading replaces the current one if it has more
+steps, or as many and a later end. With as many steps and the same end, it replaces it unless it was taken before. Any
+other reading is an earlier state of the session and changes nothing.
 """
 
 import threading
@@ -25,39 +25,49 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from lake import ids
-from lake.errors import UsageError
-from lake.read.parquet import collected, scan
-from lake.read.snapshot import Snapshot
+from lake.read.parquet import collect_rows, scan_files
 from lake.records import EpisodeRecord, Identity, identify
 from lake.storage.store import Store
-from lake.tables import EPISODES, RETRACTIONS, TABLES
+from lake.tables import EPISODES, TABLES
 from lake.tables.contracts import conform
-from lake.write.index import EpisodeIndex, Known, Slot
-from lake.write.ledger import Attempt, Claim, Deferred, Ledger, superseded
-from lake.write.rows import blobs_frame, episodes_frame, moved_out, spans_frame, steps_frame, tokens_frame
-from lake.write.secret_columns import episodes_without_keys
+from lake.write.ledger import (
+    Attempt,
+    AttemptCollector,
+    EpisodeIndex,
+    EpisodeLookup,
+    Ledger,
+    NewEpisode,
+    Slot,
+    find_successors,
+)
+from lake.write.rows import (
+    build_blobs_frame,
+    build_episodes_frame,
+    build_spans_frame,
+    build_steps_frame,
+    build_tokens_frame,
+    extract_blobs,
+    remove_episode_keys,
+)
 
 if TYPE_CHECKING:
-    from lake.write.fleet.client import Committer, Fleet
-    from lake.write.jobs import Job
+    from lake.write.group_commit.client import GroupCommit
 
 _Extent = tuple[int, datetime]
-"""How far a session is: its steps and its end; the longer one is the greater."""
-
-
-_PATIENCE = 3
-"""Lost races after which a batch goes to the committer instead, once: who loses again and again would wait for long."""
+"""Number of steps and end of a session; a longer session compares greater."""
+_MAX_LOSSES = 3
+"""Lost races after which a batch goes to the committer instead, once."""
 
 
 @dataclass(slots=True)
-class Outcome:
-    """What became of a batch of records."""
+class BatchOutcome:
+    """Counts and positions of the records of a batch."""
 
     new: int = 0
     new_steps: int = 0
     present: int = 0
     replaced: int = 0
-    """New ones that replace an earlier reading of themselves."""
+    """New ones that replace an earlier reading of the same session."""
     conflicts: list[int] = field(default_factory=list)
     """Positions in the batch of records whose key is present with other content."""
     forgotten: list[int] = field(default_factory=list)
@@ -69,267 +79,245 @@ class EpisodeWriter:
     """Appends records to a lake's fact tables exactly once.
 
     Args:
-        fleet: the way to the committer of this machine, which commits what its writers bring together; None always
-            commits in this process.
-        ledger: who decides; `Deferred` leaves that to another process.
+        group_commit: access to the committer of this machine; None commits everything in this process.
+        ledger: decides which attempts are accepted; an `AttemptCollector` leaves that to another process.
     """
 
-    def __init__(self, store: Store, fleet: "Fleet | None" = None, ledger: "Ledger | Deferred | None" = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        group_commit: "GroupCommit | None" = None,
+        ledger: "Ledger | AttemptCollector | None" = None,
+    ) -> None:
         self._store = store
         self._ledger = ledger or Ledger(store)
-        self._fleet = fleet
+        self._group_commit = group_commit
         # Threads of one process take turns: a lost update of the index would let a duplicate through.
         self._lock = threading.Lock()
 
     def write(
-        self, records: Sequence[EpisodeRecord], *, job_id: int | None = None, growing: Collection[int] = ()
-    ) -> Outcome:
+        self, records: Sequence[EpisodeRecord], *, job_id: int | None = None, session_positions: Collection[int] = ()
+    ) -> BatchOutcome:
         """Record a batch; every record needs its run_id.
 
-        Records already present with the same content are skipped, those present with other content reported.
+        The writer skips records that are present with the same content, and reports those with other content.
 
         Args:
-            growing: places of records of sessions that go on. One that is further than what is there becomes its next
-                attempt, which replaces the one before; its record's `attempt` is set. One that is not so far is
-                present, and its scores, which are older too, are dropped.
+            session_positions: positions of records of sessions that may continue. A record that is further than the
+                current reading becomes the next attempt, which replaces that reading; its `attempt` is set. Any other
+                record counts as present, and its scores are dropped, because they are older too.
         """
         identities = [identify(record, record.run_id or "") for record in records]
-        first = {place: records[place].attempt for place in growing}
-        own: set[int] = set()
+        first_attempts = {position: records[position].attempt for position in session_positions}
+        batch_write_ids: set[int] = set()
         with self._lock:
             while True:
-                # What a session is that goes on is asked of the index again and again: it has to be this process's.
-                fleet = self._fleet if records and not growing else None
+                # Sessions need several lookups for one batch, and only the index of this process serves those.
+                group_commit = self._group_commit if records and not session_positions else None
                 is_accepted = False
-                with nullcontext() if fleet is None else fleet.committer(self._ledger.lost) as far:
-                    known = self._look(identities, far)
-                    todo, outcome = self._sort_out(records, identities, first, known, own)
-                    if not todo:
+                with (
+                    nullcontext()
+                    if group_commit is None
+                    else group_commit.connect(self._ledger.lost_races) as committer
+                ):
+                    lookup = (committer or self._ledger).look_up(
+                        {identity.episode_id for identity in identities}, {identity.group_id for identity in identities}
+                    )
+                    positions, outcome = self._classify(records, identities, first_attempts, lookup, batch_write_ids)
+                    if not positions:
                         return outcome
-                    batch = _Batch([records[i] for i in todo], [identities[i] for i in todo], ids.fresh_id(), job_id)
-                    losses = _PATIENCE if fleet is not None and not own else None
-                    own.add(batch.write_id)
-                    is_accepted = self._accepted(self._staged(batch, known), known, far, losses)
+                    new = [(records[position], identities[position]) for position in positions]
+                    attempt = self._stage(new, job_id, lookup)
+                    max_losses = None if group_commit is None or batch_write_ids else _MAX_LOSSES
+                    batch_write_ids.add(attempt.write_id)
+                    if committer is None:
+                        accepted = self._ledger.accept([attempt], lookup.version, max_losses=max_losses)
+                        is_accepted = bool(accepted)
+                    elif is_accepted := committer.accept(attempt):
+                        for name, staged in attempt.staged.items():
+                            self._store.keep(name, [staged])
                 if is_accepted:
-                    outcome.new += len(todo)
-                    outcome.new_steps += sum(len(records[i].steps) for i in todo)
-                    outcome.write_ids.append(batch.write_id)
+                    outcome.new += len(positions)
+                    outcome.new_steps += sum(len(record.steps) for record, _ in new)
+                    outcome.write_ids.append(attempt.write_id)
                     return outcome
 
     def accept(self, attempt: Attempt) -> bool:
-        """Commit an attempt that another writer staged; False if it is not what the lake calls for by now."""
+        """Commit an attempt that another writer staged; False if the lake no longer accepts it."""
         with self._lock:
             return bool(self._ledger.accept([attempt]))
 
-    def index(self) -> EpisodeIndex:
-        """The episodes that there are now, retracted ones among them; it stays as it is."""
+    def copy_index(self) -> EpisodeIndex:
+        """Return an index of the current episodes, retracted ones included, that later commits do not change."""
         with self._lock:
-            return self._ledger.index()
+            return self._ledger.copy_index()
 
-    def _look(self, identities: Sequence[Identity], far: "Committer | None") -> Known:
-        episode_ids, group_ids = ({i.episode_id for i in identities}, {i.group_id for i in identities})
-        return (far or self._ledger).look(episode_ids, group_ids)
-
-    def _staged(self, batch: "_Batch", known: Known) -> Attempt:
-        """The files of a batch, written and not committed."""
-        rows = (batch.records, batch.identities, batch.write_id)
-        claims = [
-            Claim(i.episode_id, i.content_hash, i.group_id, record.rollout_index, record.agent_id, record.attempt)
-            for record, i in zip(batch.records, batch.identities, strict=True)
+    def _stage(
+        self, new: Sequence[tuple[EpisodeRecord, Identity]], job_id: int | None, lookup: EpisodeLookup
+    ) -> Attempt:
+        """Write the files of a new write attempt without committing them."""
+        records, identities = [record for record, _ in new], [identity for _, identity in new]
+        write_id = ids.fresh_id()
+        new_episodes = [
+            NewEpisode(i.episode_id, i.content_hash, i.group_id, record.rollout_index, record.agent_id, record.attempt)
+            for record, i in new
         ]
-        replaced = superseded(known.newest, claims)
-        tables = (TABLES["episodes"], TABLES["steps"])
-        made = {"episodes": episodes_frame, "steps": steps_frame, "spans": spans_frame, "tokens": tokens_frame}
-        found = episodes_without_keys({name: frame(*rows) for name, frame in made.items()})
-        episodes, steps, blobs = moved_out(found["episodes"], found["steps"], tables)
-        pairs = {"episode_id": list(replaced), "superseded_by": list(replaced.values())}
+        successors = find_successors(lookup.newest, new_episodes)
+        builders = {
+            "episodes": build_episodes_frame,
+            "steps": build_steps_frame,
+            "spans": build_spans_frame,
+            "tokens": build_tokens_frame,
+        }
+        clean = remove_episode_keys({name: build(records, identities, write_id) for name, build in builders.items()})
+        episodes, steps, blobs = extract_blobs(clean["episodes"], clean["steps"], (TABLES["episodes"], TABLES["steps"]))
+        pairs = {"episode_id": list(successors), "superseded_by": list(successors.values())}
         retractions = pl.DataFrame(pairs, schema=dict.fromkeys(pairs, pl.Int64)).with_columns(
-            write_id=pl.lit(batch.write_id), kind=pl.lit("superseded"), at=pl.lit(self._store.clock())
+            write_id=pl.lit(write_id), kind=pl.lit("superseded"), at=pl.lit(self._store.clock())
         )
         frames = {
-            "blobs": blobs_frame(blobs, batch.write_id),
-            "spans": found["spans"],
-            "tokens": found["tokens"],
+            "blobs": build_blobs_frame(blobs, write_id),
+            "spans": clean["spans"],
+            "tokens": clean["tokens"],
             "steps": steps,
             "retractions": retractions,
             "episodes": episodes,
         }
         staged = {
-            name: self._store.stage(name, conform(frame, TABLES[name]), job_id=batch.job_id)
+            name: self._store.stage(name, conform(frame, TABLES[name]), job_id=job_id)
             for name, frame in frames.items()
             if frame.height
         }
-        return Attempt(batch.write_id, claims, replaced, staged, staged.pop("episodes"))
+        return Attempt(write_id, new_episodes, successors, staged, staged.pop("episodes"))
 
-    def _accepted(self, attempt: Attempt, known: Known, far: "Committer | None", losses: int | None) -> bool:
-        """Commit an attempt, here or elsewhere; False if it was abandoned, or nobody can say whether it was."""
-        if far is None:
-            return bool(self._ledger.accept([attempt], known.version, losses=losses))
-        if is_accepted := far.accept(attempt):
-            for name, staged in attempt.staged.items():
-                self._store.keep(name, [staged])
-        return is_accepted
-
-    def _sort_out(
+    def _classify(
         self,
         records: Sequence[EpisodeRecord],
         identities: list[Identity],
-        first: Mapping[int, int],
-        known: Known,
-        own: Collection[int],
-    ) -> tuple[list[int], Outcome]:
-        """Positions of the records that are new, and the others counted.
+        first_attempts: Mapping[int, int],
+        lookup: EpisodeLookup,
+        batch_write_ids: Collection[int],
+    ) -> tuple[list[int], BatchOutcome]:
+        """Return the positions of the new records, and the counts of the others.
 
-        A key's second record in the batch counts as if its first were in the lake: batching changes nothing. `first` is
-        the attempt that each growing record was read as; their identities are replaced by those of the attempts that
-        they are. `own` are write attempts of this batch of which it was not known whether they were accepted: what they
-        brought is new.
+        A key's second record in the batch counts as if its first were in the lake, so batching changes nothing.
+
+        Args:
+            identities: those of session records are replaced by the identities of the attempts that they become.
+            first_attempts: position of each session record -> the attempt that it was read as.
+            batch_write_ids: attempts of this batch with an unknown outcome; an episode of one of them counts as new.
         """
-        content = {episode_id: found for episode_id, (found, _) in known.contents.items()}
-        brought = {episode_id: by for episode_id, (_, by) in known.contents.items() if by in own}
-        sessions = self._sessions(records, identities, first, known) if first else {}
+        contents = {episode_id: content for episode_id, (content, _) in lookup.contents.items()}
+        from_batch = {
+            episode_id: write_id for episode_id, (_, write_id) in lookup.contents.items() if write_id in batch_write_ids
+        }
+        session_slots = {_get_slot(records[position], identities[position]) for position in first_attempts}
+        sessions = {
+            slot: _Session(last.attempt, Identity(last.episode_id, slot[0], last.content_hash, ""))
+            for slot, last in lookup.newest.items()
+            if slot in session_slots
+        }
 
-        def known_of(of: Collection[Identity]) -> list[int | None]:
-            """The content that is known of earlier attempts."""
-            found = self._ledger.remembered((identity.episode_id for identity in of), ()).contents
-            there = {episode_id: one for episode_id, (one, _) in found.items()} | content
-            return [there.get(identity.episode_id) for identity in of]
+        def look_up_contents(earlier: Collection[Identity]) -> list[int | None]:
+            """Return the stored content of earlier attempts; None for one that the lake does not hold."""
+            stored = self._ledger.recall((identity.episode_id for identity in earlier), ()).contents
+            return [
+                contents.get(identity.episode_id, stored.get(identity.episode_id, (None, 0))[0]) for identity in earlier
+            ]
 
-        def extent_of(newest: _Reading) -> _Extent:
-            if newest.extent is None:
-                self._measure(sessions.values(), known.version)
-            return newest.extent or _extent(0, None)
+        def get_extent(session: _Session) -> _Extent:
+            if session.extent is None:
+                self._measure(sessions.values(), lookup.version)
+            return session.extent or _make_extent(0, None)
 
-        content |= {newest.identity.episode_id: newest.identity.content_hash for newest in sessions.values()}
-        todo: list[int] = []
-        outcome = Outcome(write_ids=sorted(set(brought.values())))
+        contents |= {session.identity.episode_id: session.identity.content_hash for session in sessions.values()}
+        positions: list[int] = []
+        outcome = BatchOutcome(write_ids=sorted(set(from_batch.values())))
         for position, record in enumerate(records):
-            slot = _slot(record, identities[position])
-            newest = sessions.get(slot) if position in first else None
-            if position in first:
-                found = _of_session(record, first[position], newest, extent_of, known_of)
-                if found is None:
+            slot = _get_slot(record, identities[position])
+            session = sessions.get(slot) if position in first_attempts else None
+            if position in first_attempts:
+                identity = _identify_session(record, first_attempts[position], session, get_extent, look_up_contents)
+                if identity is None:
                     outcome.present += 1
                     record.scores = []
                     continue
-                identities[position] = found
+                identities[position] = identity
             identity = identities[position]
-            there = content.get(identity.episode_id)
-            if identity.episode_id in known.forgotten:
+            content = contents.get(identity.episode_id)
+            if identity.episode_id in lookup.forgotten:
                 outcome.forgotten.append(position)
-            elif there is None:
-                content[identity.episode_id] = identity.content_hash
-                todo.append(position)
-                if position in first:
-                    outcome.replaced += newest is not None
-                    sessions[slot] = _Reading(record.attempt, identity, _extent(len(record.steps), record.ended_at))
-            elif there != identity.content_hash:
+            elif content is None:
+                contents[identity.episode_id] = identity.content_hash
+                positions.append(position)
+                if position in first_attempts:
+                    outcome.replaced += session is not None
+                    extent = _make_extent(len(record.steps), record.ended_at)
+                    sessions[slot] = _Session(record.attempt, identity, extent)
+            elif content != identity.content_hash:
                 outcome.conflicts.append(position)
-            elif brought.pop(identity.episode_id, None) is not None:
+            elif from_batch.pop(identity.episode_id, None) is not None:
                 outcome.new += 1
                 outcome.new_steps += len(record.steps)
             else:
                 outcome.present += 1
-        return todo, outcome
+        return positions, outcome
 
-    @staticmethod
-    def _sessions(
-        records: Sequence[EpisodeRecord], identities: Sequence[Identity], places: Collection[int], known: Known
-    ) -> dict[Slot, "_Reading"]:
-        """The reading that counts of each session that the lake holds."""
-        wanted = {_slot(records[place], identities[place]) for place in places}
-        return {
-            slot: _Reading(last.attempt, Identity(last.episode_id, slot[0], last.content_hash, ""))
-            for slot, last in known.newest.items()
-            if slot in wanted
-        }
-
-    def _measure(self, sessions: Collection["_Reading"], version: int) -> None:
-        """Look up how far readings are that came from the lake."""
-        unknown = {reading.identity.episode_id: reading for reading in sessions if reading.extent is None}
+    def _measure(self, sessions: Collection["_Session"], version: int) -> None:
+        """Read the extents of sessions that came from the lake."""
+        unmeasured = {session.identity.episode_id: session for session in sessions if session.extent is None}
         paths = [entry.path for entry in self._store.files(EPISODES.name, version)[1]]
-        rows = scan(paths, EPISODES, self._store.objects.polars_options).select("episode_id", "num_steps", "ended_at")
-        for episode_id, steps, at in collected(rows.filter(pl.col("episode_id").is_in(list(unknown)))).iter_rows():
-            unknown[episode_id].extent = _extent(steps, at)
+        rows = scan_files(paths, EPISODES, self._store.objects.polars_options)
+        rows = rows.select("episode_id", "num_steps", "ended_at")
+        for episode_id, steps, at in collect_rows(
+            rows.filter(pl.col("episode_id").is_in(list(unmeasured)))
+        ).iter_rows():
+            unmeasured[episode_id].extent = _make_extent(steps, at)
 
 
 @dataclass(slots=True)
-class _Reading:
-    """A session as it was read last."""
+class _Session:
+    """The current reading of a session."""
 
     attempt: int
     identity: Identity
     extent: _Extent | None = None
-    """None if nobody has asked yet."""
+    """None until it is needed."""
 
 
-def _slot(record: EpisodeRecord, identity: Identity) -> Slot:
+def _get_slot(record: EpisodeRecord, identity: Identity) -> Slot:
     return identity.group_id, record.rollout_index, record.agent_id
 
 
-def _of_session(
+def _identify_session(
     record: EpisodeRecord,
-    first: int,
-    newest: _Reading | None,
-    extent_of: Callable[[_Reading], _Extent],
-    known_of: Callable[[Collection[Identity]], list[int | None]],
+    first_attempt: int,
+    session: _Session | None,
+    get_extent: Callable[[_Session], _Extent],
+    look_up_contents: Callable[[Collection[Identity]], list[int | None]],
 ) -> Identity | None:
-    """A record as the attempt of its session that it is, or becomes; None if it is an earlier state of the session."""
+    """Return the attempt of its session that a record is or becomes; None for an earlier state of the session."""
 
-    def as_attempt(attempt: int) -> Identity:
+    def identify_as(attempt: int) -> Identity:
         record.attempt = attempt
         return identify(record, record.run_id or "")
 
-    if newest is None or first > newest.attempt:
-        return as_attempt(first)
-    same = as_attempt(newest.attempt)
-    if same.content_hash == newest.identity.content_hash:
+    if session is None or first_attempt > session.attempt:
+        return identify_as(first_attempt)
+    same = identify_as(session.attempt)
+    if same.content_hash == session.identity.content_hash:
         return same
-    extent, before = _extent(len(record.steps), record.ended_at), extent_of(newest)
-    is_further = extent > before
-    if extent == before:
-        earlier = [as_attempt(attempt) for attempt in range(first, newest.attempt)]
+    extent, current = _make_extent(len(record.steps), record.ended_at), get_extent(session)
+    is_further = extent > current
+    if extent == current:
+        earlier = [identify_as(attempt) for attempt in range(first_attempt, session.attempt)]
         hashes = (identity.content_hash for identity in earlier)
-        is_further = all(known != own for known, own in zip(known_of(earlier), hashes, strict=True))
-    return as_attempt(newest.attempt + 1) if is_further else None
+        is_further = all(stored != content for stored, content in zip(look_up_contents(earlier), hashes, strict=True))
+    return identify_as(session.attempt + 1) if is_further else None
 
 
-def _extent(steps: int, ended_at: datetime | None) -> _Extent:
-    """A time without a zone is in UTC, as it is stored; an unknown one is before all others."""
+def _make_extent(steps: int, ended_at: datetime | None) -> _Extent:
+    """Build an extent; a time without a zone is in UTC, as it is stored, and an unknown one precedes all others."""
     if ended_at is None:
         return steps, datetime.min.replace(tzinfo=UTC)
     return steps, ended_at if ended_at.tzinfo else ended_at.replace(tzinfo=UTC)
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Records that are new, and the write attempt that brings them."""
-
-    records: list[EpisodeRecord]
-    identities: list[Identity]
-    write_id: int
-    job_id: int | None
-
-
-def known_episodes(snapshot: Snapshot, episode_ids: Sequence[int]) -> pl.DataFrame:
-    """episode_id, group_id, run_id, write_id of episodes, also retracted ones. Raises UsageError: none, or unknown."""
-    if not episode_ids:
-        raise UsageError("no episodes are named; give ids, or a condition that some episodes meet")
-    wanted = pl.Series("episode_id", sorted(set(episode_ids)), dtype=pl.Int64)
-    columns = ["episode_id", "group_id", "run_id", "write_id"]
-    found = snapshot.scan_all("episodes").filter(pl.col("episode_id").is_in(wanted.implode())).select(columns).collect()
-    if unknown := sorted(set(wanted) - set(found["episode_id"])):
-        more = f" (+{len(unknown) - 3} more)" if len(unknown) > 3 else ""
-        msg = f"the lake holds no episode {', '.join(map(ids.to_text, unknown[:3]))}{more}; nothing was changed"
-        raise UsageError(msg)
-    return found
-
-
-def write_retractions(job: "Job", episode_ids: Sequence[int], kind: str, reason: str | None) -> None:
-    """Hide episodes from readers, in a job: kind `retracted`, or `forgotten` for what is going to be erased.
-
-    The rows stay, and old snapshots still show them: what an update was trained on can always be looked at.
-    """
-    at = job.now()
-    frame = pl.DataFrame({"episode_id": sorted(set(episode_ids))}, schema={"episode_id": pl.Int64})
-    job.write(RETRACTIONS.name, frame.with_columns(kind=pl.lit(kind), at=pl.lit(at), reason=pl.lit(reason, pl.String)))

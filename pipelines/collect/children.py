@@ -1,10 +1,9 @@
-"""Processes that end with the one that started them, and whatever they started too, also when that is killed.
+"""Child processes that end with their parent, together with all their descendants, even after kill -9.
 
-This file, run as a program, stands between the two: it starts the command in a session of its own and ends it when it
-is told to (SIGTERM), or when its parent is gone, also after kill -9. vLLM is three processes, of which the others
-outlive the first one if that is killed: what is orphaned below this process is adopted, and it ends when nothing is
-left. It asks for its parent instead of having the kernel signal its end, because that signal follows the thread that
-started it, and not the process.
+This file runs as a guard program between parent and command. It starts the command in a new session. It ends the
+command on SIGTERM, or when the parent is gone. vLLM consists of three processes, and killing the first leaves the
+others alive. So the guard adopts orphans and ends only when none is left. It polls its parent, because the kernel's
+parent-death signal follows the parent's thread and not its process.
 """
 
 import ctypes
@@ -21,37 +20,37 @@ from pathlib import Path
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_SECONDS = 0.3
 _LEAVING_SECONDS = 15.0
-"""To end by itself."""
+"""Seconds for the command to end after SIGTERM."""
 
 
-def guarded(command: Sequence[str], *, leaving: float = _LEAVING_SECONDS) -> list[str]:
-    """A command as a child that ends with this process.
+def guard_command(command: Sequence[str], *, leaving: float = _LEAVING_SECONDS) -> list[str]:
+    """Wrap a command so that it ends with this process.
 
-    Its exit status is the command's; of one that a signal ended, 128 and the signal's number.
+    The exit status is the command's; after a signal, 128 plus its number.
 
     Args:
         command: the program and its arguments.
-        leaving: seconds that it has to end by itself when the child is told to (SIGTERM).
+        leaving: seconds for the command to end after SIGTERM.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(leaving), *command]
 
 
 def _main(parent: int, leaving: float, command: list[str]) -> int:
-    """Run a command until it ends, is to end, or the parent has gone; its exit status."""
-    if os.getppid() != parent:  # it died before we could ask
+    """Run a command until it ends, SIGTERM arrives or the parent is gone; return its exit status."""
+    if os.getppid() != parent:  # the parent died before this check
         return 1
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    # One thread, so that what runs between fork and exec finds nothing locked.
+    # With a single thread, no lock can be held between fork and exec.
     child = subprocess.Popen(command, start_new_session=True, preexec_fn=_end_with_this, stdin=subprocess.DEVNULL)  # noqa: PLW1509
-    while child.poll() is None and not told.is_set() and os.getppid() == parent:
-        told.wait(_LOOK_SECONDS)
+    while child.poll() is None and not stop.is_set() and os.getppid() == parent:
+        stop.wait(_LOOK_SECONDS)
     if child.poll() is None:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
-            child.wait(leaving if told.is_set() else _LEAVING_SECONDS)
+            child.wait(leaving if stop.is_set() else _LEAVING_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -64,9 +63,9 @@ def _end_with_this() -> None:
 
 
 def _end_orphans() -> None:
-    """Kill what is left below this process, and what that leaves behind."""
+    """Kill the descendants of this process, and orphans that they leave."""
     while True:
-        for orphan in _children():
+        for orphan in _list_children():
             with suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGKILL)
         try:
@@ -77,14 +76,14 @@ def _end_orphans() -> None:
             time.sleep(0.02)
 
 
-def _children() -> list[int]:
-    """Processes whose parent this one is; where there is no /proc nothing is adopted."""
-    found = []
+def _list_children() -> list[int]:
+    """Return the children of this process; without /proc nothing is adopted."""
+    process_ids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             if int(stat.read_text("utf-8", "replace").rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
+                process_ids.append(int(stat.parent.name))
+    return process_ids
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,6 +1,6 @@
-"""The folder of a model that is served or played with: what can be wrong with it, and what its policy is called.
+"""The folder of a model to serve or to play: its checks, and the name of its policy.
 
-A policy is called after its weights. A folder's name alone says too little: every training run has a `final`.
+The name contains a digest of the weights. The folder's name alone is ambiguous: every training run has a `final`.
 """
 
 import hashlib
@@ -9,76 +9,76 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lake.errors import UsageError
-from lake.storage.atomic import check_whole, settled
+from lake.storage.atomic import check_complete, find_settled
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-"""Ends of the names of files of weights."""
+"""Suffixes of weight files."""
 _BLOCK = 4096
 _BLOCKS = 4096
-"""Bytes that are read at a place, and places in a file whose tensors are not known."""
+"""Bytes to read at one offset, and offsets to read in a file with unknown tensors."""
 _LONGEST_HEADER = 64 << 20
 _DIGEST_LENGTH = 8
 
 
-def model_folder(given: str | Path) -> Path:
-    """The folder of a model that somebody named.
+def require_model_folder(path: str | Path) -> Path:
+    """Return the folder of a model.
 
     Raises:
-        UsageError: there is none, it lacks files that were written, or it is a training run's, which holds the model's.
+        UsageError: it does not exist, lacks files, or belongs to a training run that contains the model.
     """
-    folder = settled(Path(given))
+    folder = find_settled(Path(path))
     if not folder.is_dir():
         raise UsageError(
             f"{folder}: no such folder; valid: a model's folder with config.json, weights and tokenizer, such as "
-            "`trajlake train` writes; of a model hub, download it first"
+            "`trajlake train` writes; download models of a hub first"
         )
     trained = folder / "final"
     if not (folder / "config.json").exists() and (trained / "config.json").exists():
         raise UsageError(f"{folder} is the folder of a training run; its model is {trained}")
-    check_whole(folder)
+    check_complete(folder)
     return folder
 
 
-def policy_name(model: str | Path) -> str:
-    """`episodes.policy` of a model: LABEL-DIGEST of a folder's weights; a name that is no folder stands for itself.
+def name_policy(model: str | Path) -> str:
+    """Return `episodes.policy` of a model: LABEL-DIGEST of a folder, or the name itself if it is not a folder.
 
-    LABEL is the folder's name; of a folder inside a training run's, the run and that name: `run-1/final-3f2a91bc`.
-    DIGEST is of the weights, and absent where a folder has none (a tokenizer's).
+    LABEL is the folder's name, or run/name inside a training run: `run-1/final-3f2a91bc`. DIGEST is computed from the
+    weights, and missing if the folder has none (a tokenizer's folder).
     """
-    folder = settled(Path(model))
+    folder = find_settled(Path(model))
     if not folder.is_dir():
         return str(model)
-    place = folder.resolve()
-    run = _run_of(place.parent)
+    resolved = folder.resolve()
+    run = _find_run(resolved.parent)
     name = Path(model).resolve().name
     label = name if run is None else f"{run}/{name}"
-    digest = weights_digest(place)
+    digest = compute_weights_digest(resolved)
     return label if digest is None else f"{label}-{digest[:_DIGEST_LENGTH]}"
 
 
-def weights_digest(folder: Path) -> str | None:
-    """SHA-256 over the weights of a model's folder, in hexadecimal digits; None if it holds none.
+def compute_weights_digest(folder: Path) -> str | None:
+    """Return the SHA-256 of a model folder's weights, in hexadecimal digits; None if it has none.
 
-    What is read is bounded by the number of tensors, not by their size: the list of a file's tensors, and of each
-    tensor its first, middle and last 4096 bytes. Of a file of another format blocks in equal distances are read.
+    The read size depends on the number of tensors, not on their size. For each file it covers the list of tensors, and
+    the first, middle and last 4096 bytes of each tensor. For other formats it covers blocks at equal distances.
     """
     files = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS and path.is_file())
     if not files:
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in files:
         size = path.stat().st_size
-        found.update(f"{path.name} {size}\n".encode())
+        digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            for start, length in _blocks(path, size):
+            for start, length in _iterate_blocks(path, size):
                 file.seek(start)
-                found.update(file.read(length))
-    return found.hexdigest()
+                digest.update(file.read(length))
+    return digest.hexdigest()
 
 
-def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
-    """Where a digest reads a file of weights: offsets and lengths in bytes."""
-    tensors = _tensors(path, size) if path.suffix == ".safetensors" else None
+def _iterate_blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the offsets and lengths in bytes that the digest of a weight file covers."""
+    tensors = _read_tensor_ranges(path, size) if path.suffix == ".safetensors" else None
     if tensors is None:
         yield from ((size * part // _BLOCKS, _BLOCK) for part in range(_BLOCKS))
         yield max(0, size - _BLOCK), _BLOCK
@@ -91,26 +91,26 @@ def _blocks(path: Path, size: int) -> Iterator[tuple[int, int]]:
             yield first, min(_BLOCK, end - first)
 
 
-def _tensors(path: Path, size: int) -> list[tuple[int, int]] | None:
-    """Where the tensors of a safetensors file begin and end, in order; None if it is none, or is damaged."""
+def _read_tensor_ranges(path: Path, size: int) -> list[tuple[int, int]] | None:
+    """Return start and end of each tensor in a safetensors file, sorted; None if the file is invalid or damaged."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _LONGEST_HEADER):
             return None
         try:
             listed = json.loads(file.read(length))
-            found = [one["data_offsets"] for name, one in listed.items() if name != "__metadata__"]
-            tensors = sorted((8 + length + int(start), 8 + length + int(end)) for start, end in found)
+            offsets = [tensor["data_offsets"] for name, tensor in listed.items() if name != "__metadata__"]
+            tensors = sorted((8 + length + int(start), 8 + length + int(end)) for start, end in offsets)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
     return tensors if all(0 <= start <= end <= size for start, end in tensors) else None
 
 
-def _run_of(folder: Path) -> str | None:
-    """The training run whose folder this is, or whose `versions` or `checkpoints`; None of another folder."""
-    for place in (folder, folder.parent):
+def _find_run(folder: Path) -> str | None:
+    """Return the training run of a folder, or of the parent of `versions` or `checkpoints`; None for other folders."""
+    for ancestor in (folder, folder.parent):
         try:
-            record = json.loads((place / "run.json").read_bytes())
+            record = json.loads((ancestor / "run.json").read_bytes())
             return str(record["run_id"])
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue

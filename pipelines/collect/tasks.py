@@ -1,8 +1,7 @@
-"""Where rollouts begin: seeds, or the rows of a file, and the order in which rounds take them.
+"""Tasks: seeds, or rows of a file, and the order in which rounds take them.
 
-The order of an epoch is a pure function of (seed, epoch), so what a round plays follows from three numbers: epoch,
-offset, and how many tasks a round takes. A round does not reach beyond its epoch (its last one may be smaller), so that
-no round holds a task twice.
+The order of an epoch is a pure function of (seed, epoch). So three numbers determine a round: epoch, offset, and number
+of tasks. A round ends at the end of its epoch, so its last round may be smaller, and no round holds a task twice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,12 @@ import msgspec
 from lake import ids
 from lake.errors import FormatError
 from lake.formats.base.rows import ShapeError
-from lake.formats.chat.messages import checked
+from lake.formats.chat.messages import check_message
 from lake.records import Json, printable
 from pipelines.collect.environments import Task
 
 _KNOWN = frozenset(("name", "prompt", "messages", "ground_truth", "seed"))
-"""Columns of a file of tasks that mean something here; all others go to `Task.data`."""
+"""Columns with a meaning here; others go to `Task.data`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,56 +28,58 @@ class TaskSet:
 
     tasks: Sequence[Task]
     fingerprint: int
-    """Of what they are: another set gives another number."""
+    """Hash of the tasks: another set has another number."""
     rejected: Sequence[str] = ()
-    """Rows of the file that are no tasks, and why."""
+    """Invalid rows of the file, with reasons."""
 
 
-def seeds(first: int, count: int) -> TaskSet:
-    """The tasks of `count` seeds from `first` on; an environment draws its starts from them."""
-    return TaskSet([Task(seed=seed) for seed in range(first, first + count)], ids.key_hash("seeds", first, count))
+def list_seed_tasks(first: int, count: int) -> TaskSet:
+    """Return tasks for `count` seeds from `first` on; an environment draws its starts from them."""
+    return TaskSet(
+        [Task(seed=seed) for seed in range(first, first + count)], ids.key_hash("list_seed_tasks", first, count)
+    )
 
 
 def read_tasks(path: str | Path, *, are_shown: bool = False) -> TaskSet:
-    """The rows of a file of prompts: JSONL, or Parquet.
+    """Read tasks from a JSONL or Parquet file.
+
+    A row has `prompt` (text) or `messages` (of a chat), or neither if the environment knows the task by `name` or
+    `seed`. Optional are `ground_truth` for reward functions, `seed` (default: the row's number), and other columns,
+    which the environment reads from `Task.data`.
 
     Args:
         path: the file.
-        are_shown: a row without a prompt is no task, as there is no environment that knows it by its name or seed.
-
-    A row has `prompt` (text) or `messages` (of a chat), or neither where the environment knows by `name` or `seed`;
-    `ground_truth` for reward functions; `seed`, else the row's number; and whatever else the environment reads from
-    `Task.data`.
+        are_shown: reject rows without a prompt, because no environment knows them by name or seed.
 
     Raises:
-        FormatError: no such file, none of these formats, or no row of it is a task.
+        FormatError: the file does not exist, has another format, or has no valid row.
     """
     tasks: list[Task] = []
     rejected: list[str] = []
     seeds_of, names_of = dict[int, str](), dict[str, tuple[str, Task]]()
-    for number, row in _rows(Path(path)):
-        place = f"line {number + 1}" if isinstance(row, bytes) else f"row {number}"
+    for number, row in _read_rows(Path(path)):
+        location = f"line {number + 1}" if isinstance(row, bytes) else f"row {number}"
         try:
-            task = _task(number, row)
-            msgspec.json.encode(task)  # what is nested too deep is found here
-            _compare(task, place, seeds_of, names_of, are_shown=are_shown)
+            task = _parse_task(number, row)
+            msgspec.json.encode(task)  # detects values that are nested too deep
+            _register_task(task, location, seeds_of, names_of, are_shown=are_shown)
         except (ShapeError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            rejected.append(f"{path}: {place}: {printable(str(error))}")
+            rejected.append(f"{path}: {location}: {printable(str(error))}")
             continue
         tasks.append(task)
     if not tasks:
         why = f": {rejected[0]}" if rejected else ", and has no rows"
         raise FormatError(f'{path} holds no task{why}; a row is {{"prompt": ..., "ground_truth": ...}}')
-    return listed(tasks, rejected)
+    return build_task_set(tasks, rejected)
 
 
-def listed(tasks: Sequence[Task], rejected: Sequence[str] = ()) -> TaskSet:
-    """Tasks that somebody made, each with a seed of its own."""
+def build_task_set(tasks: Sequence[Task], rejected: Sequence[str] = ()) -> TaskSet:
+    """Build a set of tasks that already have distinct seeds."""
     return TaskSet(tasks, ids.bytes_hash(msgspec.json.encode(tasks, order="sorted")), rejected)
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Rows with their numbers from 0; of what is no JSON, the bytes."""
+def _read_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield rows with their numbers from 0; rows of JSONL as bytes."""
     try:
         if path.suffix == ".parquet":
             import polars as pl
@@ -90,27 +91,27 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     except OSError as error:
         raise FormatError(f"{path}: {error.strerror or error}; give a file of tasks, JSONL or Parquet") from error
     except Exception as error:
-        # Polars' own errors of a damaged file have no base class of ours.
+        # Errors of Polars about a damaged file share no base class.
         raise FormatError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _task(number: int, row: Any) -> Task:
-    """One row. Raises ShapeError, MsgspecError."""
-    given = msgspec.json.decode(row) if isinstance(row, bytes) else row
-    if not isinstance(given, dict):
-        raise ShapeError(f"a task is an object, and this is {type(given).__name__}")
-    found: dict[str, Json] = {name: value for name, value in given.items() if value is not None}
-    prompt, messages, seed, name = (found.get(key) for key in ("prompt", "messages", "seed", "name"))
+def _parse_task(number: int, row: Any) -> Task:
+    """Parse one row. Raises ShapeError, MsgspecError."""
+    fields = msgspec.json.decode(row) if isinstance(row, bytes) else row
+    if not isinstance(fields, dict):
+        raise ShapeError(f"a task must be an object, not {type(fields).__name__}")
+    task_fields: dict[str, Json] = {name: value for name, value in fields.items() if value is not None}
+    prompt, messages, seed, name = (task_fields.get(key) for key in ("prompt", "messages", "seed", "name"))
     if prompt is not None and messages is not None:
         raise ShapeError("it has `prompt` and `messages`; give one of them")
     if prompt is not None:
         if not isinstance(prompt, str | list):
-            raise ShapeError("`prompt` is no text")
+            raise ShapeError("`prompt` is not a text")
         if not (prompt.strip() if isinstance(prompt, str) else prompt):
             raise ShapeError("`prompt` is empty")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if messages is not None and not isinstance(messages, list):
-        raise ShapeError("`messages` is no list; valid: messages of a chat")
+        raise ShapeError("`messages` is not a list; valid: messages of a chat")
     if messages is None and seed is None and name is None:
         raise ShapeError("it has no `prompt`, no `messages`, no `name` and no `seed`; give one of them")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):
@@ -120,52 +121,52 @@ def _task(number: int, row: Any) -> Task:
     return Task(
         seed=number if seed is None else seed,
         name=None if name is None else str(name),
-        messages=[checked(message, f"messages[{index}]") for index, message in enumerate(messages or ())],
-        ground_truth=found.get("ground_truth"),
-        data={key: value for key, value in found.items() if key not in _KNOWN},
+        messages=[check_message(message, f"messages[{index}]") for index, message in enumerate(messages or ())],
+        ground_truth=task_fields.get("ground_truth"),
+        data={key: value for key, value in task_fields.items() if key not in _KNOWN},
     )
 
 
-def _compare(
-    task: Task, place: str, seeds_of: dict[int, str], names_of: dict[str, tuple[str, Task]], *, are_shown: bool
+def _register_task(
+    task: Task, location: str, seeds_of: dict[int, str], names_of: dict[str, tuple[str, Task]], *, are_shown: bool
 ) -> None:
-    """Take a task in beside those before it. Raises ShapeError: it shows nothing, or its seed or name is taken."""
+    """Check a task against earlier ones and register it. Raises ShapeError: no prompt, or a duplicate seed or name."""
     if are_shown and not task.messages:
-        raise ShapeError("it has no `prompt` and no `messages`, and without --env nothing else is shown")
+        raise ShapeError("it has no `prompt` and no `messages`, and without --env the policy gets nothing else")
     if task.seed in seeds_of:
         raise ShapeError(f"`seed` {task.seed} is that of {seeds_of[task.seed]} too; every task has its own")
     if task.name is not None:
-        before, same = names_of.setdefault(task.name, (place, task))
+        before, same = names_of.setdefault(task.name, (location, task))
         if same.messages != task.messages:
             raise ShapeError(f"`name` {task.name!r} is that of {before} too, whose prompt is another one")
-    seeds_of[task.seed] = place
+    seeds_of[task.seed] = location
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """Where in its tasks a run stands."""
+    """The position of a run in its tasks."""
 
     epoch: int = 0
     offset: int = 0
     """Tasks of the epoch that earlier rounds took."""
 
 
-def order(count: int, seed: int, epoch: int) -> list[int]:
-    """The order of an epoch: each of 0 to count - 1 once, the same on every machine."""
+def draw_order(count: int, seed: int, epoch: int) -> list[int]:
+    """Return the order of an epoch: each of 0 to count - 1 once, equal on every machine."""
     import numpy as np
 
     numbers_N = np.arange(count, dtype=np.uint64) + np.uint64(ids.key_hash("epoch", seed, epoch))
-    found: list[int] = ids.splitmix64(numbers_N).argsort().tolist()
-    return found
+    permutation: list[int] = ids.splitmix64(numbers_N).argsort().tolist()
+    return permutation
 
 
-def take(tasks: TaskSet, seed: int, cursor: Cursor, count: int) -> list[Task]:
-    """The next tasks, `count` at most and at least one: none beyond the end of the epoch."""
-    chosen = order(len(tasks.tasks), seed, cursor.epoch)[cursor.offset : cursor.offset + count]
-    return [tasks.tasks[place] for place in chosen]
+def take_tasks(tasks: TaskSet, seed: int, cursor: Cursor, count: int) -> list[Task]:
+    """Return the next 1 to `count` tasks, up to the end of the epoch."""
+    indices = draw_order(len(tasks.tasks), seed, cursor.epoch)[cursor.offset : cursor.offset + count]
+    return [tasks.tasks[index] for index in indices]
 
 
-def after(tasks: TaskSet, cursor: Cursor, taken: int) -> Cursor:
-    """Where a run stands after a round that took so many."""
-    offset = cursor.offset + taken
+def advance_cursor(tasks: TaskSet, cursor: Cursor, task_count: int) -> Cursor:
+    """Return the position after a round of `task_count` tasks."""
+    offset = cursor.offset + task_count
     return Cursor(cursor.epoch + 1, 0) if offset >= len(tasks.tasks) else Cursor(cursor.epoch, offset)

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipelines.credit.anchors import Anchors
+    from pipelines.credit.anchors.definitions import ExactText
     from pipelines.credit.anchors.similar import SimilarText
-    from pipelines.credit.anchors.texts import ExactText
     from pipelines.credit.estimators import ESTIMATORS
     from pipelines.credit.estimators.gigpo import GiGPO
-    from pipelines.credit.flags import Flag
-    from pipelines.credit.health.diagnosis import CreditSummary, summarise
+    from pipelines.credit.estimators.protocol import Flag
+    from pipelines.credit.health import CreditSummary, summarise
 
 __all__ = ["ESTIMATORS", "Anchors", "CreditSummary", "ExactText", "Flag", "GiGPO", "SimilarText", "summarise"]
 
 _HOME = {
     "ESTIMATORS": "estimators",
     "Anchors": "anchors",
-    "CreditSummary": "health.diagnosis",
+    "CreditSummary": "health",
     "ExactText": "anchors",
-    "Flag": "flags",
+    "Flag": "estimators.protocol",
     "GiGPO": "estimators.gigpo",
     "SimilarText": "anchors",
-    "summarise": "health.diagnosis",
+    "summarise": "health",
 }
 
 

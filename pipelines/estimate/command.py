@@ -1,4 +1,4 @@
-"""Command `estimate`: what a lake will take, before it is paid for."""
+"""Command `estimate`: a lake's storage, time and cost before it exists."""
 
 from dataclasses import asdict
 from math import isfinite
@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lake.cli.options import as_json, echo_rows
+from lake.cli.options import echo_rows, encode_json
 
 if TYPE_CHECKING:
-    from pipelines.estimate.model import Cluster, Estimate, JobEstimate, LimitEstimate
-    from pipelines.estimate.workload import Workload
+    from pipelines.estimate.model import Cluster, Estimate, JobEstimate, LimitEstimate, Workload
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
 _HOUR, _MINUTE = 3600.0, 60.0
 
 
 class Count(click.ParamType[float]):
-    """A count as people write it: 250000, 1e9, 10M, 1B."""
+    """A count in a common notation: 250000, 1e9, 10M, 1B."""
 
     name = "count"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Raises click's usage error: no number, or not above 0."""
+        """Parse a count. Raises click's usage error: not a number, or not above 0."""
         if isinstance(value, float):
             return value
         text = str(value).lower().replace(",", "").replace("_", "")
@@ -37,13 +36,13 @@ class Count(click.ParamType[float]):
 
 
 class Finite(click.FloatRange):
-    """A number in a range; infinity and what is no number are in none."""
+    """A finite number in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Raises click's usage error."""
+        """Parse a number. Raises click's usage error: not a finite number, or outside the range."""
         number: float = super().convert(value, param, ctx)
         if not isfinite(number):
-            self.fail(f"{value!r} is not a number that can be counted with", param, ctx)
+            self.fail(f"{value!r} is not a finite number", param, ctx)
         return number
 
 
@@ -51,28 +50,32 @@ _POSITIVE, _NOT_NEGATIVE = Finite(min=0, min_open=True), Finite(min=0)
 
 
 @click.command()
-@click.option("--steps", type=Count(), help="Decisions in all, e.g. 1e9 or 1B.  [default: those of --like]")
+@click.option("--steps", type=Count(), help="Total number of decisions, e.g. 1e9 or 1B.  [default: as --like]")
 @click.option(
-    "--like", metavar="LAKE", help="Lake whose episodes are like those expected: length, tokens, group, bytes."
+    "--like", metavar="LAKE", help="Lake with similar episodes: its length, tokens, group size and bytes are used."
 )
-@click.option("--episode-steps", type=_POSITIVE, help="Decisions of an episode.  [default: as --like, else 10]")
+@click.option("--episode-steps", type=_POSITIVE, help="Decisions per episode.  [default: as --like, else 10]")
 @click.option("--step-tokens", type=_POSITIVE, help="Tokens that a step adds.  [default: as --like, else 200]")
-@click.option("--group-size", type=click.IntRange(1), help="Episodes of a group.  [default: as --like, else 8]")
-@click.option("--days", type=_POSITIVE, default=30.0, show_default=True, help="In which they are collected.")
-@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines that jobs run on.")
-@click.option("--cores", type=click.IntRange(1), default=8, show_default=True, help="Cores of a machine.")
-@click.option("--memory", type=_POSITIVE, default=32.0, show_default=True, help="GB of memory of a machine.")
-@click.option("--price", type=_NOT_NEGATIVE, default=0.0, show_default=True, help="Of a machine for an hour.")
+@click.option("--group-size", type=click.IntRange(1), help="Episodes per group.  [default: as --like, else 8]")
 @click.option(
-    "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Of a core, relative to those that were measured."
+    "--days", type=_POSITIVE, default=30.0, show_default=True, help="Days in which the episodes are collected."
 )
-@click.option("--commit-ms", type=_POSITIVE, default=250.0, show_default=True, help="What one commit takes the store.")
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of machines for jobs.")
+@click.option("--cores", type=click.IntRange(1), default=8, show_default=True, help="Cores per machine.")
+@click.option("--memory", type=_POSITIVE, default=32.0, show_default=True, help="Memory per machine, in GB.")
+@click.option("--price", type=_NOT_NEGATIVE, default=0.0, show_default=True, help="Price of a machine per hour.")
+@click.option(
+    "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Speed of a core, relative to the measured ones."
+)
+@click.option(
+    "--commit-ms", type=_POSITIVE, default=250.0, show_default=True, help="Milliseconds per commit to the store."
+)
 @click.option(
     "--function-ms",
     type=_NOT_NEGATIVE,
     default=0.0,
     show_default=True,
-    help="Of the reward function, an episode.",
+    help="Milliseconds of the reward function per episode.",
 )
 @click.option(
     "--format",
@@ -80,41 +83,42 @@ _POSITIVE, _NOT_NEGATIVE = Finite(min=0, min_open=True), Finite(min=0)
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="How it is printed; json: everything, in one object.",
+    help="Output format; json prints everything as one object.",
 )
-def estimate(steps: float | None, like: str | None, output_format: str, **given: Any) -> None:
-    """Say what a lake of a given size will take: bytes, files, hours and memory of each job, and its first limit.
+def estimate(steps: float | None, like: str | None, output_format: str, **options: Any) -> None:
+    """Estimate a lake's bytes and files, the hours and memory of each job, and its first limit.
 
-    Nothing is measured here: the factors come from benchmarks on machines of two cores (docs/guides/scale.md says
-    which, and how far they were off). Training and judges depend on your model and are not in it.
+    The factors come from benchmarks on machines with two cores; docs/guides/scale.md has their errors. Training and
+    judges depend on your model and are not included.
     """
     from pipelines.estimate.model import Cluster
-    from pipelines.estimate.model import estimate as estimated
+    from pipelines.estimate.model import estimate as estimate_lake
 
-    work, stored = _workload(steps, like, given)
+    work, stored = _read_workload(steps, like, options)
     cluster = Cluster(
-        nodes=given["nodes"],
-        cores=given["cores"],
-        memory_gb=given["memory"],
-        speed=given["speed"],
-        price=given["price"],
-        days=given["days"],
-        commit_seconds=given["commit_ms"] / 1000,
-        function_seconds=given["function_ms"] / 1000,
+        nodes=options["nodes"],
+        cores=options["cores"],
+        memory_gb=options["memory"],
+        speed=options["speed"],
+        price=options["price"],
+        days=options["days"],
+        commit_seconds=options["commit_ms"] / 1000,
+        function_seconds=options["function_ms"] / 1000,
     )
-    found = estimated(work, cluster, stored=stored)
+    lake_estimate = estimate_lake(work, cluster, stored=stored)
     if output_format == "json":
-        click.echo(as_json({"workload": asdict(work)} | asdict(found)))
+        click.echo(encode_json({"workload": asdict(work)} | asdict(lake_estimate)))
     else:
-        _print(work, cluster, found)
+        _print_estimate(work, cluster, lake_estimate)
 
 
-def _workload(steps: float | None, like: str | None, given: dict[str, Any]) -> "tuple[Workload, dict[str, float]]":
-    """The workload, and the stored bytes of an episode by table where --like tells them."""
+def _read_workload(
+    steps: float | None, like: str | None, options: dict[str, Any]
+) -> "tuple[Workload, dict[str, float]]":
+    """Return the workload, and with --like the stored bytes per episode by table."""
     from dataclasses import replace
 
-    from pipelines.estimate.model import stored_of
-    from pipelines.estimate.workload import Workload, workload_of
+    from pipelines.estimate.model import Workload, measure_stored_bytes, measure_workload
 
     stored: dict[str, float] = {}
     if like is None:
@@ -122,82 +126,96 @@ def _workload(steps: float | None, like: str | None, given: dict[str, Any]) -> "
             raise click.UsageError("how many steps? Give --steps, e.g. --steps 1B, or --like LAKE")
         work = Workload(0, 10, 200)
     else:
-        from lake.cli.options import opened
+        from lake.cli.options import open_snapshot
 
-        snapshot = opened((like,))
-        work, stored = workload_of(snapshot), stored_of(snapshot)
+        snapshot = open_snapshot((like,))
+        work, stored = measure_workload(snapshot), measure_stored_bytes(snapshot)
         steps = steps or work.steps
-    shape = {name: given[name] for name in ("episode_steps", "step_tokens", "group_size") if given[name] is not None}
+    shape = {
+        name: options[name] for name in ("episode_steps", "step_tokens", "group_size") if options[name] is not None
+    }
     work = replace(work, **shape)
-    # Bytes of an episode are another's where its shape is.
+    # The measured bytes do not apply to episodes of another shape.
     return replace(work, episodes=steps / work.episode_steps), {} if shape else stored
 
 
-def _print(work: "Workload", cluster: "Cluster", found: "Estimate") -> None:
-    from lake.read.text_table import counted
+def _print_estimate(work: "Workload", cluster: "Cluster", lake_estimate: "Estimate") -> None:
+    from lake.read.text_table import count_noun
 
     size = f"{work.steps:,.0f} steps in {work.episodes:,.0f} episodes of {work.episode_steps:.3g} steps"
     click.echo(f"{size}, {work.step_tokens:.4g} tokens a step, groups of {work.group_size}\n")
-    total = sum(table.gb for table in found.tables)
-    rows = [{"table": t.table, "GB": _figure(t.gb), "files": f"{t.files:,}"} for t in found.tables]
+    total = sum(table.gb for table in lake_estimate.tables)
+    rows = [{"table": t.table, "GB": _format_number(t.gb), "files": f"{t.files:,}"} for t in lake_estimate.tables]
     echo_rows(
-        [*rows, {"table": "in all", "GB": _figure(total), "files": f"{sum(t.files for t in found.tables):,}"}], "table"
+        [
+            *rows,
+            {
+                "table": "in all",
+                "GB": _format_number(total),
+                "files": f"{sum(t.files for t in lake_estimate.tables):,}",
+            },
+        ],
+        "table",
     )
-    machines = counted(cluster.nodes, "node")
-    click.echo(f"\nOnce over everything, on {machines} of {counted(cluster.cores, 'core')}:")
-    echo_rows([_job_row(job, priced=cluster.price > 0) for job in found.jobs], "table")
-    writing = found.writing
-    groups, commits = _figure(writing.groups_per_second), _figure(writing.commits_per_second)
-    most, after = _figure(writing.most_commits_per_second), _time(writing.visible_after_seconds)
+    machines = count_noun(cluster.nodes, "node")
+    click.echo(f"\nOnce over everything, on {machines} of {count_noun(cluster.cores, 'core')}:")
+    echo_rows([_build_job_row(job, priced=cluster.price > 0) for job in lake_estimate.jobs], "table")
+    writing = lake_estimate.writing
+    groups, commits = _format_number(writing.groups_per_second), _format_number(writing.commits_per_second)
+    max_commits, delay = (
+        _format_number(writing.most_commits_per_second),
+        _format_duration(writing.visible_after_seconds),
+    )
     click.echo(
         f"\nCollected in {cluster.days:g} days: {groups} groups a second, in {commits} commits a second "
-        f"of at most {most}; a group is visible after {after}"
+        f"of at most {max_commits}; a group is visible after {delay}"
     )
-    click.echo("\nLimits that no further node moves, the first one first:")
-    echo_rows([_limit_row(limit) for limit in found.limits], "table")
-    click.echo(f"\n{_verdict(work, found.limits[0])}")
+    click.echo("\nLimits that more nodes do not move, the first one first:")
+    echo_rows([_build_limit_row(limit) for limit in lake_estimate.limits], "table")
+    click.echo(f"\n{_describe_first_limit(work, lake_estimate.limits[0])}")
 
 
-def _job_row(job: "JobEstimate", *, priced: bool) -> dict[str, str]:
+def _build_job_row(job: "JobEstimate", *, priced: bool) -> dict[str, str]:
     row = {
         "job": job.job,
         "runs on": job.runs_on,
-        "core hours": _figure(job.core_hours),
-        "takes": _time(job.hours * _HOUR),
-        "peak GB of a process": _figure(job.memory_gb),
+        "core hours": _format_number(job.core_hours),
+        "takes": _format_duration(job.hours * _HOUR),
+        "peak GB of a process": _format_number(job.memory_gb),
     }
-    return row | {"price": _figure(job.cost)} if priced else row
+    return row | {"price": _format_number(job.cost)} if priced else row
 
 
-def _limit_row(limit: "LimitEstimate") -> dict[str, str]:
+def _build_limit_row(limit: "LimitEstimate") -> dict[str, str]:
     return {
         "limit": limit.limit,
-        "needed": f"{_figure(limit.needed)} {limit.unit}",
-        "there is": f"{_figure(limit.available)} {limit.unit}",
-        "reached at steps": _about(limit.reached_at_steps),
+        "needed": f"{_format_number(limit.needed)} {limit.unit}",
+        "there is": f"{_format_number(limit.available)} {limit.unit}",
+        "reached at steps": _round_count(limit.reached_at_steps),
         "what to do": limit.remedy,
     }
 
 
-def _verdict(work: "Workload", first: "LimitEstimate") -> str:
+def _describe_first_limit(work: "Workload", first: "LimitEstimate") -> str:
     if work.steps < first.reached_at_steps:
         return f"first limit: {first.limit}, at {first.reached_at_steps / work.steps:.2g} times as many steps"
-    return f"beyond the first limit: {first.limit}, reached at {_about(first.reached_at_steps)} steps; {first.remedy}"
+    steps = _round_count(first.reached_at_steps)
+    return f"beyond the first limit: {first.limit}, reached at {steps} steps; {first.remedy}"
 
 
-def _figure(value: float) -> str:
-    """Two digits that count, and no exponent."""
+def _format_number(value: float) -> str:
+    """Format with two significant digits, without an exponent."""
     if value >= 10:
         return f"{value:,.0f}"
     return f"{value:.2g}" if value >= 0.001 else "0" if value == 0 else "< 0.001"
 
 
-def _about(steps: float) -> str:
-    """Two digits, and zeros."""
+def _round_count(steps: float) -> str:
+    """Round to two significant digits, with thousands separators."""
     return f"{float(f'{steps:.2g}'):,.0f}"
 
 
-def _time(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 2 * _MINUTE:
-        return f"{_figure(seconds)} s"
-    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{_figure(seconds / _HOUR)} h"
+        return f"{_format_number(seconds)} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{_format_number(seconds / _HOUR)} h"

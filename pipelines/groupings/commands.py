@@ -1,4 +1,4 @@
-"""Command `group`: counterfactual groups."""
+"""Command `group`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     "steps",
     multiple=True,
     metavar="STEP[:KEY=VALUE,...]",
-    help="E.g. subsample:size=8,draws=4.  [default: --config's]",
+    help="Step, e.g. subsample:size=8,draws=4; repeatable.  [default: those of --config]",
 )
-@click.option("--config", type=click.Path(dir_okay=False), help="TOML: name and steps in [group].  [default: none]")
+@click.option(
+    "--config", type=click.Path(dir_okay=False), help="TOML file with name and steps in [group].  [default: none]"
+)
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
-@click.option("--force", is_flag=True, help="Write even if there is a result of the same input; else do nothing.")
+@click.option("--force", is_flag=True, help="Write even if a result of the same input exists.")
 @format_option
 def group(
     name: str | None,
@@ -33,22 +35,22 @@ def group(
     force: bool,
     output_format: str,
 ) -> None:
-    """Form other groups than those that were collected and write them to `groupings` as NAME.
+    """Group episodes by another definition and write the groups to `groupings` as NAME.
 
     \b
     Steps, applied in order:
-      subsample     size, draws, seed, short=drop|keep     fewer rollouts a group
-      drop_failed   statuses                               without failed and aborted ones
-      merge_runs    also_equal                             one group across runs, same start
-      staleness_cap max_behind, unknown=drop|keep          without old policies
+      subsample     size, draws, seed, short=drop|keep     fewer rollouts per group
+      drop_failed   statuses                               no failed and aborted episodes
+      merge_runs    also_equal                             one group across runs with the same start
+      staleness_cap max_behind, unknown=drop|keep          no old policies
 
-    With several draws each is a grouping of its own: NAME/0, NAME/1, ...
+    Several draws give several groupings: NAME/0, NAME/1, ...
     """
     import lake
     from lake import ids
     from pipelines.groupings import run_grouping
 
-    report = run_grouping(lake.open(lake_uri), _grouping(name, steps, config), where=where, force=force)
+    report = run_grouping(lake.open(lake_uri), _read_grouping(name, steps, config), where=where, force=force)
     for kind, words, rows in report.notes:
         click.echo(f"{kind}: {rows} {words}", err=True)
     done = "nothing to do: this is the result of" if report.skipped else "written by"
@@ -56,14 +58,14 @@ def group(
     echo_rows(report.table, output_format)
 
 
-def _grouping(name: str | None, steps: tuple[str, ...], config: str | None) -> "Grouping":
-    from lake.settings import from_file, validated
-    from pipelines.groupings.definition import STEPS, Grouping
-    from pipelines.spelling import spelled
+def _read_grouping(name: str | None, steps: tuple[str, ...], config: str | None) -> "Grouping":
+    from lake.settings import read_section, validate
+    from pipelines.groupings import STEPS, Grouping
+    from pipelines.spelling import parse_part
 
-    found: dict[str, Any] = from_file(config, ["group"]) if config else {}
+    settings: dict[str, Any] = read_section(config, ["group"]) if config else {}
     if name is not None:
-        found["name"] = name
+        settings["name"] = name
     if steps:
-        found["steps"] = [spelled(text, STEPS, "step") for text in steps]
-    return validated(Grouping, found, "group: ")
+        settings["steps"] = [parse_part(text, STEPS, "step") for text in steps]
+    return validate(Grouping, settings, "group: ")

@@ -1,8 +1,7 @@
-"""Prompts: system prompts are proposed, tested on the same starts, and ranked by what they return.
+"""Prompt search: propose system prompts, test them on the same starts, and rank them by their returns.
 
-A candidate (`candidates`) plays the starts of the search as a run of its own (`play`, over `pipelines.collect`). An
-endpoint is shown what the best candidates did at their best and worst (`evidence`), and answers with a critique and
-another prompt (`reflection`). Candidates are ranked by start (`ranking`), round after round (`search`); the best is
-then compared with the first prompt on starts that nothing before has seen. What was decided stands in jobs of kind
-`prompts` (`ledger`), so that a search that was killed goes on.
+A candidate plays the starts of the search as a separate run (`candidates`, over `pipelines.collect`). A reflecting
+model receives transcripts of the best candidates' best and worst rollouts, and answers with a critique and another
+prompt (`reflection`). Each round ranks all candidates, and the best one is compared with the first prompt on held-out
+starts (`search`). Jobs of kind `prompts` record the decisions, so a killed search resumes.
 """

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from lake.cli.executor_options import executor_of, executor_options
-from lake.cli.options import ConfiguredCommand, Lakes, lakes_option
+from lake.cli.options import ConfiguredCommand, Lakes, build_executor, executor_options, lakes_option
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from lake.lake import Lake
     from pipelines.score.functions import ScoreConfig
-    from pipelines.score.job import ScoreReport
-    from pipelines.score.run import Progress
+    from pipelines.score.job import Progress, ScoreReport
 
 
 def _configuration() -> "dict[str, type[BaseModel]]":
@@ -31,47 +29,47 @@ def _configuration() -> "dict[str, type[BaseModel]]":
 @click.command(name="import")
 @click.argument("file")
 @lakes_option
-@click.option("--name", help="Scorer of all rows.  [default: the column `scorer`]")
+@click.option("--name", help="Scorer name for all rows.  [default: the column `scorer`]")
 def import_scores(file: str, lake_uri: Lakes, name: str | None) -> None:
-    """Take scores that somebody gave: FILE is CSV, JSON, JSONL or Parquet, packed or not.
+    """Import scores from a file: FILE is CSV, JSON, JSONL or Parquet, compressed or not.
 
-    A row names its episode by `episode_id`, or by `task_id` and what else tells episodes apart: `run_id`,
+    A row names its episode by `episode_id`, or by `task_id` and the columns that distinguish episodes: `run_id`,
     `rollout_index`, `attempt`, `agent_id`, `collection_round`, `seed`. Its score is in `value` (or `score`, or
-    `reward`), a number or a truth value; `step_index` makes it that of one step. `scorer`, `reason` and `error` are
-    taken too.
+    `reward`), a number or a truth value. With `step_index` it is the score of one step. The columns `scorer`, `reason`
+    and `error` are imported too.
 
-    Rows that cannot be taken are in the table `rejects`. The same file again adds nothing; a score that has changed
-    takes the place of the former one. Exits with 1 if nothing was taken.
+    Rejected rows are in the table `rejects`. The same file again adds nothing; a changed score replaces the former
+    one. Exits with 1 if no score was imported.
     """
     import lake
-    from lake.read.show import one_line
-    from lake.read.text_table import cell, counted
+    from lake.read.episode_text import fit_line
+    from lake.read.text_table import count_noun, format_cell
     from lake.write.score_import import import_file
 
     report = import_file(lake.open(lake_uri), file, name=name)
     scorers = report.scorers or ([name] if name else [])
-    by = f" of {cell(', '.join(scorers))}" if scorers else ""
+    by = f" of {format_cell(', '.join(scorers))}" if scorers else ""
     click.echo(
-        f"{cell(file)}: {counted(report.new, 'score')}{by} ({report.present} already present), "
-        f"{report.unmatched} unmatched, {report.invalid} invalid, of {counted(report.rows, 'row')}"
+        f"{format_cell(file)}: {count_noun(report.new, 'score')}{by} ({report.present} already present), "
+        f"{report.unmatched} unmatched, {report.invalid} invalid, of {count_noun(report.rows, 'row')}"
     )
     for example in report.examples:
-        click.echo(f"  {one_line(example)}", err=True)
+        click.echo(f"  {fit_line(example)}", err=True)
     if report.unmatched or report.invalid:
-        click.echo("they are in the table `rejects`", err=True)
+        click.echo("the rejected rows are in the table `rejects`", err=True)
     if report.rows and not report.new + report.present:
         sys.exit(1)
 
 
 class _Score(ConfiguredCommand):
-    """`score`; where its first word is one of `children`, that command."""
+    """The command `score`, with the subcommands in `children` as its first word."""
 
     children: ClassVar[dict[str, click.Command]] = {"import": import_scores}
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """The context of the command that is meant, which is the one that runs."""
+        """Return the context of the subcommand or of `score`."""
         if args and (child := self.children.get(args[0])):
             return child.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
@@ -81,14 +79,14 @@ class _Score(ConfiguredCommand):
 @click.argument("target", required=False)
 @lakes_option
 @click.option("--where", help="SQL predicate over `episodes`, e.g. \"run_id = 'a'\".  [default: all]")
-@click.option("--reward", metavar="NAME", help="Instead of TARGET: the weighted reward [reward.NAME] of --config.")
-@click.option("--name", help="Name under which the scores are kept.  [default: the function's]")
-@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="For the function.  [default: its own]")
-@click.option("--retry-failed", is_flag=True, help="Only score again the episodes that have an error.")
-@click.option("--force", is_flag=True, help="Score all; else those without a score.")
-@click.option("--default-step-reward", type=float, help="For steps the function gave no reward.  [default: no row]")
+@click.option("--reward", metavar="NAME", help="Weighted reward [reward.NAME] of --config, instead of TARGET.")
+@click.option("--name", help="Scorer name in the table `scores`.  [default: the function's name]")
+@click.option("--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Function argument.  [default: its own]")
+@click.option("--retry-failed", is_flag=True, help="Score only the episodes that have an error.")
+@click.option("--force", is_flag=True, help="Score all selected episodes, including those with a score.")
+@click.option("--default-step-reward", type=float, help="Reward of steps without an output.  [default: no row]")
 @click.option("--allow-network", is_flag=True, help="Run a function that requires the network, outside the sandbox.")
-@executor_options("Calls of a function in this process, or parts of the episodes,")
+@executor_options("function calls (local) or parts of the episodes (other executors)")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Option of [score], e.g. batch_size=16.")
 @click.option("--config", type=click.Path(dir_okay=False), help="TOML file with [score].  [default: none]")
 def score(
@@ -109,14 +107,14 @@ def score(
 ) -> None:
     """Score episodes with TARGET, and write the scores to the table `scores`.
 
-    TARGET is module.py:function, a reward function of yours (docs/guides/reward-functions.md), or the name of a
-    built-in scorer (docs/guides/scorers.md). Episodes that this version of it has scored are left alone; a version is a
-    hash of its source and of what it imports from its own folder.
+    TARGET is your reward function as module.py:function (docs/guides/reward-functions.md), or the name of a built-in
+    scorer (docs/guides/scorers.md). The command skips episodes that this version of the scorer has scored. A version is
+    a hash of the source and of its imports from the same folder.
 
-    Functions run in a sandbox. One that declares requires_network (a judge) runs outside it, and only with
+    Functions run in a sandbox. A function that declares requires_network (a judge) runs outside it, and only with
     --allow-network.
 
-    `trajlake score import FILE --name human` takes scores that somebody gave: `trajlake score import -h`.
+    `trajlake score import FILE --name human` imports scores from a file: `trajlake score import -h`.
     """
     import lake
 
@@ -131,28 +129,29 @@ def score(
         _score_reward(lake.open(lake_uri), reward, config, where, force=force)
         return
     from lake.errors import UsageError
-    from pipelines.score.job import run_score, scorer_of
+    from pipelines.score.functions import make_scorer
+    from pipelines.score.job import run_score
 
-    given = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
-    options = _options(config, settings, arguments, {key: value for key, value in given.items() if value is not None})
+    flags = {"name": name, "default_step_reward": default_step_reward, "allow_network": allow_network or None}
+    options = _read_options(config, settings, arguments, {key: flag for key, flag in flags.items() if flag is not None})
     if executor == "local" and workers is not None:
         limits = options.limits.model_copy(update={"workers": workers})
         options = options.model_copy(update={"limits": limits})
     lk = lake.open(lake_uri)
     if target is None:
-        msg = "give what to score with: module.py:function, a built-in scorer, or --reward NAME --config FILE"
+        msg = "no TARGET; give module.py:function, a built-in scorer, or --reward NAME --config FILE"
         raise UsageError(msg)
-    work = scorer_of(target, options)
-    for note in work.notes:
+    scorer = make_scorer(target, options)
+    for note in scorer.notes:
         click.echo(note, err=True)
     report = run_score(
         lk,
-        work,
+        scorer,
         where=where,
         config=options,
         retry_failed=retry_failed,
         force=force,
-        executor=None if executor == "local" else executor_of(executor, workers),
+        executor=None if executor == "local" else build_executor(executor, workers),
         progress=_print_progress,
         notice=partial(click.echo, err=True),
     )
@@ -163,33 +162,33 @@ def _require_alone(reward: str, target: str | None, flags: dict[str, Any]) -> No
     from lake.errors import UsageError
 
     if target is not None:
-        msg = f"give {target} or --reward {reward}, not both: a reward is made of scores that are there already"
+        msg = f"give {target} or --reward {reward}, not both: a reward combines existing scores"
         raise UsageError(msg)
-    if idle := [flag for flag, value in flags.items() if value or isinstance(value, float)]:
-        msg = f"of no effect on a reward: {', '.join(idle)}; everything that decides it is in --config FILE"
+    if idle := [flag for flag, setting in flags.items() if setting or isinstance(setting, float)]:
+        msg = f"no effect on a reward: {', '.join(idle)}; set its options in --config FILE"
         raise UsageError(msg)
 
 
-def _options(
-    config: str | None, settings: tuple[str, ...], arguments: tuple[str, ...], given: dict[str, Any]
+def _read_options(
+    config: str | None, settings: tuple[str, ...], arguments: tuple[str, ...], flags: dict[str, Any]
 ) -> "ScoreConfig":
-    """Options from the file, then from --set, then from their own flags."""
-    from lake.settings import from_file, from_pairs, validated
+    """Read options from the file, then from --set, then from the flags; later ones win."""
+    from lake.settings import parse_pairs, read_section, validate
     from pipelines.score.functions import ScoreConfig
 
-    found = from_file(config, ("score",)) if config else {}
-    found |= from_pairs(settings) | given
+    options = read_section(config, ("score",)) if config else {}
+    options |= parse_pairs(settings) | flags
     if arguments:
-        before = found.get("arguments")
-        found["arguments"] = (before if isinstance(before, dict) else {}) | from_pairs(arguments)
-    return validated(ScoreConfig, found, "[score]: ")
+        of_file = options.get("arguments")
+        options["arguments"] = (of_file if isinstance(of_file, dict) else {}) | parse_pairs(arguments)
+    return validate(ScoreConfig, options, "[score]: ")
 
 
 def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None, *, force: bool) -> None:
     from lake import ids
     from lake.errors import UsageError
-    from lake.read.show import one_line
-    from lake.read.text_table import counted
+    from lake.read.episode_text import fit_line
+    from lake.read.text_table import count_noun
     from pipelines.score.rewards import load_reward, run_reward
 
     if config is None:
@@ -197,30 +196,30 @@ def _score_reward(lk: "Lake", reward: str, config: str | None, where: str | None
         raise UsageError(msg)
     definition = load_reward(config, reward)
     report = run_reward(lk, definition, where=where, force=force)
-    made = ", ".join(f"{alias} = {component}" for alias, component in report.components.items())
-    click.echo(f"reward {reward}@{report.version}: {made}")
+    formula = ", ".join(f"{alias} = {component}" for alias, component in report.components.items())
+    click.echo(f"reward {reward}@{report.version}: {formula}")
     steps = report.known_steps + report.unknown_steps
     of_steps = (
-        f"; {counted(steps, 'step')}: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
+        f"; {count_noun(steps, 'step')}: {report.known_steps} known, {report.unknown_steps} unknown" if steps else ""
     )
     click.echo(
-        f"{counted(report.episodes, 'episode')}: {report.known} known, {report.unknown} unknown, {report.unchanged} "
-        f"unchanged{of_steps}"
+        f"{count_noun(report.episodes, 'episode')}: {report.with_reward} known, {report.unknown} unknown, "
+        f"{report.unchanged} unchanged{of_steps}"
     )
     if definition.level == "both" and not steps and not report.skipped:
         click.echo('level is "both", but no component has scored a step: no step has a reward', err=True)
     if report.made_current:
         click.echo(f"{reward}@{report.version} is current again", err=True)
     for reason, count in report.reasons.items():
-        click.echo(f"  {count} without a reward: {one_line(reason)}", err=True)
+        click.echo(f"  {count} without a reward: {fit_line(reason)}", err=True)
     if report.job_id is not None and not report.skipped:
         click.echo(f"job {ids.to_text(report.job_id)}, series {ids.to_text(report.series_id)}")
-    if report.unknown and not report.known and not report.known_steps:
+    if report.unknown and not report.with_reward and not report.known_steps:
         _fail_without_scores(f"reward {reward} is unknown everywhere", report.reasons)
 
 
 def _print_progress(progress: "Progress") -> None:
-    """A line on stderr after every commit, and every `commit_seconds`."""
+    """Print a line on stderr after every commit, and every `commit_seconds`."""
     rate = progress.done / progress.seconds if progress.seconds > 0 else 0.0
     speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
     text = f"{progress.done} of {progress.total} episodes scored, {progress.failed} with errors, {speed} a second"
@@ -230,7 +229,7 @@ def _print_progress(progress: "Progress") -> None:
 
 def _print_report(report: "ScoreReport") -> None:
     from lake import ids
-    from lake.read.text_table import counted
+    from lake.read.text_table import count_noun
 
     click.echo(f"scorer {report.scorer}@{report.version}")
     if report.made_current:
@@ -238,18 +237,18 @@ def _print_report(report: "ScoreReport") -> None:
     if not report.scored and not report.overtaken:
         click.echo(f"nothing to do: {report.present} of {report.selected} episodes have been scored")
         if report.failed_before:
-            click.echo(f"--retry-failed scores the {report.failed_before} that ended with errors again", err=True)
+            click.echo(f"--retry-failed scores the {report.failed_before} with errors again", err=True)
         return
     click.echo(
-        f"{counted(report.scored, 'episode')} scored in {report.seconds:.1f} s: {report.known} with a score, "
-        f"{report.unscored} without, {report.failed} with errors; {counted(report.steps, 'step')}; "
+        f"{count_noun(report.scored, 'episode')} scored in {report.seconds:.1f} s: {report.with_score} with a score, "
+        f"{report.unscored} without, {report.failed} with errors; {count_noun(report.steps, 'step')}; "
         f"{report.present} were scored before"
     )
     if report.overtaken:
-        click.echo(f"{report.overtaken} were scored by another run, or taken out of the lake, meanwhile", err=True)
+        click.echo(f"{report.overtaken} were scored by another run, or removed, during this run", err=True)
     _print_faults(report)
     if report.failed:
-        click.echo("--retry-failed scores again those with errors", err=True)
+        click.echo("--retry-failed scores the episodes with errors again", err=True)
     if report.job_ids:
         click.echo(f"jobs {' '.join(map(ids.to_text, report.job_ids))}, series {ids.to_text(report.series_id)}")
     if report.has_no_values and report.failed:
@@ -257,25 +256,25 @@ def _print_report(report: "ScoreReport") -> None:
 
 
 def _print_faults(report: "ScoreReport") -> None:
-    from lake.read.show import one_line, printable
-    from lake.read.text_table import counted
+    from lake.read.episode_text import fit_line, make_printable
+    from lake.read.text_table import count_noun
 
     for reason, count in report.reasons.items():
-        click.echo(f"  {count} without a score: {one_line(reason)}", err=True)
+        click.echo(f"  {count} without a score: {fit_line(reason)}", err=True)
     if report.unmatched:
         click.echo(f"{report.unmatched} step outputs match no step", err=True)
     if report.answers:
-        click.echo(f"{counted(report.answers, 'new answer')} of judges", err=True)
+        click.echo(f"{count_noun(report.answers, 'new answer')} of judges", err=True)
     for example in report.examples:
-        click.echo(f"  {one_line(example)}", err=True)
+        click.echo(f"  {fit_line(example)}", err=True)
     if report.printed:
-        click.echo(f"the function printed:\n{printable(report.printed).rstrip()}", err=True)
+        click.echo(f"the function printed:\n{make_printable(report.printed).rstrip()}", err=True)
 
 
-def _fail_without_scores(what: str, reasons: dict[str, int]) -> None:
-    """One line with the most frequent reason, and an exit status for whoever runs this in a script."""
-    from lake.read.show import one_line
+def _fail_without_scores(problem: str, reasons: dict[str, int]) -> None:
+    """Print the most frequent reason, and exit with status 1 so that scripts notice."""
+    from lake.read.episode_text import fit_line
 
-    why, count = next(iter(reasons.items()), ("no reason is given", 0))
-    click.echo(f"{what}, most often ({count}) because: {one_line(why)}", err=True)
+    why, count = next(iter(reasons.items()), ("no reason recorded", 0))
+    click.echo(f"{problem}, most often ({count}) because: {fit_line(why)}", err=True)
     raise click.exceptions.Exit(1)

@@ -1,4 +1,4 @@
-"""Judges: models that a reward function asks over the network, through any server that speaks OpenAI's chat API.
+"""Judges: models that a reward function asks over the network, on any server with OpenAI's chat API.
 
     judge = Judge("gpt-4o-mini")
 
@@ -7,9 +7,9 @@
         answer = await judge.ask(f"... 0 to 10 ... {messages[-1].content}", temperature=0)
         return float(answer) / 10
 
-Inside `trajlake score`, an answer that the lake holds for this very request is read, not asked again, and new ones are
-stored in `responses`. Keys come from environment variables and stay in the worker process that asks: no table, no log
-and no error holds one, and redirects are refused, as one would carry the key to wherever it is sent.
+Inside `trajlake score`, the judge reuses an answer that the lake holds for the same request, and stores new answers in
+`responses`. Keys come from environment variables and stay in the worker process that asks: no table, log or error
+contains one. Redirects are refused, because a redirect would send the key to another address.
 """
 
 import asyncio
@@ -23,128 +23,119 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from pipelines.score.reward_function import current_run
+from pipelines.score.reward_function import get_judge_run
 
 STATUSES_TO_REPEAT = frozenset((408, 409, 425, 429))
-"""Beside all of 500 and above."""
-_LARGEST = 8 << 20
-_SHOWN = 300
+"""HTTP statuses to retry, in addition to 500 and above."""
+_MAX_BYTES = 8 << 20
+_MAX_QUOTE = 300
 
 
 class JudgeError(RuntimeError):
-    """A judge gave no answer; asking again at once would not help."""
+    """A judge gave no answer, and an immediate retry would not help."""
 
 
 class BusyError(JudgeError):
-    """A judge gave no answer this time; `after`: seconds the server asks to wait."""
+    """A judge gave no answer this time; `after`: seconds that the server asks to wait."""
 
     def __init__(self, reason: str, after: float | None = None) -> None:
         super().__init__(reason)
         self.after = after
 
 
-def post(url: str, body: bytes, key: str | None, timeout: float) -> bytes:
-    """Body of the answer to a POST of JSON, with the key as a bearer token; `timeout` seconds without a sign at most.
+def post_json(url: str, body: bytes, key: str | None, timeout: float) -> bytes:
+    """POST JSON with the key as a bearer token, and return the answer's body; `timeout`: longest silence in seconds.
 
-    BusyError for a timeout, a lost connection, or a status that may pass; JudgeError for any other status.
+    BusyError for a timeout, a lost connection, or a temporary status; JudgeError for any other status.
     """
-    # urllib takes 40 ms to import, and most workers never ask.
+    # urllib takes 40 ms to import, and most workers never ask a judge.
     from http.client import HTTPException
     from urllib.error import HTTPError, URLError
-    from urllib.request import Request
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class _NoRedirect(HTTPRedirectHandler):
+        def redirect_request(self, *_: Any, **__: Any) -> None:
+            """Follow no redirect, so that the answer's status is reported."""
 
     headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "trajlake"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
     request = Request(url, data=body, headers=headers, method="POST")
     try:
-        with _opener().open(request, timeout=timeout) as response:
-            data: bytes = response.read(_LARGEST + 1)
+        with build_opener(_NoRedirect).open(request, timeout=timeout) as response:
+            answer: bytes = response.read(_MAX_BYTES + 1)
     except HTTPError as error:
         with error:
-            raise _refused(error.code, error.read(4096), error.headers, key) from None
+            raise _make_status_error(error.code, error.read(4096), error.headers, key) from None
     except (TimeoutError, URLError, HTTPException, OSError) as error:
         reason = getattr(error, "reason", error)
         text = "no answer in time" if isinstance(reason, TimeoutError) else f"{type(error).__name__}: {reason}"
-        raise BusyError(redacted(text, key)) from None
-    if len(data) > _LARGEST:
-        msg = f"{url} answered with more than {_LARGEST >> 20} MB"
+        raise BusyError(redact_key(text, key)) from None
+    if len(answer) > _MAX_BYTES:
+        msg = f"{url} answered with more than {_MAX_BYTES >> 20} MB"
         raise JudgeError(msg)
-    return data
+    return answer
 
 
-def redacted(text: str, key: str | None) -> str:
-    """A text without the key: servers like to quote it."""
+def redact_key(text: str, key: str | None) -> str:
+    """Return a text without the key, which servers may quote."""
     return text.replace(key, "***") if key else text
 
 
-def _refused(status: int, body: bytes, headers: Any, key: str | None) -> JudgeError:
-    quoted = redacted(" ".join(body.decode("utf-8", "replace").split()), key)[:_SHOWN]
+def _make_status_error(status: int, body: bytes, headers: Any, key: str | None) -> JudgeError:
+    quoted = redact_key(" ".join(body.decode("utf-8", "replace").split()), key)[:_MAX_QUOTE]
     text = f"HTTP {status}" + (f": {quoted}" if quoted else "")
     if status in STATUSES_TO_REPEAT or status >= 500:
-        return BusyError(text, _seconds(headers.get("Retry-After")))
+        # Retry-After may also be a date; it is ignored then.
+        seconds = headers.get("Retry-After")
+        try:
+            return BusyError(text, max(float(seconds), 0.0) if seconds else None)
+        except ValueError:
+            return BusyError(text)
     if 300 <= status < 400:
         return JudgeError(f"{text} (redirects are not followed: give the judge its final address)")
     return JudgeError(text)
 
 
-def _seconds(text: str | None) -> float | None:
-    """Retry-After as seconds; a date is not worth parsing."""
-    try:
-        return max(float(text), 0.0) if text else None
-    except ValueError:
-        return None
-
-
-def _opener() -> Any:
-    from urllib.request import HTTPRedirectHandler, build_opener
-
-    class _Stays(HTTPRedirectHandler):
-        def redirect_request(self, *_: Any, **__: Any) -> None:
-            """No redirect: the answer's status stands."""
-
-    return build_opener(_Stays)
-
-
 __all__ = ["Judge", "JudgeError"]
 
 _LONGEST_WAIT = 60.0
-"""Seconds between two tries, whatever the server asks for."""
+"""Maximum seconds between two tries, even if the server asks for more."""
 Question = str | Sequence[dict[str, Any]]
 
 
-class _Spoken(msgspec.Struct):
+class _AnswerMessage(msgspec.Struct):
     content: str | None = None
 
 
 class _Choice(msgspec.Struct):
-    message: _Spoken
+    message: _AnswerMessage
 
 
-class _Usage(msgspec.Struct):
+class _TokenUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
-class _Completion(msgspec.Struct):
+class _ChatCompletion(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage | None = None
+    usage: _TokenUsage | None = None
 
 
 class Judge:
-    """A model behind an OpenAI-compatible server. ValueError for an address or numbers that make no sense.
+    """A model on an OpenAI-compatible server. ValueError for an invalid address or number.
 
     Args:
-        model: its name.
-        base_url: the server's address up to `/v1`; http or https. Unless given, that of the environment variable
-            OPENAI_BASE_URL, else OpenAI's.
-        api_key_env: environment variable that holds the key; None for a server that wants none.
-        timeout: seconds to wait for the server at each try.
-        tries: how often a request is made before it counts as failed. Repeated are timeouts, lost connections, answers
-            that are no JSON, and the statuses 408, 409, 425, 429 and 5xx.
-        backoff: seconds before the second try; doubled from then on, with up to half of it in random addition. A
+        model: name of the model.
+        base_url: the server's address up to `/v1`; http or https. Default: the environment variable OPENAI_BASE_URL,
+            else OpenAI's address.
+        api_key_env: environment variable with the key; None for a server without keys.
+        timeout: seconds to wait for the server in each try.
+        tries: maximum number of tries. Timeouts, lost connections, answers that are not JSON, and the statuses 408,
+            409, 425, 429 and 5xx are retried.
+        backoff: seconds before the second try. Each further wait is twice as long, plus up to half of it at random. A
             server's Retry-After is honoured up to a minute.
-        concurrency: requests in flight at once, in one worker.
+        concurrency: concurrent requests of one worker.
     """
 
     def __init__(
@@ -179,41 +170,41 @@ class Judge:
     async def ask(
         self, question: Question, *, about: Sequence[int] | None = None, sample: int = 0, **options: Any
     ) -> str:
-        """Ask, without holding up other coroutines; see `ask_now`."""
-        # to_thread runs it in a copy of this context, where the run is.
+        """Ask without blocking other coroutines; see `ask_now`."""
+        # to_thread runs it in a copy of this context, which holds the run.
         return await asyncio.to_thread(self.ask_now, question, about=about, sample=sample, **options)
 
     def ask_now(
         self, question: Question, *, about: Sequence[int] | None = None, sample: int = 0, **options: Any
     ) -> str:
-        """Ask and wait for the answer's text.
+        """Ask, and return the answer's text.
 
         Args:
             question: a text, or chat messages.
-            about: positions of the rollouts that the question tells something of, in a batch- or group-wise function;
-                all unless given. Erasing one of these episodes erases the answer.
-            sample: number of the answer, where several to one question are wanted: each is asked and stored apart.
-            **options: of the request, for example temperature=0, max_tokens=20, response_format={...}.
+            about: positions of the rollouts that the question concerns, in a batch- or group-wise function; all by
+                default. The erasure of one of these episodes erases the answer.
+            sample: number of the answer, for several answers to one question; each is a separate request.
+            **options: options of the request, for example temperature=0, max_tokens=20, response_format={...}.
 
-        JudgeError if there is no answer after all tries, one that makes no sense, or no key in the environment.
+        JudgeError if there is no answer after all tries, an invalid one, or no key in the environment.
         """
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
         body = {"model": self.model, "messages": messages, **options}
         request_id = self.request_id(body, sample)
-        run = current_run()
-        if run is not None and request_id in run.known:
-            return run.known[request_id]
-        key = self._key()
+        run = get_judge_run()
+        if run is not None and request_id in run.answers:
+            return run.answers[request_id]
+        key = self._read_key()
         with self._slots:
-            completion = self._asked(body, key)
+            completion = self._request(body, key)
         answer = completion.choices[0].message.content
         if answer is None:
             msg = f"{self.model} answered without text"
             raise JudgeError(msg)
-        answer = redacted(answer, key)
+        answer = redact_key(answer, key)
         if run is not None:
-            usage = completion.usage or _Usage()
-            run.known[request_id] = answer
+            usage = completion.usage or _TokenUsage()
+            run.answers[request_id] = answer
             run.fresh.append(
                 {
                     "request_id": request_id,
@@ -227,49 +218,44 @@ class Judge:
         return answer
 
     def request_id(self, body: dict[str, Any], sample: int = 0) -> str:
-        """Key of a request: what is asked, of whom, with which options; never the key that pays for it."""
-        asked = msgspec.json.encode(body, order="deterministic").decode()
-        return ids.to_text(ids.key_hash("request", self.base_url, asked, sample))
+        """Return the id of a request: a hash of address, model, messages and options, without the API key."""
+        request = msgspec.json.encode(body, order="deterministic").decode()
+        return ids.to_text(ids.key_hash("request", self.base_url, request, sample))
 
-    def _asked(self, body: dict[str, Any], key: str | None) -> _Completion:
+    def _request(self, body: dict[str, Any], key: str | None) -> _ChatCompletion:
         wait, reason = self.backoff, ""
         for number in range(self.tries):
             if number:
                 time.sleep(min(wait, _LONGEST_WAIT) * (1 + random.random() / 2))
                 wait *= 2
             try:
-                data = post(f"{self.base_url}/chat/completions", msgspec.json.encode(body), key, self.timeout)
-                return self._completion(data, key)
+                answer = post_json(f"{self.base_url}/chat/completions", msgspec.json.encode(body), key, self.timeout)
+                completion = msgspec.json.decode(answer, type=_ChatCompletion)
+            except msgspec.ValidationError as error:
+                fault = redact_key(str(error), key)
+                msg = f"{self.model} at {self.base_url} answered JSON that is not a chat completion: {fault}"
+                raise JudgeError(msg) from None
+            except msgspec.DecodeError:
+                reason = f"an answer that is not JSON: {redact_key(answer.decode('utf-8', 'replace'), key)[:100]!r}"
             except BusyError as busy:
                 reason = str(busy)
                 wait = max(wait, min(busy.after or 0.0, _LONGEST_WAIT))
+            else:
+                if completion.choices:
+                    return completion
+                msg = f"{self.model} at {self.base_url} answered without a choice"
+                raise JudgeError(msg)
         msg = f"{self.model} at {self.base_url} did not answer in {self.tries} tries: {reason}"
         raise JudgeError(msg)
 
-    def _completion(self, data: bytes, key: str | None) -> _Completion:
-        try:
-            found = msgspec.json.decode(data, type=_Completion)
-        except msgspec.ValidationError as error:
-            msg = (
-                f"{self.model} at {self.base_url} answered JSON that is no chat completion: {redacted(str(error), key)}"
-            )
-            raise JudgeError(msg) from None
-        except msgspec.DecodeError:
-            msg = f"an answer that is no JSON: {redacted(data.decode('utf-8', 'replace'), key)[:100]!r}"
-            raise BusyError(msg) from None
-        if not found.choices:
-            msg = f"{self.model} at {self.base_url} answered without a choice"
-            raise JudgeError(msg)
-        return found
-
-    def _key(self) -> str | None:
+    def _read_key(self) -> str | None:
         if self.api_key_env is None:
             return None
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
             msg = (
-                f"the environment variable {self.api_key_env} is not set for the judge {self.model}; set it, and name "
-                "it in `environment` of [score]"
+                f"the environment variable {self.api_key_env} of the judge {self.model} is not set; set it, and add "
+                "it to `environment` in [score]"
             )
             raise JudgeError(msg)
         return key

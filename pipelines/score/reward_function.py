@@ -1,4 +1,4 @@
-"""The decorator `@reward_function`: how a user's function declares what it judges and what it needs.
+"""The decorator `@reward_function`, and the types of a reward function's messages and results.
 
     @reward_function
     def polite(messages, ground_truth=None, **kwargs): ...
@@ -6,15 +6,20 @@
     @reward_function(mode="group", requires_network=True)
     async def best_of(rollouts_messages, **kwargs): ...
 
-Pointwise functions are called with one rollout, batch-wise ones with some, group-wise ones with all siblings of one
-task group. A function takes what it needs by name, in whatever order it has its parameters. A decorated function can be
-called by hand, with dictionaries or `Message`s, and returns `EvaluateResult`s.
+One call of a pointwise function judges one rollout, of a batch-wise function several, and of a group-wise function all
+siblings of one task group. A function receives its parameters by name, in any order. You can call a decorated function
+directly, with dictionaries or `Message`s; it returns `EvaluateResult`s.
 
-A function that requires the network runs in a worker process, which has no lake: a call brings the stored answers of
-judges to its episodes, and its result takes the new ones back; the user's function sees neither.
+Results are msgspec structs: the sandbox creates one in a few hundred nanoseconds and imports only msgspec for it. Names
+and fields are those of reward-kit and eval-protocol, so functions written for these run unchanged except for the import
+line. Results support `result.score` and `result["score"]`, messages support `message.content` and `message["content"]`.
+
+A function that requires the network runs in a worker process without a lake. A call carries the judges' stored answers
+for its episodes, and its result carries the new ones back; the user's function sees neither.
 """
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,19 +27,226 @@ from dataclasses import dataclass, field
 from functools import partial, update_wrapper
 from typing import Any, Literal, cast, overload
 
-from pipelines.score.results import EvaluateResult, Message, checked, plain
+import msgspec
+
+
+class _ResultFields(msgspec.Struct):
+    """Fields that support access by key too."""
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.__struct_fields__:
+            return getattr(self, key)
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.__struct_fields__
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__struct_fields__)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a field, or the default if there is no such field."""
+        return getattr(self, key) if key in self.__struct_fields__ else default
+
+    def keys(self) -> tuple[str, ...]:
+        """Return the names of the fields."""
+        return self.__struct_fields__
+
+    def values(self) -> list[Any]:
+        """Return the values of the fields."""
+        return [getattr(self, key) for key in self.__struct_fields__]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return the fields as pairs."""
+        return [(key, getattr(self, key)) for key in self.__struct_fields__]
+
+    def model_dump(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
+
+
+class MetricResult(_ResultFields):
+    """One component of a score."""
+
+    score: float | None = None
+    """Value of the component."""
+    is_score_valid: bool = True
+    """Whether it counts as good (reward-kit) or as known; stored unchanged."""
+    reason: str | None = None
+    """Explanation for readers."""
+    data: dict[str, Any] = {}
+    """Further data to store."""
+    success: bool | None = None
+    """Older spelling of `is_score_valid`."""
+
+
+class StepOutput(_ResultFields):
+    """The reward of one step."""
+
+    step_index: int | str
+    """The step's number (0, 1, 2, ...), or the index of its assistant message in `messages`; see docs."""
+    base_reward: float | None
+    """Reward of the step; None for unknown."""
+    metrics: dict[str, MetricResult | Any] = {}
+    """Components of the reward."""
+    reason: str | None = None
+    """Explanation for readers."""
+    terminated: bool = False
+    """Whether the environment ended here."""
+    control_plane_info: dict[str, Any] | None = None
+    """Information of the environment about the step."""
+
+
+class EvaluateResult(_ResultFields):
+    """A reward function's result for one rollout."""
+
+    score: float | None = None
+    """The final score; None for none (a function that only rewards steps, or could not judge)."""
+    is_score_valid: bool = True
+    """False: the score must not be used; the lake stores NULL and the reason."""
+    reason: str | None = None
+    """Explanation for readers."""
+    metrics: dict[str, MetricResult | Any] = {}
+    """Components: `MetricResult`s, numbers, or any JSON."""
+    step_outputs: list[StepOutput] | None = None
+    """Rewards of steps."""
+    error: str | None = None
+    """Why there is no score: the lake stores NULL even if `score` is set."""
+    trajectory_info: dict[str, Any] | None = None
+    """Information about the rollout; stored with the metrics."""
+    final_control_plane_info: dict[str, Any] | None = None
+    """Final information of the environment; stored with the metrics."""
+    agg_score: float | None = None
+    """Aggregated score; stored with the metrics."""
+    standard_error: float | None = None
+    """Standard error of the score; stored with the metrics."""
+
+
+class Record(dict[str, Any]):
+    """A JSON object whose keys are attributes too."""
+
+    _may_be_absent: frozenset[str] = frozenset()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            field = self[name]
+            # Objects become records on access, because most are never read.
+            if type(field) is dict:
+                return Record(field)
+            if type(field) is list:
+                return [Record(element) if type(element) is dict else element for element in field]
+            return field
+        if name in self._may_be_absent:
+            return None
+        msg = f"a {type(self).__name__} with {', '.join(self) or 'no keys'} has no `{name}`"
+        raise AttributeError(msg)
+
+    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+        """Return the object as a plain dictionary."""
+        return {key: field for key, field in self.items() if not (exclude_none and field is None)}
+
+    @classmethod
+    def model_validate(cls, fields: dict[str, Any]) -> "Record":
+        """Return a dictionary as a record."""
+        return cls(fields)
+
+
+class Message(Record):
+    """A chat message in OpenAI's form; absent usual attributes read as None."""
+
+    _may_be_absent = frozenset(
+        ("content", "name", "tool_calls", "tool_call_id", "function_call", "reasoning_content", "weight")
+    )
+
+
+def to_plain(returned: Any) -> Any:
+    """Convert a function's result, or a list of results, to JSON data: our structs, pydantic models, numpy numbers."""
+    if isinstance(returned, msgspec.Struct):
+        return msgspec.to_builtins(returned, enc_hook=_convert)
+    if isinstance(returned, list | tuple):
+        return [to_plain(element) for element in returned]
+    if isinstance(returned, dict):
+        return {str(key): to_plain(field) for key, field in returned.items()}
+    if returned is None or isinstance(returned, bool | int | float | str):
+        return returned
+    return to_plain(_convert(returned))
+
+
+def _convert(returned: Any) -> Any:
+    for method in ("model_dump", "tolist"):
+        if callable(convert := getattr(returned, method, None)):
+            return to_plain(convert())
+    msg = f"a {type(returned).__name__} is not JSON data; return numbers, texts, lists and dictionaries"
+    raise TypeError(msg)
+
+
+_DECISIVE = {"score", "step_outputs", "error"}
+"""A dictionary without any of these keys is not a result."""
+
+
+def read_result(returned: Any) -> EvaluateResult:
+    """Convert what a function returned for one rollout: a result, a number (the score), or a result's fields.
+
+    TypeError for any other type. ValueError for a score or a step reward that is NaN or infinite, or fields of a wrong
+    type.
+    """
+    if isinstance(returned, bool | int | float):
+        try:
+            result = EvaluateResult(score=float(returned))
+        except OverflowError:
+            msg = "returned an integer that no float64 holds; valid: a finite number"
+            raise ValueError(msg) from None
+    elif isinstance(returned, EvaluateResult):
+        result = returned
+    else:
+        document = to_plain(returned)
+        if isinstance(document, bool | int | float):
+            return read_result(document)
+        if document is None:
+            msg = 'returned None; where there is no score, return EvaluateResult(score=None, reason="...")'
+            raise TypeError(msg)
+        if not isinstance(document, dict) or document.keys().isdisjoint(_DECISIVE):
+            is_dict = isinstance(document, dict)
+            kind = f"a dictionary with keys {sorted(document)[:8]}" if is_dict else type(returned).__name__
+            msg = f"returned {kind}; valid: a number, an EvaluateResult, or a dictionary with `score` or `step_outputs`"
+            raise TypeError(msg)
+        try:
+            result = msgspec.convert(document, EvaluateResult)
+        except msgspec.ValidationError as error:
+            msg = f"returned an invalid EvaluateResult: {error}"
+            raise ValueError(msg) from error
+    _require_finite(result)
+    return result
+
+
+def _require_finite(result: EvaluateResult) -> None:
+    outputs = result.step_outputs or []
+    try:
+        if result.score is not None and not math.isfinite(result.score):
+            msg = f"returned the score {result.score}; valid: a finite number, or None for no score"
+            raise ValueError(msg)
+        for output in outputs:
+            if output.base_reward is not None and not math.isfinite(output.base_reward):
+                msg = f"returned the reward {output.base_reward} for step {output.step_index}; valid: a finite number"
+                raise ValueError(msg)
+    except (TypeError, AttributeError) as error:
+        # Structs do not check the types of their fields.
+        msg = f"returned an EvaluateResult with fields of a wrong type: {error}"
+        raise ValueError(msg) from error
+
 
 KNOWN_ANSWERS = "judge_known"
-"""Keyword argument that brings stored answers: request id (text) -> answer. `RewardFunction` takes it out."""
+"""Keyword argument with stored answers: request id (text) -> answer. `RewardFunction` removes it from the call."""
 NEW_ANSWERS = "judge_answers"
-"""Key of the result that takes the new answers back."""
+"""Key of the result with the new answers."""
 
 
 @dataclass
 class JudgeRun:
-    """Answers known before the call, and got during it."""
+    """Judges' answers of one call: stored before it, and received during it."""
 
-    known: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
     """request id -> answer."""
     fresh: list[dict[str, Any]] = field(default_factory=list)
     """New answers: request_id, model, answer, about, prompt_tokens, completion_tokens."""
@@ -43,15 +255,15 @@ class JudgeRun:
 _CURRENT: ContextVar[JudgeRun | None] = ContextVar("trajlake_judging", default=None)
 
 
-def current_run() -> JudgeRun | None:
-    """The run that a judge is asked in; None where the function was called by hand."""
+def get_judge_run() -> JudgeRun | None:
+    """Return the run of the current call; None where the user called the function directly."""
     return _CURRENT.get()
 
 
 @contextmanager
-def judge_run(known: dict[str, str]) -> Iterator[JudgeRun]:
-    """A run around one call."""
-    run = JudgeRun(known=dict(known))
+def open_judge_run(answers: dict[str, str]) -> Iterator[JudgeRun]:
+    """Open a run around one call."""
+    run = JudgeRun(answers=dict(answers))
     token = _CURRENT.set(run)
     try:
         yield run
@@ -65,21 +277,21 @@ StepIndex = Literal["auto", "step", "message"]
 STEP_INDICES: tuple[StepIndex, ...] = ("auto", "step", "message")
 _OF_ONE, _OF_MANY = "messages", "rollouts_messages"
 TRUTHS = ("ground_truth_list", "ground_truths", "ground_truth")
-"""Names that a joint call's list of ground truths goes by: eval-protocol's, reward-kit's, and the column's."""
+"""Names of a joint call's list of ground truths: eval-protocol's, reward-kit's, and the column's."""
 
 
 class RewardFunction:
-    """A user's function with what it declares.
+    """A user's function with its declarations.
 
     Args:
-        mode: what one call judges; by its parameters' names (batch-wise with `rollouts_messages`) unless given.
-        requires_network: it asks a model over the network, and runs outside the sandbox, if the user allows it.
-        step_index: what its `StepOutput.step_index` counts: steps, messages, or whichever fits.
-        concurrency: calls in flight at once, for functions that ask over the network.
-        timeout: seconds for one call, for functions that ask over the network.
-        requirements: packages that it needs, for whoever sets up the machine.
+        mode: what one call judges; by default inferred from the parameters (batch-wise with `rollouts_messages`).
+        requires_network: it asks a model over the network, and runs outside the sandbox if the user allows it.
+        step_index: meaning of its `StepOutput.step_index`: steps, messages, or whichever fits.
+        concurrency: concurrent calls, for functions that require the network.
+        timeout: timeout of one call in seconds, for functions that require the network.
+        requirements: packages to install on the machine that runs it.
 
-    TypeError if it is no function, ValueError for an unknown mode or meaning of `step_index`.
+    TypeError for an object that is not callable, ValueError for an unknown mode or meaning of `step_index`.
     """
 
     def __init__(
@@ -98,14 +310,14 @@ class RewardFunction:
             raise TypeError(msg)
         name = getattr(function, "__name__", type(function).__name__)
         parameters = inspect.signature(function).parameters.values()
-        # What a partial has filled stays filled, also where a row has a value of that name.
+        # An argument of a partial stays fixed, even if a row has a value of that name.
         self.fixed = frozenset(function.keywords if isinstance(function, partial) else ())
-        """Names of parameters that nothing else fills."""
+        """Names of parameters that a partial fills."""
         named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in self.fixed]
         self.takes = frozenset(p.name for p in named)
         """Names of its parameters."""
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        """It has `**kwargs`."""
+        """Whether it has `**kwargs`."""
         many = _OF_MANY in self.takes and _OF_ONE not in self.takes
         self.mode: Mode = mode or ("batch" if many else "pointwise")
         if self.mode not in MODES:
@@ -115,11 +327,11 @@ class RewardFunction:
             msg = f"reward function `{name}`: step_index is {step_index!r}; valid: {', '.join(STEP_INDICES)}"
             raise ValueError(msg)
         self.argument = _OF_ONE if self.mode == "pointwise" else _OF_MANY
-        # The name of a positional-only parameter is its author's own affair: the first one is given the messages.
+        # A positional-only parameter may have any name: the first one gets the messages.
         nameless = [p.name for p in named[:1] if p.kind is p.POSITIONAL_ONLY and self.argument not in self.takes]
         self._alias = nameless[0] if nameless else self.argument
         self.required = [p.name for p in named if p.default is p.empty and p.name not in (self.argument, self._alias)]
-        """Names of those that a call has to fill beside the messages."""
+        """Names of the required parameters, the messages excluded."""
         self._positional_only = [(p.name, p.default) for p in named if p.kind is p.POSITIONAL_ONLY]
         self._positional = [p.name for p in named if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.function = function
@@ -133,44 +345,47 @@ class RewardFunction:
         self.__trajlake_reward__ = self.describe()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function: an `EvaluateResult`, or a list of them (awaitable if the function is async).
+        """Call the function; return an `EvaluateResult` or a list of them (awaitable if the function is async).
 
-        Arguments that the function does not take are left out. TypeError if it returned something else, or a list of
-        another length; ValueError for a number that is not finite.
+        Arguments that the function does not take are dropped. TypeError for a result of another type, or a list of a
+        wrong length; ValueError for a number that is not finite.
         """
         positional = self._positional or [self.argument]
         kwargs |= zip(positional, args, strict=False)
-        known = kwargs.pop(KNOWN_ANSWERS, None)
-        if known is None:
+        answers = kwargs.pop(KNOWN_ANSWERS, None)
+        if answers is None:
             return self._call(kwargs, args[len(positional) :])
-        return self._judging_later(known, kwargs) if self.is_async else self._judging(known, kwargs)
+        return self._judge_async(answers, kwargs) if self.is_async else self._judge(answers, kwargs)
 
-    def _call(self, kwargs: dict[str, Any], more: tuple[Any, ...] = ()) -> Any:
+    def _call(self, kwargs: dict[str, Any], extra: tuple[Any, ...] = ()) -> Any:
         if self._alias not in kwargs and self.argument in kwargs:
             kwargs[self._alias] = kwargs.pop(self.argument)
         rollouts: Any = kwargs.get(self._alias)
         if rollouts is None and (self.mode != "pointwise" or self._alias in self.takes):
             msg = f"reward function `{self.name}` is called with `{self.argument}`"
             raise TypeError(msg)
-        if self.mode != "pointwise" and (named := [name for name in TRUTHS if name in kwargs]):
-            kwargs |= {name: kwargs[named[0]] for name in TRUTHS if name in self.takes and name not in kwargs}
+        if self.mode != "pointwise" and (truths := [name for name in TRUTHS if name in kwargs]):
+            kwargs |= {name: kwargs[truths[0]] for name in TRUTHS if name in self.takes and name not in kwargs}
         if not self.takes_all:
-            kwargs = {key: value for key, value in kwargs.items() if key in self.takes}
+            kwargs = {key: argument for key, argument in kwargs.items() if key in self.takes}
         elif self.fixed:
-            kwargs = {key: value for key, value in kwargs.items() if key not in self.fixed}
+            kwargs = {key: argument for key, argument in kwargs.items() if key not in self.fixed}
         if self._alias in kwargs:
-            kwargs[self._alias] = _messages(rollouts) if self.mode == "pointwise" else list(map(_messages, rollouts))
-        if _is_chat(truth := kwargs.get("ground_truth")):
-            kwargs["ground_truth"] = _messages(truth)
-        if more:
-            given = [kwargs.pop(name) for name in self._positional]
+            kwargs[self._alias] = (
+                _wrap_messages(rollouts) if self.mode == "pointwise" else list(map(_wrap_messages, rollouts))
+            )
+        truth = kwargs.get("ground_truth")
+        if isinstance(truth, list) and truth and isinstance(truth[0], dict) and "role" in truth[0]:
+            kwargs["ground_truth"] = _wrap_messages(truth)
+        if extra:
+            positional = [kwargs.pop(name) for name in self._positional]
         else:
-            given = [kwargs.pop(name, default) for name, default in self._positional_only]
-        value = self.function(*given, *more, **kwargs)
+            positional = [kwargs.pop(name, default) for name, default in self._positional_only]
+        returned = self.function(*positional, *extra, **kwargs)
         count = 1 if self.mode == "pointwise" else len(rollouts)
-        if self.is_async or inspect.isawaitable(value):
-            return self._awaited(value, count)
-        return self._checked(value, count)
+        if self.is_async or inspect.isawaitable(returned):
+            return self._await_results(returned, count)
+        return self._read_results(returned, count)
 
     @property
     def name(self) -> str:
@@ -178,7 +393,7 @@ class RewardFunction:
         return str(getattr(self, "__name__", "reward"))
 
     def describe(self) -> dict[str, Any]:
-        """What it declares, as JSON data."""
+        """Return its declarations as JSON data."""
         return {
             "name": self.name,
             "mode": self.mode,
@@ -194,48 +409,47 @@ class RewardFunction:
             "fixed": sorted(self.fixed),
         }
 
-    def _judging(self, known: dict[str, str], kwargs: dict[str, Any]) -> Any:
-        """A call whose judges know stored answers, and whose result brings the new ones."""
+    def _judge(self, answers: dict[str, str], kwargs: dict[str, Any]) -> Any:
+        """Call with the judges' stored answers; return the result with the new ones."""
         count = len(kwargs.get(self.argument) or ())
-        with judge_run(known) as run:
+        with open_judge_run(answers) as run:
             try:
-                value = plain(self._call(kwargs))
+                document = to_plain(self._call(kwargs))
             except Exception as error:
-                value = self._failed(error, count)
-        return _with_answers(value, run.fresh)
+                document = self._describe_failure(error, count)
+        return _attach_answers(document, run.fresh)
 
-    async def _judging_later(self, known: dict[str, str], kwargs: dict[str, Any]) -> Any:
+    async def _judge_async(self, answers: dict[str, str], kwargs: dict[str, Any]) -> Any:
         count = len(kwargs.get(self.argument) or ())
-        with judge_run(known) as run:
+        with open_judge_run(answers) as run:
             try:
-                value = plain(await self._call(kwargs))
+                document = to_plain(await self._call(kwargs))
             except Exception as error:
-                value = self._failed(error, count)
-        return _with_answers(value, run.fresh)
+                document = self._describe_failure(error, count)
+        return _attach_answers(document, run.fresh)
 
-    def _failed(self, error: Exception, count: int) -> Any:
-        failed = {"error": f"{type(error).__name__}: {error}"}
-        return failed if self.mode == "pointwise" else [failed] * count
+    def _describe_failure(self, error: Exception, count: int) -> Any:
+        failure = {"error": f"{type(error).__name__}: {error}"}
+        return failure if self.mode == "pointwise" else [failure] * count
 
-    async def _awaited(self, value: Awaitable[Any], count: int) -> Any:
-        return self._checked(await value, count)
+    async def _await_results(self, returned: Awaitable[Any], count: int) -> Any:
+        return self._read_results(await returned, count)
 
-    def _checked(self, value: Any, count: int) -> EvaluateResult | list[EvaluateResult]:
+    def _read_results(self, returned: Any, count: int) -> EvaluateResult | list[EvaluateResult]:
         if self.mode == "pointwise":
-            return self._one(value)
-        if not isinstance(value, list | tuple):
-            msg = (
-                f"`{self.name}` returned a {type(value).__name__}; valid: a list with one result per rollout ({count})"
-            )
+            return self._read_result(returned)
+        if not isinstance(returned, list | tuple):
+            kind = type(returned).__name__
+            msg = f"`{self.name}` returned a {kind}; valid: a list with one result per rollout ({count})"
             raise TypeError(msg)
-        if len(value) != count:
-            msg = f"`{self.name}` returned {len(value)} results for {count} rollouts; valid: one for each, in order"
+        if len(returned) != count:
+            msg = f"`{self.name}` returned {len(returned)} results for {count} rollouts; valid: one for each, in order"
             raise TypeError(msg)
-        return [self._one(item) for item in value]
+        return [self._read_result(element) for element in returned]
 
-    def _one(self, value: Any) -> EvaluateResult:
+    def _read_result(self, returned: Any) -> EvaluateResult:
         try:
-            return checked(value)
+            return read_result(returned)
         except (TypeError, ValueError) as error:
             msg = f"`{self.name}` {error}"
             raise type(error)(msg) from error
@@ -261,32 +475,30 @@ def reward_function(
     id: str | None = None,  # noqa: A002 - the name that eval-protocol gave it
     **declared: Any,
 ) -> RewardFunction | Callable[[Callable[..., Any]], RewardFunction]:
-    """Declare a function as a reward function; with or without arguments, which are those of `RewardFunction`.
+    """Declare a function as a reward function; with or without the arguments of `RewardFunction`.
 
-    `id` is taken for compatibility, and of no effect: a scorer is known by its function's name.
+    `id` exists for compatibility and has no effect: the function's name is the scorer's name.
     """
     if function is not None:
         return RewardFunction(function, **declared)
     return lambda decorated: RewardFunction(decorated, **declared)
 
 
-def as_reward_function(found: Any) -> RewardFunction:
-    """A module's attribute as a reward function, decorated or not; TypeError if it is no function."""
-    return found if isinstance(found, RewardFunction) else RewardFunction(cast("Callable[..., Any]", found))
+def as_reward_function(attribute: Any) -> RewardFunction:
+    """Return a module's attribute as a reward function, decorated or not; TypeError if it is not callable."""
+    if isinstance(attribute, RewardFunction):
+        return attribute
+    return RewardFunction(cast("Callable[..., Any]", attribute))
 
 
-def _with_answers(value: Any, fresh: list[dict[str, Any]]) -> Any:
-    if isinstance(value, list):
-        return [*value, {NEW_ANSWERS: fresh}]
-    return value | {NEW_ANSWERS: fresh}
+def _attach_answers(document: Any, fresh: list[dict[str, Any]]) -> Any:
+    if isinstance(document, list):
+        return [*document, {NEW_ANSWERS: fresh}]
+    return document | {NEW_ANSWERS: fresh}
 
 
-def _is_chat(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "role" in value[0]
-
-
-def _messages(value: Any) -> Any:
-    """Messages with attributes; what is no list of objects is left to the function."""
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        return value
-    return [item if isinstance(item, Message) else Message(item) for item in value]
+def _wrap_messages(messages: Any) -> Any:
+    """Return messages with attributes. Anything but a list of objects is returned unchanged."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return messages
+    return [message if isinstance(message, Message) else Message(message) for message in messages]

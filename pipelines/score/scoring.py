@@ -1,65 +1,62 @@
-"""Several scorers one after the other, and rewards made of their scores: what loops and searches judge rollouts by."""
+"""Score rollouts with several scorers, then compute rewards from their scores: for training loops and prompt search."""
 
 from collections.abc import Callable
 
 from pydantic import BaseModel
 
 from lake.lake import Lake
-from pipelines.score.functions import ScoreConfig
-from pipelines.score.job import run_score, scorer_of
-from pipelines.score.reward_definition import RewardDefinition
-from pipelines.score.rewards import run_reward
-from pipelines.score.run import Progress
-from pipelines.score.work import Work
+from pipelines.score.functions import EpisodeScorer, ScoreConfig, make_scorer
+from pipelines.score.job import Progress, run_score
+from pipelines.score.rewards import RewardDefinition, run_reward
 
 
 class ScorerConfig(ScoreConfig, frozen=True):
-    """A scorer with options, which are those of `trajlake score`."""
+    """A scorer with the options of `trajlake score`."""
 
     target: str
     """A built-in scorer, or FILE.py:FUNCTION."""
 
-    def work(self) -> Work:
-        """The scorer itself. Raises UsageError: there is none, or its options are wrong; see `scorer_of`."""
-        return scorer_of(self.target, ScoreConfig(**self.model_dump(exclude={"target"})))
+    def make_scorer(self) -> EpisodeScorer:
+        """Return the scorer. Raise UsageError for an unknown scorer or wrong options; see `make_scorer`."""
+        return make_scorer(self.target, ScoreConfig(**self.model_dump(exclude={"target"})))
 
 
 class ScoringConfig(BaseModel, frozen=True, extra="forbid"):
-    """What scores rollouts."""
+    """Scorers and rewards for rollouts."""
 
     targets: tuple[str | ScorerConfig, ...] = ()
     """Built-in scorers, or FILE.py:FUNCTION, in this order; with options as `{ target = "judge.py:judged",
     allow_network = true, arguments = { ... } }`."""
     rewards: tuple[RewardDefinition, ...] = ()
-    """Made of their scores. The file names them here, and defines each in [reward.NAME]."""
+    """Rewards from their scores. The file lists their names here, and defines each in [reward.NAME]."""
 
     def scorers(self) -> list[ScorerConfig]:
-        """The targets, each with its options."""
-        return [ScorerConfig(target=one) if isinstance(one, str) else one for one in self.targets]
+        """Return the targets, each with its options."""
+        return [ScorerConfig(target=target) if isinstance(target, str) else target for target in self.targets]
 
 
 def score_rollouts(
     lake: Lake, config: ScoringConfig, where: str, progress: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Score some episodes, and compute their rewards; what was scored is left alone.
+    """Score the selected episodes that have no score, and compute their rewards.
 
     Args:
         lake: where to read and write.
         config: the scorers and rewards.
         where: SQL predicate over `episodes`.
-        progress: told how far it is.
+        progress: called with progress messages.
 
     Raises:
         UsageError, DataRefusedError, SandboxUnavailableError, ConflictError: as `run_score` and `run_reward`.
     """
     for scorer in config.scorers():
-        work = scorer.work()
-        progress(f"scoring by {work.name}")
+        episode_scorer = scorer.make_scorer()
+        progress(f"scoring by {episode_scorer.name}")
 
-        def tell(now: Progress, name: str = work.name) -> None:
-            progress(f"scoring by {name}: {now.done} of {now.total} episodes, {now.failed} with errors")
+        def report_progress(counts: Progress, name: str = episode_scorer.name) -> None:
+            progress(f"scoring by {name}: {counts.done} of {counts.total} episodes, {counts.failed} with errors")
 
-        run_score(lake, work, where=where, progress=tell)
+        run_score(lake, episode_scorer, where=where, progress=report_progress)
     for reward in config.rewards:
         progress(f"computing the reward {reward.name}")
         run_reward(lake, reward, where=where)

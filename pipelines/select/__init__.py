@@ -1,19 +1,29 @@
-"""Select: which episodes and steps are trained on, and why the others are not, as rows of `selections`.
+"""Selections: the episodes and steps to train on, and the reasons of the dropped ones, as rows of `selections`.
 
     from pipelines.select import DeadGroups, Length, Selection, run_select
 
     run_select(lake, Selection(name="clean", filters=(DeadGroups(), Length(max_steps=30))))
 
-One row per episode, kept or dropped, and one per step that is dropped out of a kept episode; each drop names its filter
-and the figures. A trainer takes it with `trajlake train --selection clean`.
+There is one row per episode, kept or dropped, and one per dropped step of a kept episode. Each drop has its filter and
+figures. `trajlake train --selection clean` trains on the selection.
 """
 
-from pipelines.select.base import Filter
-from pipelines.select.filters import FILTERS, Combined
-from pipelines.select.filters.groups import DeadGroups, Dedup, Diversity
-from pipelines.select.filters.lengths import Length, OverLong
-from pipelines.select.filters.outcomes import MinReward, Staleness, Status, SuccessBalance, TopQ
-from pipelines.select.job import Outcome, Selection, SelectReport, apply, run_select
+from pipelines.select.filters import (
+    FILTERS,
+    Combined,
+    DeadGroups,
+    Dedup,
+    Diversity,
+    Filter,
+    Length,
+    MinReward,
+    OverLong,
+    Staleness,
+    Status,
+    SuccessBalance,
+    TopQ,
+)
+from pipelines.select.job import Selection, SelectionOutcome, SelectReport, apply, run_select
 
 __all__ = [
     "FILTERS",
@@ -24,10 +34,10 @@ __all__ = [
     "Filter",
     "Length",
     "MinReward",
-    "Outcome",
     "OverLong",
     "SelectReport",
     "Selection",
+    "SelectionOutcome",
     "Staleness",
     "Status",
     "SuccessBalance",

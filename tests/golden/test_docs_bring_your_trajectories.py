@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import lake
 from lake.cli import trajlake
-from lake.formats import FORMATS, shapes
+from lake.formats import FORMATS, query
 from testkit.shared import CHECKOUT, shared_data
 
 PAGE = Path(CHECKOUT, "docs", "guides", "bring-your-trajectories.md").read_text("utf-8")
@@ -30,7 +30,9 @@ def test_every_format_is_in_the_table_once() -> None:
 
 
 def test_the_shapes_are_those_of_the_code() -> None:
-    spec = inspect.cleandoc(shapes.__doc__ or "").partition(".. code-block:: text\n\n")[2].partition("\n\nWhat has")[0]
+    spec = (
+        inspect.cleandoc(query.__doc__ or "").partition(".. code-block:: text\n\n")[2].partition("\n\nOther names")[0]
+    )
     assert textwrap.dedent(spec) in PAGE
 
 

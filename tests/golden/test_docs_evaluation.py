@@ -12,14 +12,12 @@ from click.testing import CliRunner
 import lake
 from lake import Lake
 from lake.cli import trajlake
-from lake.statistics.intervals import t_quantile, wilson
-from lake.statistics.paired import EXACT_TASKS, SAMPLED_PATTERNS
+from lake.statistics import EXACT_TASKS, SAMPLED_PATTERNS, t_quantile, wilson_interval
 from lake.write.ingest import ingest
 from testkit.shared import CHECKOUT, shared_data
 from trainer.evaluation.estimators import all_estimators
-from trainer.evaluation.estimators.base import LEAST_ESS, LEAST_SHARE, MEAN_LEVEL
-from trainer.evaluation.estimators.clipped import LEAST_MEAN
-from trainer.evaluation.estimators.fitted import LEAST_SHARED
+from trainer.evaluation.estimators.fitted import MIN_SHARED
+from trainer.evaluation.estimators.importance import LEAST_ESS, LEAST_SHARE, MEAN_LEVEL, MIN_MEAN_WEIGHT
 from trainer.evaluation.ope import MAX_MISMATCH, ROWS
 from trainer.evaluation.rescore import COMMIT_SECONDS
 
@@ -102,14 +100,14 @@ def test_the_numbers_of_the_prose_are_those_of_the_code() -> None:
     said = [
         f"more than {MAX_MISMATCH} nats per token",
         f"effective sample size of {LEAST_ESS:.0f} and {LEAST_SHARE:.0%}".replace("%", " %"),
-        f"`clipped` needs a mean weight of {LEAST_MEAN}",
+        f"`clipped` needs a mean weight of {MIN_MEAN_WEIGHT}",
         f"{MEAN_LEVEL:.0%} of fair data sets are refused".replace("%", " %"),
         f"every {COMMIT_SECONDS:.0f} seconds",
         f"while at most {EXACT_TASKS} tasks differ (`exact`), else {SAMPLED_PATTERNS:,} random ones",
     ]
     for sentence in said:
         assert sentence in PROSE
-    assert LEAST_SHARED == 0.5
+    assert MIN_SHARED == 0.5
     assert "at least half of the turns" in PROSE
 
 
@@ -128,6 +126,6 @@ def test_attempts_are_worth_as_many_trials_as_the_page_says(printed: dict[str, s
     error = (high - low) / 2 / t_quantile(49)
     trials = 0.42 * 0.58 / error**2
     assert f"are worth {trials:.0f} independent ones" in PROSE
-    independent = wilson(0.42, 200)
+    independent = wilson_interval(0.42, 200)
     width = (float(rows["success"][4]) - float(rows["success"][3])) / (independent[1] - independent[0])
     assert 1.4 < width < 1.6, "half as wide again"

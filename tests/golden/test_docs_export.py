@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lake import EpisodeRecord, Lake, ScoreRecord, SpanRecord, StepRecord, TokensRecord
 from lake.cli import trajlake
 from lake.export import TARGETS
-from lake.export.place import MANIFEST
+from lake.export.job import MANIFEST
 from testkit.copies import copied
 from testkit.examples import mostly_slow
 from testkit.round_trips import assert_same, exported, records, there_and_back

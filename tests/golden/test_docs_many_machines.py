@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from lake.execution.choice import EXECUTORS
+from lake.execution import EXECUTORS
 from lake.execution.executor import TRIES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/many-machines.md").read_text("utf-8")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from lake.cli import trajlake
-from pipelines.score.reward_definition import FUNCTIONS, RewardDefinition
+from pipelines.score.rewards import FUNCTIONS, RewardDefinition
 from pipelines.score.scorers import SCORERS
 from testkit.shared import CHECKOUT, shared_data
 

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 import lake
 from lake import Lake, ids
 from lake.cli import trajlake
-from lake.settings import validated
+from lake.settings import validate
 from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
-from pipelines.groupings.definition import STEPS
+from pipelines.groupings import STEPS
 from pipelines.select.filters import FILTERS
 from pipelines.select.job import Selection
 from testkit.shared import CHECKOUT, shared_data
@@ -127,5 +127,5 @@ def test_the_file_of_the_page_is_a_selection() -> None:
     import tomllib
 
     (text,) = re.findall(r"```toml\n(.+?)\n```", PAGE, re.DOTALL)
-    chosen = validated(Selection, tomllib.loads(text)["select"], "select: ")
+    chosen = validate(Selection, tomllib.loads(text)["select"], "select: ")
     assert [part.kind for part in chosen.filters] == ["status", "combined"]

@@ -1,13 +1,11 @@
-"""The page on runs: its file is one, its presets exist, its table of alarms is the code's."""
+"""The page on runs: its file is one, its table of alarms is the code's."""
 
 import re
 import tomllib
-from inspect import isfunction
 from pathlib import Path
 
 from trainer.config import AlarmConfig
-from trainer.runs import presets
-from trainer.runs.stages import read_stages
+from trainer.train_settings import read_stages
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "training-runs.md").read_text(encoding="utf-8")
 
@@ -20,13 +18,6 @@ def test_the_file_has_two_stages() -> None:
     assert second.config.episodes_per_step == 16
     assert second.config.validation is not None
     assert second.config.validation.patience == 3
-
-
-def test_presets_are_there() -> None:
-    (names,) = re.findall(r"`trainer.runs.presets` has (.*?)\. ", PAGE, re.DOTALL)
-    found = set(re.findall(r"`(\w+)`", names))
-    own = {name for name, one in vars(presets).items() if isfunction(one) and one.__module__ == presets.__name__}
-    assert found == {name for name in own if not name.startswith("_")}
 
 
 def test_the_defaults_of_alarms_are_told() -> None:

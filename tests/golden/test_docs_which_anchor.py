@@ -18,9 +18,8 @@ from lake import Lake
 from lake.write.ingest import ingest
 from pipelines.credit import GiGPO
 from pipelines.credit.anchors import Anchors
-from pipelines.credit.anchors.measures import Walks, columns_of, measure, steps_to_measure
-from pipelines.credit.health.diagnosis import diagnose
-from pipelines.credit.health.integrity import FINDINGS, IntegrityConfig
+from pipelines.credit.anchors.measures import Walks, collect_columns, measure, scan_steps
+from pipelines.credit.health import FINDINGS, IntegrityConfig, diagnose
 from pipelines.credit.job import run_credit
 from testkit.clumsy_house import SIBLINGS, WORLDS, clumsy_lake
 from testkit.command_line import runner
@@ -49,8 +48,8 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def measured(lk: Lake, definitions: dict[str, Anchors], change: Callable[[pl.LazyFrame], pl.LazyFrame]) -> pl.DataFrame:
-    steps = change(steps_to_measure(lk.snapshot(), list(definitions.values())))
-    return measure(Walks.of(steps, columns_of(definitions.values(), steps.collect_schema().names())), definitions)
+    steps = change(scan_steps(lk.snapshot(), list(definitions.values())))
+    return measure(Walks.of(steps, collect_columns(definitions.values(), steps.collect_schema().names())), definitions)
 
 
 def with_counter(steps: pl.LazyFrame) -> pl.LazyFrame:

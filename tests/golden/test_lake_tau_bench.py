@@ -9,7 +9,7 @@ import pytest
 import lake
 from lake import Lake
 from lake.write.ingest import ingest
-from lake.write.plan import Report
+from lake.write.sources import Report
 from testkit.episodes import assert_same, assert_whole, contents
 from testkit.shared import shared_data
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors.torch import load_file
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

@@ -16,9 +16,9 @@ from pipelines.collect import tasks
 from pipelines.collect.agents import Client, Result
 from pipelines.collect.engines import EngineError
 from pipelines.collect.environments import Task
-from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.manager.scheduler import RolloutLimits
 from pipelines.collect.players import EPISODE_TIMEOUT
 from testkit.agent_rollouts import NoLog, fork_proxies, played, player, rollout
 from testkit.commands import Command
@@ -165,7 +165,7 @@ def test_an_end_that_the_proxy_refuses_is_a_failed_rollout_with_the_reason(tmp_p
         (ending,) = played(agent, [engine.url], tmp_path, [rollout("long")])
     ((status, reason, error, steps),) = rows_in(tmp_path, "status, stop_reason, error, num_steps")
     assert (status, reason, steps, ending.status) == ("failed", "end_refused", 1, "failed")
-    assert "bytes; valid: 67,108,864" in error
+    assert "bytes; valid: at most 67,108,864" in error
 
 
 def test_a_rollout_without_a_call_stays_in_its_group(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -198,7 +198,7 @@ def test_calls_without_a_temperature_are_told(tmp_path: Path, caplog: pytest.Log
     with engine_server() as engine:
         engine.says_sampling = False
         played(lambda task, client: call(client) and None, [engine.url], tmp_path, [rollout("door")])
-    assert "not say their temperature" in caplog.text
+    assert "neither the calls nor the engine say the temperature" in caplog.text
 
 
 def test_names_stay_in_their_place(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_proxy_that_dies_is_told_and_the_next_rollout_has_another(tmp_path: Pa
             proxy.wait()
 
         with_proxies._agent = dying
-        with pytest.raises(EngineError, match="not take an end"):
+        with pytest.raises(EngineError, match="not accept the end"):
             await with_proxies.play(rollout("second"), NoLog())
         with_proxies._agent = lambda task, client: call(client) and 2
         await with_proxies.play(rollout("second"), NoLog())
@@ -329,12 +329,16 @@ def test_of_agents_that_finish_at_once_no_more_are_kept_than_were_wanted(
         return 1.0
 
     what = Collection(
-        wanted=Wanted(run="r", groups=2, group_size=3, oversample=2), limits=Limits(keep="first"), rounds=1
+        run_settings=RunSettings(run="r", groups=2, group_size=3, oversample=2),
+        limits=RolloutLimits(keep="first"),
+        rounds=1,
     )
     with engine_server() as engine:
         playing = player(agent, [engine.url], tmp_path)
         lk = lake.open(tmp_path / "lake", create=True)
-        done = collect(lk, playing, tasks.seeds(0, 2), what, say=lambda line: None, progress=lambda line: None)
+        done = collect(
+            lk, playing, tasks.list_seed_tasks(0, 2), what, say=lambda line: None, progress=lambda line: None
+        )
     assert (done.figures.finished, done.figures.aborted) == (6, 4)
     found = lk.sql("SELECT seed, status, stop_reason, env_return, count(*) FROM episodes GROUP BY ALL ORDER BY ALL")
     assert found.rows() == [

@@ -19,9 +19,9 @@ import lake
 from pipelines.collect import tasks
 from pipelines.collect.agents import Client
 from pipelines.collect.environments import Task
-from pipelines.collect.manager.rounds import Wanted
-from pipelines.collect.manager.run import Collection, Outcome, StoppedError, collect
-from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.manager.rounds import RunSettings
+from pipelines.collect.manager.run import Collection, CollectionReport, StoppedError, collect
+from pipelines.collect.manager.scheduler import RolloutLimits
 from testkit.agent_rollouts import fork_proxies, player
 from testkit.commands import Command
 from testkit.engine_server import Engine, Sampled, engine_server
@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_goes_on_to_what_an_undisturbed_one_has(kills: int
     assert rejected == [(0,)]
 
 
-def collected(folder: Path, engine: Engine, running: Sequence[Command], deaths: int) -> Outcome:
+def collected(folder: Path, engine: Engine, running: Sequence[Command], deaths: int) -> CollectionReport:
     """A round of 4 x 2 rollouts in this process; the agents kill their proxy, one of `running`, so many times."""
     left, turn = [deaths], threading.Lock()
 
@@ -121,10 +121,12 @@ def collected(folder: Path, engine: Engine, running: Sequence[Command], deaths: 
             api.chat.completions.create(model=client.model, messages=said, **client.sampling)
         return 1.0
 
-    what = Collection(wanted=Wanted(run="r", groups=4, group_size=2), limits=Limits(parallel=2), rounds=1)
+    what = Collection(
+        run_settings=RunSettings(run="r", groups=4, group_size=2), limits=RolloutLimits(parallel=2), rounds=1
+    )
     playing = player(agent, [engine.url], folder)
     lk = lake.open(folder / "lake", create=True)
-    return collect(lk, playing, tasks.seeds(0, 4), what, say=lambda line: None, progress=lambda line: None)
+    return collect(lk, playing, tasks.list_seed_tasks(0, 4), what, say=lambda line: None, progress=lambda line: None)
 
 
 def jobs(folder: Path) -> list[tuple[Any, ...]]:
@@ -147,7 +149,7 @@ def test_proxies_that_die_again_and_again_stop_the_run(tmp_path: Path, monkeypat
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "manager"))
     running = fork_proxies(monkeypatch)
     with engine_server(Deterministic()) as engine:
-        with pytest.raises(StoppedError, match=r"died 3 times and .* has ended is recorded"):
+        with pytest.raises(StoppedError, match=r"died 3 times without .* finished rollouts are recorded"):
             collected(tmp_path, engine, running, deaths=1000)
         assert jobs(tmp_path) != [("succeeded",)]
         collected(tmp_path, engine, running, deaths=0)

@@ -8,7 +8,7 @@ import pytest
 
 import lake
 from lake.tables import TABLES
-from pipelines.collect.environments.house import vocabulary
+from pipelines.collect.environments.house import list_vocabulary
 from testkit.commands import trajlake
 from testkit.engine_server import engine_server
 from testkit.processes import environment
@@ -41,7 +41,7 @@ def with_user(url: str) -> str:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    build_tokenizer(vocabulary()).save_pretrained(folder)
+    build_tokenizer(list_vocabulary()).save_pretrained(folder)
     return folder
 
 

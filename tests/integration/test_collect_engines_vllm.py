@@ -20,7 +20,7 @@ from pipelines.collect.engines import (
     Request,
     Sampling,
 )
-from pipelines.collect.engines.pool import Pool
+from pipelines.collect.engines.pool import EnginePool
 from pipelines.collect.engines.vllm import VllmEngine
 from testkit.vllm_server import Vllm, talking_model, vllm_server
 
@@ -135,7 +135,7 @@ def test_an_answer_is_held_to_a_schema(server: Vllm, models: list[Path], route: 
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(models[0])
-    (found,) = run(server, lambda engine: engine.generate(asking(schema=SCHEMA)))
+    (found,) = run(server, lambda engine: engine.generate(asking(schema=SCHEMA, sampling=Sampling(max_tokens=1500))))
     assert found.finish_reason == "stop"
     assert isinstance(json.loads(tokenizer.decode(found.ids, skip_special_tokens=True))["a"], int)
     assert found.constrained == [True] * len(found.ids)
@@ -222,7 +222,7 @@ def test_what_it_refuses_it_says_why(server: Vllm, route: str) -> None:
 
 def test_a_pool_of_it_is_an_engine(server: Vllm, models: list[Path]) -> None:
     async def play() -> list[Generation]:
-        async with Pool([VllmEngine(server.base)]) as pool:
+        async with EnginePool([VllmEngine(server.base)]) as pool:
             engine: Engine = pool
             await engine.load_weights(models[0], 7)
             calls = await asyncio.gather(*(engine.generate(asking(seed=seed, key=str(seed))) for seed in range(16)))

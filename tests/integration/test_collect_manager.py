@@ -21,27 +21,26 @@ import pytest
 
 import lake
 from lake import ids
-from lake.care.claims import Claim
+from lake.care.pins import Claim
 from lake.errors import LakeAccessError, UsageError
-from lake.judgements.credit import find_credit, outdated
-from lake.live.frames import Begin
+from lake.judgements.credit import describe_outdated, find_credit
+from lake.live.frames import BeginFrame
 from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect import tasks
 from pipelines.collect.engines import EngineBusyError, EngineGoneError
 from pipelines.collect.environments import Outcome, Task
-from pipelines.collect.environments.checked import environments_of
-from pipelines.collect.environments.games import GameEnvironment
+from pipelines.collect.environments.games import GameEnvironment, GroupConfig, collect_groups
 from pipelines.collect.environments.house import House, HouseScript
-from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.environments.loading import build_factory
+from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, StoppedError, collect
-from pipelines.collect.manager.scheduler import Limits
-from pipelines.collect.manager.store import Store
+from pipelines.collect.manager.scheduler import RolloutLimits
+from pipelines.collect.manager.spool import RolloutSpool
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.players import StartError
 from pipelines.collect.policies import Decision, Message, PolicyCard
-from pipelines.collect.policies.lockstep import LockStepSpeaker
-from pipelines.collect.rollouts import GroupConfig, collect_groups
-from pipelines.credit.estimators import estimator_class
+from pipelines.collect.policies.transformers_policy import LockStepClient
+from pipelines.credit.estimators import find_estimator
 from pipelines.credit.job import CreditReport, run_credit
 from testkit.copies import empty_lake
 from testkit.disks import disk
@@ -140,10 +139,10 @@ def run(
     done = collect(
         lk,
         EnvironmentPlayer(environment, speaker or Speaks(), **player or {}),
-        tasks.seeds(0, count),
+        tasks.list_seed_tasks(0, count),
         Collection(
-            wanted=Wanted(run="r", groups=groups, group_size=group_size, oversample=oversample),
-            limits=Limits(**limits),
+            run_settings=RunSettings(run="r", groups=groups, group_size=group_size, oversample=oversample),
+            limits=RolloutLimits(**limits),
             rounds=rounds,
             settings=settings or {},
             progress_seconds=0.01,
@@ -166,14 +165,14 @@ def test_rollouts_of_a_game_are_the_episodes_that_lock_step_plays(tmp_path: Path
     """Both ways to play write one episode as one record: the second one is present, not a conflict."""
     empty_lake(tmp_path / "lake")
     script = HouseScript(0.5)
-    chosen = tasks.take(tasks.seeds(0, 4), 0, tasks.Cursor(), 2)
+    chosen = tasks.take_tasks(tasks.list_seed_tasks(0, 4), 0, tasks.Cursor(), 2)
     groups = collect_groups(
         House, script, [t.seed for t in chosen], config=GroupConfig(group_size=3), run_seed=0, collection_round=0
     )
     lk = lake.open(tmp_path / "lake")
     assert lk.append([record for group in groups for record in group], run_id="r").new == 6
     other = tmp_path / "other"
-    done, _ = run(other, lambda: GameEnvironment(House()), LockStepSpeaker(script))
+    done, _ = run(other, lambda: GameEnvironment(House()), LockStepClient(script))
     assert done.figures.finished == 6
     columns = "episode_id, content_hash, source_id"
     assert rows(other, columns) == rows(tmp_path, columns)
@@ -291,7 +290,7 @@ def test_exits_in_a_thread_and_cancellation_by_a_speaker_are_failures(tmp_path: 
     async def cancelled(number: int, turn: int) -> None:
         raise asyncio.CancelledError
 
-    run(tmp_path / "thread", environments_of(Exits, "x.py:make", None), group_size=1, retries=0)
+    run(tmp_path / "thread", build_factory(Exits, "x.py:make", None), group_size=1, retries=0)
     assert {row[0] for row in rows(tmp_path / "thread", "status")} == {"failed"}
     run(tmp_path / "speaker", speaker=Speaks(cancelled), group_size=1, retries=0)
     assert set(rows(tmp_path / "speaker", "status, error")) == {("failed", "CancelledError: ")}
@@ -301,16 +300,16 @@ def test_a_judge_of_records_that_exits_is_told_in_one_line(tmp_path: Path) -> No
     def leaves(record: EpisodeRecord) -> bool:
         raise SystemExit(3)
 
-    with pytest.raises(UsageError, match=r"--record-only cannot say .*: SystemExit: 3"):
+    with pytest.raises(UsageError, match=r"--record-only failed for an episode: SystemExit: 3"):
         run(tmp_path, record_only=leaves)
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    ({"extra": {"a": float("nan")}}, "`extra` that is no JSON"),
+    ({"extra": {"a": float("nan")}}, "`extra` that is not JSON"),
     ({"extra": [1]}, "`extra` that is an object of type list; valid: a dict"),
-    ({"ground_truth": object()}, "`ground_truth` that is no JSON"),
+    ({"ground_truth": object()}, "`ground_truth` that is not JSON"),
     ({"reward": 10**400}, "the reward 1000"),
-    ({"reward": 1e308}, "step 1: the rewards add up"),
+    ({"reward": 1e308}, "step 1: the sum of rewards is not finite"),
 ]
 
 
@@ -502,10 +501,10 @@ def test_an_engine_that_is_gone_stops_the_run_and_the_same_command_goes_on(tmp_p
         if number == 5 and turn == 1:
             raise EngineGoneError("http://127.0.0.1:1 is gone.")
 
-    with pytest.raises(StoppedError, match=r"127.0.0.1:1 is gone; .* same command goes on"):
+    with pytest.raises(StoppedError, match=r"127.0.0.1:1 is gone; .* rerun the same command to resume"):
         run(tmp_path, speaker=Speaks(gone_later), count=2, group_size=8)
     again, said = run(tmp_path, count=2, group_size=8)
-    assert "round 0: tasks 0..1 of epoch 0, which is not done" in said
+    assert "round 0: tasks 0..1 of epoch 0, unfinished" in said
     assert again.figures.resumed >= 1
     run(tmp_path / "other", count=2, group_size=8)
     columns = "episode_id, content_hash"
@@ -533,8 +532,8 @@ def test_an_environment_that_answers_otherwise_is_not_continued(tmp_path: Path, 
         found = session.query("SELECT attempt, status, stop_reason, error FROM episodes WHERE seed = 1 ORDER BY 1")
     aborted, again = found.rows()
     assert aborted[:3] == (0, "aborted", "replay_differs")
-    assert aborted[3].startswith("step 0 was played")
-    assert "its `reward` is another: 0.0 was" in wording(aborted[3])
+    assert aborted[3].startswith("step 0 was replayed")
+    assert "another `reward`: 0.0 was" in wording(aborted[3])
     assert again[:2] == (1, "completed")
 
 
@@ -548,7 +547,7 @@ def test_siblings_that_begin_differently_are_refused(tmp_path: Path) -> None:
                 outcome = Outcome(messages=[{"role": "user", "content": str(next(numbers))}], task_id="drifts")
             return outcome
 
-    with pytest.raises(StartError, match=r"task 'drifts' \(seed 1\) began differently in rollout"):
+    with pytest.raises(StartError, match=r"task 'drifts' \(seed 1\) started differently in rollout"):
         run(tmp_path, Drifting, count=2, retries=3)
     found = rows(tmp_path, "seed, status, stop_reason")
     assert [row[1] for row in found if row[0] == 0] == ["completed"] * 3
@@ -568,7 +567,7 @@ def test_siblings_that_had_finished_are_retracted_when_a_later_one_begins_differ
             self._left, self._seed = 1, task.seed
             return Outcome(messages=[{"role": "user", "content": said}], task_id=str(task.seed))
 
-    with pytest.raises(StartError, match="began differently in rollout 2"):
+    with pytest.raises(StartError, match="started differently in rollout 2"):
         run(tmp_path, Late, count=2, group_size=4, parallel=1)
     found = rows(tmp_path, "seed, status")
     assert [status for seed, status in found if seed == 0] == ["completed"] * 4
@@ -650,10 +649,10 @@ def test_a_round_waits_for_what_has_ended_and_is_not_on_the_disk_where_others_ar
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both groups are full; the second to be written is so long after the first that a round could end in between."""
-    synced, flush, numbers = Store.synced, Store.flush, itertools.count()
+    synced, flush, numbers = RolloutSpool.wait_for_sync, RolloutSpool.flush, itertools.count()
     both_wait, first_is_written, flushing = asyncio.Event(), asyncio.Event(), threading.Event()
 
-    async def one_after_the_other(store: Store) -> None:
+    async def one_after_the_other(store: RolloutSpool) -> None:
         if next(numbers):
             flushing.clear()
             both_wait.set()
@@ -666,7 +665,7 @@ def test_a_round_waits_for_what_has_ended_and_is_not_on_the_disk_where_others_ar
         await synced(store)
         first_is_written.set()
 
-    def flushed(store: Store) -> None:
+    def flushed(store: RolloutSpool) -> None:
         flushing.set()
         flush(store)
 
@@ -674,8 +673,8 @@ def test_a_round_waits_for_what_has_ended_and_is_not_on_the_disk_where_others_ar
         if number % 2 == 0:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(Store, "synced", one_after_the_other)
-    monkeypatch.setattr(Store, "flush", flushed)
+    monkeypatch.setattr(RolloutSpool, "wait_for_sync", one_after_the_other)
+    monkeypatch.setattr(RolloutSpool, "flush", flushed)
     speaker = Speaks(the_second_of_each_group_waits)
     done, said = run(tmp_path, speaker=speaker, group_size=1, oversample=1, keep="first", carry_over=True)
     assert done.figures.finished == 2
@@ -704,7 +703,7 @@ def test_a_carried_rollout_that_begins_differently_takes_its_group_of_the_earlie
     _, said = run(tmp_path, Two, Speaks(the_last_two_wait), **options)
     assert wording(said[-1]).startswith("4 rollouts are carried")
     assert "--rounds 2" in said[-1]
-    with pytest.raises(StartError, match=r"began differently in rollout [23] of round 0"):
+    with pytest.raises(StartError, match=r"started differently in rollout [23] of round 0"):
         run(tmp_path, Other, rounds=2, **options)
     found = rows(tmp_path, "collection_round, status, stop_reason")
     assert {row[1:] for row in found if row[0] == 0} == {("failed", "starts_differ")}
@@ -745,7 +744,7 @@ class Draws(Countdown):
 
 def credited(lk: lake.Lake, **options: Any) -> tuple[CreditReport, dict[int, float]]:
     """A credit job of leave-one-out baselines, and its advantages by episode."""
-    report = run_credit(lk, estimator_class("rloo")(), **options)
+    report = run_credit(lk, find_estimator("rloo")(), **options)
     found = lk.sql(
         f"SELECT DISTINCT episode_id, advantage FROM {find_credit(lk.snapshot(), ids.to_text(report.job_id)).rows}"
     )
@@ -780,8 +779,8 @@ def test_credit_compares_the_siblings_that_a_collection_kept_or_all_of_them(tmp_
     kept, advantages = credited(lk)
     assert advantages == pytest.approx(left_one_out(scored if keep == "all" else best))
     assert kept.findings == ()
-    assert outdated(lk.snapshot(), find_credit(lk.snapshot(), ids.to_text(kept.series_id))) is None
-    assert run_credit(lk, estimator_class("rloo")()).skipped
+    assert describe_outdated(lk.snapshot(), find_credit(lk.snapshot(), ids.to_text(kept.series_id))) is None
+    assert run_credit(lk, find_estimator("rloo")()).skipped
     whole, advantages = credited(lk, siblings="all")
     assert {key: value for key, value in advantages.items() if value is not None} == pytest.approx(left_one_out(scored))
     assert whole.findings == ()
@@ -813,22 +812,22 @@ def test_only_where_asked_something_is_not_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "..", ".a", "a\nb", "a\x00", "r" * 200])
 def test_names_of_runs_that_no_path_can_hold_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=r"no name of a .*; valid: up to 128"):
-        Wanted(run=name, groups=1, group_size=1)
-    Wanted(run="grpo-7b_v1.2@lr=1e-6", groups=1, group_size=1)
+    with pytest.raises(UsageError, match=r"invalid --run .*; valid: up to 128"):
+        RunSettings(run=name, groups=1, group_size=1)
+    RunSettings(run="grpo-7b_v1.2@lr=1e-6", groups=1, group_size=1)
 
 
 def test_what_is_not_on_the_disk_is_not_said_to_be_recorded(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
     with disk(tmp_path / "disk", "100k") as small:
         (tmp_path / "spool").symlink_to(small)
-        with Store(lk, "r") as store:
+        with RolloutSpool(lk, "r") as store:
             with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
                 while file.write(bytes(4096)):
                     pass
-            store.append(bytes(16), 0, Begin(episode=EpisodeRecord(task_id="t", steps=[])))
+            store.append(bytes(16), 0, BeginFrame(episode=EpisodeRecord(task_id="t", steps=[])))
             store.is_leaving = True
-            with pytest.raises(LakeAccessError, match=r"No space left on .* has ended and is"):
+            with pytest.raises(LakeAccessError, match=r"No space left on .* are not on disk"):
                 store.flush()
             (small / "filler").unlink()
 
@@ -857,7 +856,7 @@ def test_a_third_ctrl_c_ends_a_process_whose_environment_blocks(tmp_path: Path) 
     ) as process:
         assert process.stderr is not None
         heard = [next(line for line in process.stderr if "blocked" in line)]
-        for said in ("stopping: rollouts", "leaving what runs", "ended at once; what is on the disk"):
+        for said in ("stopping: running rollouts", "leaving running rollouts", "ended at once; rollouts on disk"):
             process.send_signal(signal.SIGINT)
             heard.append(next(line for line in process.stderr if said in line))
         assert process.wait(600) == 128 + signal.SIGINT, heard
@@ -865,9 +864,9 @@ def test_a_third_ctrl_c_ends_a_process_whose_environment_blocks(tmp_path: Path) 
 
 def test_two_processes_cannot_collect_one_run(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
-    with Store(lk, "r"), pytest.raises(UsageError, match=r"run 'r' is being .* by process \d+"):
-        Store(lk, "r")
-    with Store(lk, "r"):
+    with RolloutSpool(lk, "r"), pytest.raises(UsageError, match=r"run 'r' is being .* by process \d+"):
+        RolloutSpool(lk, "r")
+    with RolloutSpool(lk, "r"):
         pass
 
 
@@ -877,15 +876,15 @@ def test_a_process_that_was_not_heard_of_for_too_long_stops_when_another_one_has
     def soon(lk: lake.Lake, name: str, place: str) -> Claim:
         return Claim(lk._store, name, place, timedelta(seconds=1))
 
-    monkeypatch.setattr("pipelines.collect.manager.run.claimed", soon)
+    monkeypatch.setattr("pipelines.collect.manager.run.claim_run", soon)
 
     async def somebody_else_comes(number: int, turn: int) -> None:
         if number == 1:
             place = next((tmp_path / "spool").rglob("collect-r/collect")).read_text().split()[0]
-            assert soon(lake.open(tmp_path / "lake"), "r", place)._taken()
+            assert soon(lake.open(tmp_path / "lake"), "r", place)._try_claim()
         await asyncio.Event().wait()
 
-    with pytest.raises(StoppedError, match=r"taken over by process \d+ on .* same command goes on"):
+    with pytest.raises(StoppedError, match=r"taken over by process \d+ on .* rerun the same command to resume"):
         run(tmp_path, speaker=Speaks(somebody_else_comes))
 
 

@@ -5,12 +5,12 @@ from contextlib import closing
 from functools import partial
 
 from pipelines.collect.engines import Sampling
-from pipelines.collect.engines.pool import Pool
+from pipelines.collect.engines.pool import EnginePool
 from pipelines.collect.engines.vllm import VllmEngine
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.games import GameEnvironment
-from pipelines.collect.environments.house import House, HouseConfig, vocabulary
-from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
+from pipelines.collect.environments.house import House, HouseConfig, list_vocabulary
+from pipelines.collect.policies.engine_policy import EnginePolicy, EnginePolicyOptions
 from testkit.token_engine import Fault, TokenEngine, any_answer, token_engine
 from trainer.online.demo import build_tokenizer
 
@@ -27,8 +27,8 @@ async def play(policy: EnginePolicy, seed: int):
 
 
 async def play_all(urls: list[str], tokenizer, count: int):
-    pool = Pool([VllmEngine(url) for url in urls])
-    options = SpeakerOptions(sampling=Sampling(max_tokens=6))
+    pool = EnginePool([VllmEngine(url) for url in urls])
+    options = EnginePolicyOptions(sampling=Sampling(max_tokens=6))
     policy = EnginePolicy(pool, tokenizer, name="house", options=options)
     try:
         return await asyncio.gather(*(play(policy, seed) for seed in range(count)))
@@ -38,7 +38,7 @@ async def play_all(urls: list[str], tokenizer, count: int):
 
 
 def test_faults_change_nothing_of_what_is_recorded():
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
 
     def engine() -> TokenEngine:
         return TokenEngine(partial(any_answer, vocabulary=len(tokenizer), end=tokenizer.eos_token_id))

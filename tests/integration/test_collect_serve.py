@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from pipelines.collect.engines import EngineError
-from pipelines.collect.engines.serve import ServeOptions, served, serving
-from pipelines.collect.model_folder import policy_name
+from pipelines.collect.engines.serve import ServeOptions, run_engine, run_engine_url
+from pipelines.collect.model_folder import name_policy
 from testkit.commands import Command, trajlake
 from testkit.examples import mostly_slow
 from testkit.processes import environment
@@ -87,7 +87,7 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
     further = ("--max-num-seqs", "16")
 
     async def address() -> str:
-        async with serving(model, ServeOptions(python=python, lora=True, further=further)) as url:
+        async with run_engine_url(model, ServeOptions(python=python, lora=True, further=further)) as url:
             assert all(is_running(pid) for pid in noted(model)["pids"])
             return url
 
@@ -96,7 +96,7 @@ def test_the_engine_is_started_for_collecting_and_has_answered(tmp_path, python)
     options = dict(zip(started["argv"], started["argv"][1:], strict=False))
     wanted = {
         "--model": str(model),
-        "--served-model-name": policy_name(model),
+        "--served-model-name": name_policy(model),
         "--host": "127.0.0.1",
         "--port": url.rpartition(":")[2],
         "--logprobs-mode": "processed_logprobs",
@@ -124,7 +124,7 @@ def test_a_gpu_build_is_left_to_its_own_lengths(tmp_path):
     model, python = model_folder(tmp_path, head_dim=48), stand_in(tmp_path, name="vllm")
 
     async def address() -> None:
-        async with serving(model, ServeOptions(python=python, max_len=None)):
+        async with run_engine_url(model, ServeOptions(python=python, max_len=None)):
             pass
 
     asyncio.run(address())
@@ -143,7 +143,7 @@ def test_while_it_starts_it_says_for_how_long(tmp_path, monkeypatch):
             (model / "loads").unlink(missing_ok=True)
 
     async def started() -> None:
-        async with asyncio.timeout(_SECONDS), served(model, ServeOptions(python=python), say=say):
+        async with asyncio.timeout(_SECONDS), run_engine(model, ServeOptions(python=python), say=say):
             pass
 
     asyncio.run(started())
@@ -209,7 +209,7 @@ def test_an_engine_that_dies_says_why_and_where_its_log_is(tmp_path, python, mon
     model = model_folder(tmp_path, dies="api_server.py: error: unrecognized arguments: --x")
 
     async def address() -> None:
-        async with serving(model, ServeOptions(python=python)):
+        async with run_engine_url(model, ServeOptions(python=python)):
             pass
 
     with pytest.raises(EngineError) as error:
@@ -231,10 +231,10 @@ def test_an_engine_that_breaks_at_its_first_call_has_not_served(tmp_path, serve)
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--", "--host", "0.0.0.0"], "ask nobody for a key"),
-        (["--", "--ho=0.0.0.0"], "ask nobody for a key"),
+        (["--", "--host", "0.0.0.0"], "require no key"),
+        (["--", "--ho=0.0.0.0"], "require no key"),
         (["--", "--served_model_name", "x"], "asks for the model as `policy`"),
-        (["--", "--logprobs-mode=raw_logprobs"], "log-probabilities have to be those"),
+        (["--", "--logprobs-mode=raw_logprobs"], "log-probabilities must be those"),
         (["--device", "cuda"], "is built for cpu, and --device is cuda"),
     ],
 )

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 import lake
-from pipelines.collect.environments.house import vocabulary
+from pipelines.collect.environments.house import list_vocabulary
 from testkit.chat_models import tokenizer_of
 from testkit.command_line import runner
 from testkit.token_engine import TokenEngine, token_engine
 from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
+from trainer.policy import tiny_model
+from trainer.policy.tiny_model import TinyModelConfig
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "door"}}</tool_call>'
 BROKEN = '<tool_call>{"name": "look"'
@@ -54,9 +56,9 @@ def collect(cli, folder: Path, *options: str | Path):
     small = ("--groups", "2", "--group-size", "2", "--lake", folder / "lake", *options)
     done = cli("collect", *small)
     assert done.code == 0, done.err
-    columns = "step_index, tool_calls, is_action_valid, extra, constrained, action_ids, logprobs_mode"
+    columns = "step_index, action, tool_calls, is_action_valid, finish_reason, extra, constrained, action_ids"
     return lake.open(str(folder / "lake")).sql(
-        f"SELECT {columns} FROM steps JOIN tokens USING (episode_id, step_index)"
+        f"SELECT {columns}, logprobs_mode FROM steps JOIN tokens USING (episode_id, step_index)"
     )
 
 
@@ -105,7 +107,7 @@ def test_tool_calls_drift_and_unreadable_calls_are_in_the_steps(tmp_path, cli):
 
 
 def test_a_model_plays_in_the_collecting_process(tmp_path, cli):
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
     build_model(tokenizer, TinyPolicyConfig(), seed=0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     rows = collect(
@@ -116,16 +118,36 @@ def test_a_model_plays_in_the_collecting_process(tmp_path, cli):
     assert all(len(ids) <= 4 for ids in rows["action_ids"])
 
 
+def test_a_model_in_the_collecting_process_is_held_to_a_schema(tmp_path, cli):
+    """What it says is no action of the game, but every answer is JSON of the schema, or marked as cut."""
+    tokenizer = tiny_model.build_tokenizer(['{"verb": "look", "at": 3}', "door"], 300)
+    tiny_model.build_model(tokenizer, TinyModelConfig()).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    schema = {"properties": {"verb": {"enum": ["look", "go"]}}, "required": ["verb"], "additionalProperties": False}
+    (tmp_path / "schema.json").write_text(json.dumps({"type": "object", **schema}))
+    options = ("--env", "house", "--env-arg", "horizon=3", "--model", tmp_path / "model", "--max-tokens", "24")
+    rows = collect(cli, tmp_path, *options, "--schema", tmp_path / "schema.json")
+    assert rows["constrained"].to_list() == [[True] * len(ids) for ids in rows["action_ids"]]
+    assert set(rows["finish_reason"]) == {"stop", "length"}
+    for row in rows.iter_rows(named=True):
+        is_cut = row["action_ids"][-1] != tokenizer.eos_token_id
+        assert is_cut == (row["finish_reason"] == "length")
+        assert is_cut or json.loads(row["action"])["verb"] in {"look", "go"}
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--schema", "SCHEMA", "--model", "x"), "--schema and --adapter are for engines"),
-        (("--schema", "BROKEN", "--model", "x"), "is no JSON"),
-        (("--schema", "LIST", "--model", "x"), "holds list; valid: an object"),
+        (("--adapter", "pi", "--model", "x"), "--adapter is for engines"),
+        (("--schema", "SCHEMA", "--model", "x"), "--schema SCHEMA: a model in this process cannot be held to it"),
+        (("--schema", "SCHEMA", "--model", "x"), "/properties/at/uniqueItems: "),
+        (("--schema", "BROKEN", "--model", "x"), "is not JSON"),
+        (("--schema", "LIST", "--model", "x"), "holds list; valid: a JSON schema"),
     ],
 )
 def test_options_of_speakers_that_cannot_be_are_refused(tmp_path, options, told, cli, monkeypatch):
-    for name, text in {"SCHEMA": "{}", "BROKEN": "{", "LIST": "[]"}.items():
+    schema = '{"properties": {"at": {"uniqueItems": true}}}'
+    for name, text in {"SCHEMA": schema, "BROKEN": "{", "LIST": "[]"}.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     assert told in cli("collect", "--lake", tmp_path / "lake", "--env", "house", *options).fault
@@ -137,7 +159,7 @@ def test_options_of_speakers_that_cannot_be_are_refused(tmp_path, options, told,
     [
         ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B: no such folder; valid: a model's folder"),
         ("run-1", "run-1 is the folder of a training run; its model is run-1/final"),
-        ("foreign", "foreign holds no tokenizer: "),
+        ("foreign", "foreign contains no tokenizer: "),
     ],
 )
 def test_nothing_is_fetched_for_a_tokenizer_and_no_code_of_it_is_run(tmp_path, model, told, cli, monkeypatch):

@@ -7,8 +7,7 @@ import pytest
 
 import lake
 from lake.errors import MissingExtraError, UsageError
-from pipelines.collect.agents.loading import load_agent
-from pipelines.collect.agents.verifiers_taskset import VerifiersTaskset
+from pipelines.collect.agents.loading import VerifiersTaskset, load_agent
 from pipelines.collect.players import Rollout
 from testkit.agent_rollouts import played
 from testkit.consumers import environment

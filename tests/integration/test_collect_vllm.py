@@ -7,15 +7,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from pipelines.collect.engines import Sampling
 from pipelines.collect.engines.vllm import VllmEngine
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.games import GameEnvironment
-from pipelines.collect.environments.house import House, HouseConfig, vocabulary
+from pipelines.collect.environments.house import House, HouseConfig, list_vocabulary
 from pipelines.collect.policies import Decision
-from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
+from pipelines.collect.policies.engine_policy import EnginePolicy, EnginePolicyOptions
 from testkit.processes import COMMAND, environment
 from testkit.vllm_server import vllm_python
 from testkit.vllm_stand_in import is_running
@@ -29,7 +29,7 @@ _TOLERANCE = 2e-5
 @pytest.fixture(scope="module")
 def house_model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "house"
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
     build_model(tokenizer, TinyPolicyConfig(), seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -73,7 +73,7 @@ async def play(policy: EnginePolicy, seed: int, horizon: int = 8) -> list[Decisi
 def policy_over(engine: VllmEngine, model: Path, **sampling) -> EnginePolicy:
     from transformers import AutoTokenizer
 
-    options = SpeakerOptions(sampling=Sampling(**{"max_tokens": 8} | sampling))
+    options = EnginePolicyOptions(sampling=Sampling(**{"max_tokens": 8} | sampling))
     return EnginePolicy(engine, AutoTokenizer.from_pretrained(model), name="house", options=options)
 
 

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from lake.errors import ContractError, SandboxUnavailableError, UsageError
 from lake.ids import text_hash
 from pipelines.credit import GiGPO
-from pipelines.credit.anchors import Chain, LastStates, UserFunction
-from pipelines.score.sandbox.levels import obstacle
+from pipelines.credit.anchors import Chain, LastStates, StateFunction
+from pipelines.score.sandbox.launch import find_obstacle
 from pipelines.score.sandbox.pool import Sandbox
 from testkit.anchor_keys import keys_of, partition, steps_frame, texts
 
 pytestmark = pytest.mark.skipif(
-    obstacle("strong") is not None, reason=f"user functions are refused here: {obstacle('strong')}"
+    find_obstacle("strong") is not None, reason=f"user functions are refused here: {find_obstacle('strong')}"
 )
 
 MODULE = '''
@@ -56,7 +56,7 @@ def module(tmp_path: Path) -> Path:
 
 
 def test_texts_become_what_the_function_says(module: Path) -> None:
-    definition = UserFunction(source=f"{module}:room")
+    definition = StateFunction(source=f"{module}:room")
     frame = steps_frame(texts("in the hall .", "hall again", "cellar", "nowhere", None))
     assert keys_of(definition, frame) == [text_hash("hall"), text_hash("hall"), text_hash("cellar"), None, None]
 
@@ -73,7 +73,7 @@ def test_it_runs_in_one_other_process_and_on_each_distinct_text_once(
         return original(self, batches)
 
     monkeypatch.setattr(Sandbox, "map", watched)
-    definition = UserFunction(source=f"{module}:tells_its_process")
+    definition = StateFunction(source=f"{module}:tells_its_process")
     frame = steps_frame(texts(*["a", "b", "c"] * 50))
     assert partition(keys_of(definition, frame)) == [0] * 150
     assert sorted(handed_over) == ["a", "b", "c"]
@@ -83,12 +83,12 @@ def test_it_runs_in_one_other_process_and_on_each_distinct_text_once(
 def test_more_texts_than_one_message_holds_keep_their_order(module: Path) -> None:
     module.write_text("def last(text):\n    return text[-1]\n")
     states = [f"{n} ends in {n % 7}" for n in range(300)]
-    found = keys_of(UserFunction(source=f"{module}:last", workers=2), steps_frame(texts(*states)))
+    found = keys_of(StateFunction(source=f"{module}:last", workers=2), steps_frame(texts(*states)))
     assert found == [text_hash(str(n % 7)) for n in range(300)]
 
 
 def test_it_stands_in_a_chain_and_in_an_estimator(module: Path) -> None:
-    chain = Chain(steps=(UserFunction(source=f"{module}:room"), LastStates(k=2)))
+    chain = Chain(steps=(StateFunction(source=f"{module}:room"), LastStates(k=2)))
     rows = [
         {"state": s, "episode_id": e, "step_index": n} for e in range(2) for n, s in enumerate(["hall", f"cellar {e}"])
     ]
@@ -101,26 +101,26 @@ def test_it_stands_in_a_chain_and_in_an_estimator(module: Path) -> None:
 def test_a_failing_function_names_the_state_or_leaves_it_unknown(module: Path) -> None:
     frame = steps_frame(texts("hall", "a cellar"))
     with pytest.raises(ContractError, match=r"states.py:fails on state 'a cellar': exception: .*too dark"):
-        keys_of(UserFunction(source=f"{module}:fails"), frame)
-    found = keys_of(UserFunction(source=f"{module}:fails", on_error="unknown"), frame)
+        keys_of(StateFunction(source=f"{module}:fails"), frame)
+    found = keys_of(StateFunction(source=f"{module}:fails", on_error="unknown"), frame)
     assert found == [text_hash("hall"), None]
 
 
 @pytest.mark.parametrize("on_error", ["refuse", "unknown"])
 def test_what_is_no_text_is_refused(module: Path, on_error: str) -> None:
     with pytest.raises(ContractError, match="it returned float; valid: text, or None"):
-        keys_of(UserFunction(source=f"{module}:counted", on_error=on_error), steps_frame(texts("a")))
+        keys_of(StateFunction(source=f"{module}:counted", on_error=on_error), steps_frame(texts("a")))
 
 
 def test_the_sandbox_holds_it(module: Path) -> None:
     assert Path("/etc/hostname").exists(), "the control: here the file can be read"
     with pytest.raises(ContractError, match="exception"):
-        keys_of(UserFunction(source=f"{module}:spies"), steps_frame(texts("a")))
+        keys_of(StateFunction(source=f"{module}:spies"), steps_frame(texts("a")))
 
 
 def test_a_function_that_does_not_return_is_stopped(module: Path) -> None:
     with pytest.raises(ContractError, match="timeout"):
-        keys_of(UserFunction(source=f"{module}:slow", seconds_per_text=0.3), steps_frame(texts("a")))
+        keys_of(StateFunction(source=f"{module}:slow", seconds_per_text=0.3), steps_frame(texts("a")))
 
 
 def test_without_isolation_nothing_runs(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,23 +130,23 @@ def test_without_isolation_nothing_runs(module: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Sandbox, "__init__", unavailable)
     with pytest.raises(SandboxUnavailableError, match="no Landlock"):
-        keys_of(UserFunction(source=f"{module}:room"), steps_frame(texts("a")))
+        keys_of(StateFunction(source=f"{module}:room"), steps_frame(texts("a")))
 
 
 def test_pinning_writes_the_version_down_and_it_follows_the_folder(module: Path) -> None:
-    definition = UserFunction(source=f"{module}:room")
-    first = definition.pinned()
+    definition = StateFunction(source=f"{module}:room")
+    first = definition.pin_version()
     assert first.version is not None
-    assert first.pinned() == first
-    assert UserFunction(source=f"{module}:fails").pinned().version != first.version
+    assert first.pin_version() == first
+    assert StateFunction(source=f"{module}:fails").pin_version().version != first.version
     (module.parent / "rooms.py").write_text('NAMES = {"hall"}\n')
-    assert definition.pinned().version != first.version
-    chained = Chain(steps=(definition, LastStates())).pinned()
-    assert chained.steps[0] == definition.pinned()
+    assert definition.pin_version().version != first.version
+    chained = Chain(steps=(definition, LastStates())).pin_version()
+    assert chained.steps[0] == definition.pin_version()
 
 
 def test_another_source_than_the_one_written_down_is_refused(module: Path) -> None:
-    pinned = UserFunction(source=f"{module}:room").pinned()
+    pinned = StateFunction(source=f"{module}:room").pin_version()
     assert keys_of(pinned, steps_frame(texts("hall"))) == [text_hash("hall")]
     module.write_text(MODULE + "\n# changed\n")
     with pytest.raises(UsageError, match="its code has changed"):
@@ -155,12 +155,12 @@ def test_another_source_than_the_one_written_down_is_refused(module: Path) -> No
 
 def test_a_function_that_is_not_there_is_refused(module: Path) -> None:
     with pytest.raises(UsageError, match="no function `none`"):
-        UserFunction(source=f"{module}:none").pinned()
+        StateFunction(source=f"{module}:none").pin_version()
     with pytest.raises(UsageError, match=r"missing\.py"):
-        UserFunction(source=f"{module.parent}/missing.py:f").pinned()
+        StateFunction(source=f"{module.parent}/missing.py:f").pin_version()
 
 
 @pytest.mark.parametrize("source", ["room", "states.py", "states.py:", "states:room", "states.py:a b"])
 def test_a_source_is_a_file_and_a_name(source: str) -> None:
     with pytest.raises(ValidationError, match=r"write module.py:name"):
-        UserFunction(source=source)
+        StateFunction(source=source)

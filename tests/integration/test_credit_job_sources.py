@@ -16,10 +16,10 @@ from polars.testing import assert_frame_equal
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.errors import DataRefusedError, UsageError
 from lake.execution.local import LocalExecutor
-from lake.judgements.credit import find_credit, jobs_of, read_advantages
+from lake.judgements.credit import find_credit, find_jobs, read_advantages
 from pipelines.credit import GiGPO
-from pipelines.credit.estimators import ESTIMATORS, estimator_class
-from pipelines.credit.health.integrity import IntegrityConfig
+from pipelines.credit.estimators import ESTIMATORS, find_estimator
+from pipelines.credit.health import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
 from testkit.copies import copied, empty_lake
 from testkit.examples import mostly_slow
@@ -115,7 +115,7 @@ def groups_of(lk: Lake, report: CreditReport) -> pl.DataFrame:
 
 @pytest.mark.parametrize("name", mostly_slow(ESTIMATORS, "gdpo"))
 def test_ranges_do_not_show_in_the_numbers(lk: Lake, name: str) -> None:
-    estimator = estimator_class(name)(**OPTIONS.get(name, {}))
+    estimator = find_estimator(name)(**OPTIONS.get(name, {}))
     whole = run_credit(lk, estimator, executor=LocalExecutor(1))
     cut = run_credit(lk, estimator, force=True, executor=LocalExecutor(3), memory_gb=2e-6)
     assert cut.series_id == whole.series_id
@@ -139,7 +139,7 @@ def test_processes_give_the_same_bits(lk: Lake) -> None:
 
 
 def test_a_budget_of_nothing_is_refused(lk: Lake) -> None:
-    with pytest.raises(UsageError, match=r"budget of 0.* GB holds nothing"):
+    with pytest.raises(UsageError, match=r"budget of 0.* GB is not positive"):
         run_credit(lk, GiGPO(), memory_gb=0.0)
 
 
@@ -155,7 +155,7 @@ def test_what_is_larger_than_the_budget_is_said_and_computed(
     lk: Lake, name: str, options: dict[str, str], part: str
 ) -> None:
     said: list[str] = []
-    estimator = estimator_class(name)(**options)
+    estimator = find_estimator(name)(**options)
     report = run_credit(lk, estimator, notice=said.append, **TINY)
     assert report.steps_computed > 0
     assert len(said) == 1
@@ -180,7 +180,7 @@ def test_first_messages_are_compared_although_no_text_is_kept(tmp_path: Path) ->
             for index, text in enumerate(texts)
         ]
     )
-    report = run_credit(made, estimator_class("grpo")())
+    report = run_credit(made, find_estimator("grpo")())
     groups = made.sql(
         "SELECT task_id, any_value(g.findings) AS found FROM credit_groups AS g "
         "JOIN episodes AS e USING (group_id) GROUP BY task_id ORDER BY task_id"
@@ -312,14 +312,14 @@ def test_a_job_without_one_advantage_is_refused_and_leaves_the_current_credit(tm
     lk = build_lake(tmp_path / "lake")
     good = run_credit(lk, GiGPO())
     with pytest.raises(DataRefusedError, match=r"gae defines none of 72 advantages in 6 groups.* no value estimate is"):
-        run_credit(lk, estimator_class("gae")())
+        run_credit(lk, find_estimator("gae")())
     snapshot = lk.snapshot()
     assert find_credit(snapshot).series_id == good.series_id
     assert snapshot.sql("SELECT DISTINCT series_id FROM current_advantages").item() == good.series_id
 
 
 def test_a_batch_is_computed_whole_or_not_at_all(lk: Lake) -> None:
-    estimator = estimator_class("batch_std").model_validate({"batch_key": "run_id"})
+    estimator = find_estimator("batch_std").model_validate({"batch_key": "run_id"})
     first = run_credit(lk, estimator)
     assert run_credit(lk, estimator).skipped
     lk.append([rollout(random.Random(1), "b", "t1", 7)])
@@ -360,7 +360,7 @@ def test_the_trainers_default_is_the_whole_series(lk: Lake) -> None:
     newest = run_credit(lk, GiGPO())
     snapshot = lk.snapshot()
     source = find_credit(snapshot, None)
-    assert (source.series_id, source.job_id, len(jobs_of(snapshot, source))) == (newest.series_id, None, 2)
+    assert (source.series_id, source.job_id, len(find_jobs(snapshot, source))) == (newest.series_id, None, 2)
     assert read_advantages(snapshot, source).height == newest.summary.steps
     then = read_advantages(snapshot, find_credit(snapshot, ids.to_text(newest.job_id)))
     assert then.height == newest.summary.steps > newest.steps_computed

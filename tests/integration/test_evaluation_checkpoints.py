@@ -14,7 +14,7 @@ from lake.errors import CheckpointError, UsageError
 from lake.records import EpisodeRecord
 from testkit.lakes import build_lake
 from testkit.sampled_lake import play_warm_and_plain, recorded, save_model, save_near
-from trainer.evaluation.ratios import find_scored
+from trainer.evaluation.ratios import find_rescored
 from trainer.evaluation.rescore import rescore
 
 
@@ -44,11 +44,11 @@ def test_a_name_stands_for_one_set_of_weights(lk: Lake, models: Path) -> None:
     with pytest.raises(UsageError, match=r"'policy' names other weights .*sha256 .*another --name"):
         rescore(lk, str(models / "b"), name="policy")
     snapshot = lk.snapshot()
-    meant = find_scored(snapshot, "policy")
+    meant = find_rescored(snapshot, "policy")
     digest = lk.sql("SELECT parameters->>'$.weights_sha256' FROM jobs WHERE kind = 'rescore' LIMIT 1").item()
-    assert find_scored(snapshot, str(models / "e")) == find_scored(snapshot, digest[:8]) == meant
+    assert find_rescored(snapshot, str(models / "e")) == find_rescored(snapshot, digest[:8]) == meant
     with pytest.raises(UsageError, match=r"checkpoint 'nobody' has scored nothing; name one of: policy"):
-        find_scored(snapshot, "nobody")
+        find_rescored(snapshot, "nobody")
 
 
 def test_a_folder_whose_weights_were_replaced_means_two_checkpoints(lk: Lake, models: Path, tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_a_folder_whose_weights_were_replaced_means_two_checkpoints(lk: Lake, mo
     second = rescore(lk, str(place), name="replaced", options=where)
     snapshot = lk.snapshot()
     with pytest.raises(UsageError, match="means several checkpoints; name one of: replaced, policy"):
-        find_scored(snapshot, str(place))
-    found = [find_scored(snapshot, name).series_id for name in ("policy", "replaced", second.weights_sha256)]
+        find_rescored(snapshot, str(place))
+    found = [find_rescored(snapshot, name).series_id for name in ("policy", "replaced", second.weights_sha256)]
     assert found == [first.series_id, second.series_id, second.series_id]
 
 
@@ -97,11 +97,11 @@ def test_checkpoints_of_a_run(lk: Lake, models: Path, tmp_path: Path) -> None:
         final = rescore(lk, str(place))
         assert (final.weights_sha256, final.present) == (newest.weights_sha256, newest.scored)
         assert final.checkpoint == "cloned@4"
-        assert "'cloned@4' already: 'cloned@final' " in final.notes[0]
+        assert "'cloned@4' already; the name 'cloned@final' " in final.notes[0]
     for part in folder.iterdir():
         part.unlink()
     folder.rmdir()
-    with pytest.raises(CheckpointError, match="not there any more"):
+    with pytest.raises(CheckpointError, match="no longer exists"):
         rescore(lk, "cloned@2")
 
 
@@ -126,10 +126,10 @@ def test_the_command_prints_the_mismatch(lk: Lake, models: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--where", "nonsense = 1"], "no predicate"),
+        (["--where", "nonsense = 1"], "is not a predicate"),
         (["--where", "false"], "no episode satisfies"),
         (["--token-budget", "0"], "token_budget"),
-        (["--max-length", "3"], "nothing is left"),
+        (["--max-length", "3"], "nothing remains"),
     ],
 )
 def test_mistakes_are_told(lk: Lake, models: Path, arguments: list[str], said: str) -> None:

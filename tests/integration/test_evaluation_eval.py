@@ -95,7 +95,7 @@ def test_a_scorer_s_values(lk: Lake, cli: Cli, tmp_path: Path) -> None:
         (["--k", "0"], "--k '0': give whole numbers from 1 on"),
         (["--k", "two"], "--k 'two': give whole numbers"),
         (["--against", "demo", "nobody"], "there is no 'nobody' to compare; valid: demo"),
-        (["--where", "nonsense = 1"], "--where 'nonsense = 1' is no predicate"),
+        (["--where", "nonsense = 1"], "--where 'nonsense = 1' is not a predicate"),
         (["--where", "false"], "no episode satisfies"),
     ],
 )

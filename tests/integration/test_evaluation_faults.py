@@ -95,7 +95,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "torn state": ("saved", lambda place: (place / "state.json").write_text('{"x'), "state.json is damaged"),
     "unknown loss": (
         "saved",
-        lambda place: edited(place / "state.json", lambda state: state["config"].update(loss="nonsense")),
+        lambda place: edited(place / "state.json", lambda state: state["config"].update(loss={"name": "nonsense"})),
         "its configuration is damaged, or of another version of trajlake: `loss` has the name 'nonsense'; valid: 'sft'",
     ),
     "lost base model": (
@@ -149,7 +149,7 @@ def test_wrong_options_are_one_line(world: Path, cli: Cli, arguments: list[str],
     ("arguments", "said"),
     [
         (["rescore", "{b}"], "the lake holds no episodes"),
-        (["ope", "--target", "b", "--behaviour", "b"], "'b' has scored nothing; there is none"),
+        (["ope", "--target", "b", "--behaviour", "b"], "'b' has scored nothing; no checkpoint is in `ratios`"),
         (["eval"], "the lake holds no episodes"),
     ],
 )
@@ -167,7 +167,7 @@ def test_log_probabilities_that_were_not_recorded(world: Path, tmp_path: Path, c
     assert "106 of 106 actions have no recorded log-probabilities" in stored
     done = cli("ope", "--target", "b", "--behaviour", "b", "--lake", lk.uri)
     assert done.code == 0
-    assert "whether 'b' is the policy" in done.err
+    assert "that 'b' is the policy" in done.err
 
 
 @pytest.mark.slow("two processes that rescore at once leave each action once, and each is told what the other took")

@@ -17,7 +17,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.records import EpisodeRecord
 from testkit.sampled_lake import play, recorded, save_model, save_near
 from trainer.evaluation.ope import evaluate, read_turns
-from trainer.evaluation.ratios import find_scored
+from trainer.evaluation.ratios import find_rescored
 from trainer.evaluation.rescore import rescore
 
 TASKS, SIBLINGS = 12, 25
@@ -164,7 +164,7 @@ def test_few_episodes_are_never_enough(runs: Lake) -> None:
 def test_turns_are_what_the_tables_say(lk: Lake, games: list[EpisodeRecord]) -> None:
     """Against a loop over steps."""
     snapshot = lk.snapshot()
-    target, acted = find_scored(snapshot, "e"), find_scored(snapshot, "b")
+    target, acted = find_rescored(snapshot, "e"), find_rescored(snapshot, "b")
     data = read_turns(snapshot, target, acted, score="env_reward", gamma=0.9)
     turns = data.turns
     sums: dict[int, dict[tuple[int, int], float]] = {}
@@ -200,7 +200,7 @@ def test_turns_are_what_the_tables_say(lk: Lake, games: list[EpisodeRecord]) -> 
 
 def test_choices_that_were_not_the_policy_s_have_ratio_one(runs: Lake) -> None:
     snapshot = runs.snapshot()
-    target, acted = find_scored(snapshot, "e"), find_scored(snapshot, "b")
+    target, acted = find_rescored(snapshot, "e"), find_rescored(snapshot, "b")
     turns = read_turns(snapshot, target, acted, where=of_run("fixed")).turns
     assert not turns.log_ratio_EH[:, 0].any()
     assert turns.log_ratio_EH[:, 1:].any()
@@ -253,7 +253,7 @@ def test_data_without_support_is_refused(runs: Lake, run_id: str, behaviour: str
 def test_two_checkpoints_need_no_recorded_log_probabilities(runs: Lake) -> None:
     found = evaluate(runs.snapshot(), "e", "b", where=of_run("unrecorded"))
     assert table(found.rows)["pdis"]["value"] is not None
-    assert any("tell whether 'b'" in note for note in found.notes)
+    assert any("confirm that 'b'" in note for note in found.notes)
 
 
 def test_a_behaviour_policy_that_did_not_act_is_refused(lk: Lake) -> None:
@@ -265,9 +265,9 @@ def test_checkpoints_scored_by_different_code_are_not_compared(lk: Lake, monkeyp
     import trainer.evaluation.ope as module
 
     def renamed(snapshot: Any, text: str) -> Any:
-        return replace(find_scored(snapshot, text), code_hash=text)
+        return replace(find_rescored(snapshot, text), code_hash=text)
 
-    monkeypatch.setattr(module, "find_scored", renamed)
+    monkeypatch.setattr(module, "find_rescored", renamed)
     with pytest.raises(DataRefusedError, match=r"'e' and 'b' .*different versions"):
         evaluate(lk.snapshot(), "e", "b")
 
@@ -311,7 +311,7 @@ def test_the_command(lk: Lake, models: Path) -> None:
     [
         (["--target", "nobody", "--behaviour", "b"], "checkpoint 'nobody' has scored nothing; name one of: "),
         (["--target", "e", "--behaviour", "nobody"], "checkpoint 'nobody' has scored nothing"),
-        (["--target", "e", "--behaviour", "b", "--where", "nonsense"], "no predicate"),
+        (["--target", "e", "--behaviour", "b", "--where", "nonsense"], "is not a predicate"),
         (["--target", "e", "--behaviour", "b", "--score", "nobody"], "no scores of 'nobody' for episodes"),
         (["--target", "e", "--behaviour", "b", "--gamma", "2"], "valid are 0 < gamma <= 1"),
     ],

@@ -17,8 +17,8 @@ from testkit.ranks import on_ranks
 from testkit.sampled_lake import one_by_one, play, recorded, save_model, save_near
 from trainer.backends.ranks import ALONE
 from trainer.evaluation.ope import evaluate
-from trainer.evaluation.ratios import find_scored
-from trainer.evaluation.rescore import _code, rescore
+from trainer.evaluation.ratios import find_rescored
+from trainer.evaluation.rescore import load_scoring_code, rescore
 
 KEYS = ["episode_id", "step_index"]
 
@@ -63,7 +63,7 @@ def test_adapters(lk: Lake, models: Path, tmp_path: Path) -> None:
     assert report.checkpoint == "adapted@3"
     assert_scored_like(lk, report.series_id, tmp_path / "adapted" / "final")
     rescore(lk, str(models / "b"))
-    assert report.series_id != find_scored(lk.snapshot(), "b").series_id
+    assert report.series_id != find_rescored(lk.snapshot(), "b").series_id
     rows = evaluate(lk.snapshot(), "adapted", "b").rows.filter(estimator="pdis").to_dicts()
     assert rows[0]["value"] is not None
     assert rows[0]["ess_share"] < 1
@@ -119,7 +119,7 @@ def test_a_lake_in_a_bucket(models: Path, tmp_path: Path, s3: Store, cli: Cli, m
 
 def test_a_series_is_of_all_code_that_decides_a_number() -> None:
     """An upgrade that changes attention, the model or what a token's context is must not mix with what was scored."""
-    names = {module.__name__.removeprefix("trainer.") for module in _code()}
-    assert {"policy.attention", "policy.model", "policy.model_files", "policy.lora"} <= names
-    assert {"data.select.selection", "data.select.sequences", "data.stream.stream", "data.stream.collate"} <= names
+    names = {module.__name__.removeprefix("trainer.") for module in load_scoring_code()}
+    assert {"policy.attention", "policy.model", "policy.model_files"} <= names
+    assert {"data.selection", "data.sequences", "data.stream", "data.collate"} <= names
     assert {"evaluation.scoring", "evaluation.ratios"} <= names

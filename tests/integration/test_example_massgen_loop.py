@@ -63,7 +63,7 @@ def test_teams_are_better_after_training_on_what_earlier_ones_earned(tmp_path: P
         played(example, "before")
         example.run("trajlake push")
         played(example, "after")
-    (success,) = (line.split() for line in example.run("trajlake eval").splitlines() if line.startswith("score"))
+    (success,) = (line.split() for line in example.run("trajlake eval").splitlines() if line.startswith("score "))
     low, test = float(success[4]), success[7]
     assert low > 0
     assert test == "exact"

@@ -9,7 +9,7 @@ import pytest
 
 import lake
 from lake import Lake
-from lake.care.compaction import Compaction
+from lake.care.maintenance import Compaction
 from lake.errors import UsageError
 from lake.execution.local import LocalExecutor
 from lake.storage.commits import CommitLostError

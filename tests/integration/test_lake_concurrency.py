@@ -209,14 +209,14 @@ def test_a_snapshot_is_consistent_when_a_round_is_written_between_two_tables(
     lk = copied("one round", lambda template: add_round(lake.open(template, create=True), 0), tmp_path / "lake")
     writer = lake.open(tmp_path / "lake")
     per_round = lk.scan("episodes").collect().height
-    resolve = lk._store.logged
+    resolve = lk._store.read_log
 
     def files_after_a_round(name: str, version: int | None = None) -> object:
         if name == moving:
             add_round(writer, 1)
         return resolve(name, version)
 
-    monkeypatch.setattr(lk._store, "logged", files_after_a_round)
+    monkeypatch.setattr(lk._store, "read_log", files_after_a_round)
     snapshot = lk.snapshot()
     monkeypatch.undo()
     assert_consistent(snapshot)

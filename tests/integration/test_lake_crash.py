@@ -92,7 +92,7 @@ def test_killed_between_two_commits(
     at_the_gate(worker)
     assert worker.wait() == -9, worker.error
     with Faults() as faults:
-        faults.inject("kill -9 beside a commit")
+        faults.inject("kill -9 next to a commit")
         lk = lake.open(uri, create=True)
         seen = holds_part_of(lk, undisturbed)
         if place == "commit:episodes":

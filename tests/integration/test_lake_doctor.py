@@ -13,8 +13,8 @@ from deltalake import write_deltalake
 import lake
 from lake import Lake, ids
 from lake.care import doctor
-from lake.care.compaction import FEW_FILES
 from lake.care.doctor import diagnose, examine
+from lake.care.maintenance import FEW_FILES
 from lake.errors import LakeAccessError, NotALakeError
 from lake.tables import TABLES
 from testkit.episodes import episode
@@ -152,7 +152,7 @@ def test_many_small_files_bring_advice(lk: Lake, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_rival_package_is_named(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "installation_faults", lambda: ["`lake` comes from lake-1.0"])
+    monkeypatch.setattr(doctor, "find_installation_faults", lambda: ["`lake` comes from lake-1.0"])
     assert len(wrong(lk)) == 1
     assert detail(lk, "four packages") == "`lake` comes from lake-1.0"
 
@@ -221,9 +221,9 @@ def test_a_flipped_bit_is_found_in_every_column_chunk(lk: Lake, name: str) -> No
             data = bytearray(whole)
             data[place] ^= 1 << number % 8
             path.write_bytes(data)
-            assert "what was written" in str(doctor._decoded(snapshot, name, entry)), chunk.path_in_schema
+            assert "what was written" in str(doctor._check_file(snapshot, name, entry)), chunk.path_in_schema
     path.write_bytes(whole)
-    assert doctor._decoded(snapshot, name, entry) is None
+    assert doctor._check_file(snapshot, name, entry) is None
 
 
 @pytest.mark.parametrize(

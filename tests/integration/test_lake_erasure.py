@@ -13,7 +13,7 @@ import pytest
 
 import lake
 from lake import EpisodeRecord, Lake
-from lake.care import erasure
+from lake.care import removal
 from lake.care.doctor import examine
 from lake.errors import UsageError
 from lake.tables import RESOLUTION_ORDER, TABLES
@@ -199,9 +199,9 @@ def test_retracted_dead_and_orphaned_copies_go_too(tmp_path: Path, monkeypatch: 
 
     other = lake.open(lk.uri)
     index = other._writer._ledger._index
-    known = index.known
+    known = index.look_up
     with monkeypatch.context() as patch:
-        patch.setattr(index, "known", lambda *asked: msgspec.structs.replace(known(*asked), contents={}, newest={}))
+        patch.setattr(index, "look_up", lambda *asked: msgspec.structs.replace(known(*asked), contents={}, newest={}))
         patch.setattr(other._store, "append_episodes", dead)
         with pytest.raises(KilledError):
             other.append([secret()], run_id="run")
@@ -371,19 +371,19 @@ def test_a_snapshot_resolved_while_it_is_being_erased_is_whole(
     number = id_of(lk)
     before = datetime.now(UTC)
     began: list[bool] = []
-    resolve = lk._store.logged
+    resolve = lk._store.read_log
 
     def erased_meanwhile(name: str, version: int | None = None) -> object:
         if name == moving and not began:
             began.append(True)
             with monkeypatch.context() as patch:
-                patch.setattr(erasure, "_replace_files", dying(erasure._replace_files, [0]))
+                patch.setattr(removal, "_replace_files", dying(removal._replace_files, [0]))
                 with pytest.raises(KilledError):
                     lake.open(tmp_path / "lake").forget([number])
         return resolve(name, version)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lk._store, "logged", erased_meanwhile)
+        patch.setattr(lk._store, "read_log", erased_meanwhile)
         snapshot = lk.snapshot()
     # An earlier moment takes `episodes` as it was, and `steps` as it is: they must not disagree either.
     for shown in (snapshot, lk.at(before)):
@@ -443,7 +443,7 @@ def test_a_payload_that_a_writer_is_about_to_refer_to_is_written_again(
     """Its children are committed after `episodes` was rewritten, its episode after the payloads were looked at."""
     lk, other = empty_lake(tmp_path / "lake"), lake.open(tmp_path / "lake")
     lk.append([secret()], run_id="run")
-    erase, commit = erasure._erase_blobs, lk._store.append_episodes
+    erase, commit = removal._erase_blobs, lk._store.append_episodes
     used = []
 
     def held(*args: Any) -> pl.DataFrame:
@@ -456,7 +456,7 @@ def test_a_payload_that_a_writer_is_about_to_refer_to_is_written_again(
         assert lk.append([episode("a", tokens=True, extra=SHARED)], run_id="run").new == 1
         return used[0]
 
-    monkeypatch.setattr(erasure, "_erase_blobs", held)
+    monkeypatch.setattr(removal, "_erase_blobs", held)
     other.forget([id_of(other)])
     assert assert_whole(lk.snapshot()) == 1
     assert lk.scan("blobs").collect()["payload"].to_list() == [b"y" * 70_000]

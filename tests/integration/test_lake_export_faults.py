@@ -9,8 +9,8 @@ import pytest
 
 from lake import Lake
 from lake.errors import LakeAccessError
-from lake.export import TARGETS, files
-from lake.export.place import MANIFEST, STATE
+from lake.export import TARGETS, job
+from lake.export.job import MANIFEST, STATE
 from testkit.copies import copied
 from testkit.disks import disk, folder_to_lock, grow, read_only
 from testkit.episodes import episode
@@ -103,8 +103,8 @@ def test_a_state_that_is_damaged_is_told(lk: Lake, tmp_path: Path, wording: Word
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, then: Any = None) -> None:
     """Let an export write so many shards, and stop it like Ctrl-C, or do something and let it go on."""
-    write, done = files.write_table, []
-    tree = files.write_tree
+    write, done = job.write_table, []
+    tree = job.write_tree
 
     def counted(original: Any) -> Any:
         def wrapped(*args: Any) -> Any:
@@ -117,8 +117,8 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int, then: Any = None) -
 
         return wrapped
 
-    monkeypatch.setattr("lake.export.place.write_table", counted(write))
-    monkeypatch.setattr("lake.export.place.write_tree", counted(tree))
+    monkeypatch.setattr("lake.export.job.write_table", counted(write))
+    monkeypatch.setattr("lake.export.job.write_tree", counted(tree))
 
 
 @pytest.mark.parametrize("name", mostly_slow(FORMATS, "atif"))

@@ -10,7 +10,7 @@ import pytest
 
 from lake import Lake
 from lake.export import TARGETS
-from lake.export.place import LOCK, MANIFEST, STATE
+from lake.export.job import LOCK, MANIFEST, STATE
 from testkit.commands import Command, trajlake
 from testkit.copies import copied
 from testkit.episodes import episode

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from lake.export.target import Choices
-from lake.formats.eval_protocol.rows import OURS
+from lake.formats.eval_protocol import EXPORT_KEY
 from testkit import eval_protocol_files, massgen_files
 from testkit.copies import empty_lake
 from testkit.examples import mostly_slow
@@ -294,7 +294,7 @@ def test_advantages_leave_with_rows_and_are_not_read_back(tmp_path: Path) -> Non
     after, manifest = there_and_back(lk, tmp_path, "eval-protocol", run_id="logs")
     assert manifest.jobs["credit"]["estimator"] == "rloo"
     for row in rows_of(tmp_path / "out"):
-        assert len(row["execution_metadata"]["extra"][OURS]["advantages"]) == 3
+        assert len(row["execution_metadata"]["extra"][EXPORT_KEY]["advantages"]) == 3
     assert_same(records(lk), after)
 
 

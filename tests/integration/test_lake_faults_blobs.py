@@ -127,7 +127,7 @@ def test_shared_payloads_beside_writers_and_forget(tmp_path: Path, seed: int) ->
         at_the_gate(*workers)
         for number in range(forgotten):
             lk.forget(id_of(lk, f"before {number}"))
-            faults.inject("forget beside writers that share its payloads")
+            faults.inject("forget next to writers that share its payloads")
             payloads(lk, faults)
         for worker in workers:
             worker.finish()

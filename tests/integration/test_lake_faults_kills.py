@@ -22,7 +22,7 @@ from testkit.processes import Worker, at_the_gate
 PER_ROUND = 16
 ROUNDS_PER_LAKE = 10
 BETWEEN = "kill -9 between the children's commits and the episodes' commit"
-BESIDE = "kill -9 beside a commit"
+BESIDE = "kill -9 next to a commit"
 RANDOM = "kill -9 at a random moment"
 PLACES = [
     "commit:jobs 1 after",

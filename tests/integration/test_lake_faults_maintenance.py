@@ -18,7 +18,7 @@ from lake import EpisodeRecord, Lake, ids
 from lake.errors import LakeAccessError
 from lake.tables import TABLES
 from lake.write.ingest import ingest
-from lake.write.plan import Report
+from lake.write.sources import Report
 from testkit.copies import empty_lake
 from testkit.episodes import write_lines
 from testkit.examples import mostly_slow
@@ -85,7 +85,7 @@ def killed_again_and_again(
         at_the_gate(worker)
         time.sleep(rng.random() * 0.5)
         if worker.kill():
-            faults.inject(f"{operation} killed beside 4 writers")
+            faults.inject(f"{operation} killed next to 4 writers")
 
 
 def holding(lk: Lake, episode_ids: list[int]) -> list[str]:
@@ -168,7 +168,7 @@ def test_all_of_it_at_once(tmp_path: Path, seed: int) -> None:
     busy = writers(lk, tmp_path, rng, truth, before)
     with Faults() as faults:
         at_the_gate(*busy)
-        faults.inject("compact, vacuum, retract and forget at once beside 4 writers")
+        faults.inject("compact, vacuum, retract and forget at once next to 4 writers")
         at_work = [
             Worker("maintain", lk.uri, "compact"),
             Worker("maintain", lk.uri, "vacuum"),
@@ -206,7 +206,7 @@ def test_writers_that_compact_by_themselves_killed_and_run_again(tmp_path: Path,
             time.sleep(rng.random())
             busy[0].kill()
             killed = [worker.wait() for worker in busy].count(-9)
-            faults.inject("writer that compacts killed beside others", killed)
+            faults.inject("writer that compacts killed next to others", killed)
             looked_at(lk, truth, {}, faults)
             for file in files:
                 again = Worker("ingest", lk.uri, file, "run", 5, faults="auto 4")

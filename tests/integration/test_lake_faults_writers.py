@@ -13,7 +13,7 @@ import pytest
 
 from lake import EpisodeRecord, Lake
 from lake.write.ingest import ingest
-from lake.write.plan import Report
+from lake.write.sources import Report
 from testkit.copies import empty_lake
 from testkit.examples import mostly_slow
 from testkit.fault_log import Faults, seeded

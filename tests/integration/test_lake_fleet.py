@@ -29,19 +29,26 @@ import msgspec
 import pytest
 
 import lake
-from lake import EpisodeRecord, ids
+from lake import EpisodeRecord
 from lake.errors import UsageError
 from lake.records import identify
 from lake.storage.commits import CommitLostError
 from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.write.fleet import client, messages, rounds, server
-from lake.write.fleet.client import Committer, Fleet
-from lake.write.fleet.messages import Bring, Done, Failed, Found, Look, Working
-from lake.write.fleet.place import SEATS, Place
-from lake.write.index import Known
-from lake.write.ledger import Ledger
-from lake.write.writer import EpisodeWriter, _Batch
+from lake.write.group_commit import client, protocol, server
+from lake.write.group_commit.client import Committer, GroupCommit
+from lake.write.group_commit.protocol import (
+    SEATS,
+    AttemptReply,
+    AttemptRequest,
+    FailureReply,
+    LookupReply,
+    LookupRequest,
+    MeetingPoint,
+    WorkingReply,
+)
+from lake.write.ledger import EpisodeLookup, Ledger
+from lake.write.writer import EpisodeWriter
 from testkit.copies import copied, empty_lake
 from testkit.episodes import assert_whole, episode
 from testkit.fault_log import Faults
@@ -53,7 +60,7 @@ from testkit.wording import Wording
 BATCHES, SIZE = 4, 3
 PATIENCE = 600.0
 """Seconds that a writer may take: those whose committers are killed race each other, and a bucket here is slow."""
-NOTHING = Known(0, {}, {}, set())
+NOTHING = EpisodeLookup(0, {}, {}, set())
 
 
 def fleet_of(objects: Objects, number: int, writers: int) -> Callable[[], None]:
@@ -89,12 +96,12 @@ def records(task: str, count: int = SIZE, **fields: Any) -> list[EpisodeRecord]:
 # ---------------------------------------------------------------- 1. killed
 
 
-def another(store: Store, batch: list[EpisodeRecord]) -> Bring:
+def another(store: Store, batch: list[EpisodeRecord]) -> AttemptRequest:
     """A write attempt as another writer would hand it over."""
     identities = [identify(record, "run") for record in batch]
     ledger, writer = Ledger(store), EpisodeWriter(store)
-    known = ledger.look([i.episode_id for i in identities], [i.group_id for i in identities])
-    return Bring.of(writer._staged(_Batch(batch, identities, ids.fresh_id(), None), known))
+    known = ledger.look_up([i.episode_id for i in identities], [i.group_id for i in identities])
+    return AttemptRequest.from_attempt(writer._stage(list(zip(batch, identities, strict=True)), None, known))
 
 
 def before(folder: Path) -> None:
@@ -144,7 +151,7 @@ def test_killed_at_random_moments(tmp_path: Path, s3: Bucket, where: str, writer
     root, options = (str(tmp_path / "lake"), {}) if where == "folder" else (s3.root, s3.options)
     lake.open(root, create=True, storage_options=options)
     objects, rng, killed, fleets = Objects(root, options), random.Random(kills), 0, 0
-    present = Place(objects).present()
+    present = MeetingPoint(objects).register_writer()
     with Faults() as faults:
         while killed < kills:
             start_committer(objects)
@@ -169,9 +176,9 @@ def test_a_batch_that_loses_again_and_again_goes_to_the_committer(
 
     class LateFleet:
         @contextmanager
-        def committer(self, losses: int) -> Iterator[DyingFleet | None]:
-            lost.append(losses)
-            yield near if losses else None
+        def connect(self, lost_races: int) -> Iterator[DyingFleet | None]:
+            lost.append(lost_races)
+            yield near if lost_races else None
 
     def too_late(*_: Any) -> None:
         raise CommitLostError
@@ -188,13 +195,13 @@ def test_each_request_of_a_round_has_its_own_answer(tmp_path: Path) -> None:
     lk.append(records("there"), run_id="run")
     attempts = [another(Store(lk._store.objects), records("task")) for _ in range(2)]
     there, task = (identify(records(name)[0], "run") for name in ("there", "task"))
-    looks = [Look([asked.episode_id], [asked.group_id]) for asked in (there, task)]
-    *done, one, other = rounds.answered(Ledger(lk._store), [*attempts, *looks])
-    assert done == [Done(is_accepted=True), Done(is_accepted=False)]
+    looks = [LookupRequest([asked.episode_id], [asked.group_id]) for asked in (there, task)]
+    *done, one, other = server.answer_requests(Ledger(lk._store), [*attempts, *looks])
+    assert done == [AttemptReply(is_accepted=True), AttemptReply(is_accepted=False)]
     for answer, asked in ((one, there), (other, task)):
-        assert isinstance(answer, Found)
-        assert answer.known.contents.keys() == {asked.episode_id}
-        assert {slot[0] for slot in answer.known.newest} == {asked.group_id}
+        assert isinstance(answer, LookupReply)
+        assert answer.lookup.contents.keys() == {asked.episode_id}
+        assert {slot[0] for slot in answer.lookup.newest} == {asked.group_id}
 
 
 def test_a_commit_whose_acknowledgement_is_lost_is_told_as_accepted(
@@ -209,7 +216,7 @@ def test_a_commit_whose_acknowledgement_is_lost_is_told_as_accepted(
         raise CommitLostError
 
     monkeypatch.setattr(store, "append_episodes", unheard)
-    assert rounds.answered(Ledger(store), [bring]) == [Done(is_accepted=True)]
+    assert server.answer_requests(Ledger(store), [bring]) == [AttemptReply(is_accepted=True)]
 
 
 # ---------------------------------------------------------------- 2. without
@@ -217,21 +224,21 @@ def test_a_commit_whose_acknowledgement_is_lost_is_told_as_accepted(
 
 def test_a_writer_that_is_alone_asks_nobody(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
-    fleet = Fleet(lk._store.objects)
-    with fleet.committer(lost=1) as far:
+    fleet = GroupCommit(lk._store.objects)
+    with fleet.connect(lost_races=1) as far:
         assert far is None
-    other = Fleet(lk._store.objects)
+    other = GroupCommit(lk._store.objects)
     start_committer(lk._store.objects)
-    with other.committer(lost=0), fleet.committer(lost=1) as far:
+    with other.connect(lost_races=0), fleet.connect(lost_races=1) as far:
         assert far is not None, "there is another writer, and a committer"
 
 
 def test_one_of_many_starts_a_committer_before_it_loses_a_race(tmp_path: Path) -> None:
     """Those who came first have seats; the next one that finds none free has not lost any."""
     objects = empty_lake(tmp_path / "lake")._store.objects
-    fleets = [Fleet(objects) for _ in range(SEATS + 2)]
+    fleets = [GroupCommit(objects) for _ in range(SEATS + 2)]
     with ExitStack() as stack:
-        *few, last = (stack.enter_context(fleet.committer(lost=0)) for fleet in fleets)
+        *few, last = (stack.enter_context(fleet.connect(lost_races=0)) for fleet in fleets)
         # The first is alone, and takes no seat.
         assert (few, last is None) == ([None] * (SEATS + 1), False)
     assert committer_of(objects) is not None
@@ -247,7 +254,7 @@ def test_where_there_is_no_room_for_one_each_writer_commits_by_itself_and_says_s
         assert lk.append(records(task), run_id="run").new == SIZE
     (said,) = [wording(one.getMessage()) for one in caplog.records]
     assert said.startswith(f"{lk.uri}: ")
-    assert "commits its batches by" in said
+    assert "commits its batches locally" in said
     assert "Not a directory" in said
     assert "set XDG_RUNTIME_DIR" in said
 
@@ -280,7 +287,7 @@ def test_writers_find_committers_unless_somebody_turns_it_off(
     if setting is not None:
         monkeypatch.setenv("TRAJLAKE_GROUP_COMMIT", setting)
     lk = empty_lake(tmp_path / "lake", group_commit=given)
-    assert (lk._writer._fleet is not None) == is_on
+    assert (lk._writer._group_commit is not None) == is_on
 
 
 @pytest.mark.parametrize("text", ["yes", ""])
@@ -300,51 +307,58 @@ class BusyLedger(Ledger):
         super().__init__(store)
         self.may = threading.Event()
 
-    def look(self, *args: Any) -> Known:
+    def look_up(self, *args: Any) -> EpisodeLookup:
         assert self.may.wait(60)
-        return super().look(*args)
+        return super().look_up(*args)
 
 
 def test_a_committer_that_is_at_work_for_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both to those in the round and to those who came meanwhile."""
     monkeypatch.setattr(server, "WORKING_SECONDS", 0.0)
-    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "_POLL_SECONDS", 0.01)
     lk = empty_lake(tmp_path / "lake")
-    ledger, place = BusyLedger(lk._store), Place(lk._store.objects)
+    ledger, place = BusyLedger(lk._store), MeetingPoint(lk._store.objects)
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
-        stack.callback(os.close, place.present())
+        stack.callback(os.close, place.register_writer())
         stack.callback(ledger.may.set)
-        serving = pool.submit(server.Server(place, ledger).run)
+        serving = pool.submit(server.CommitServer(place, ledger).run)
         one, other = (stack.enter_context(connected(place)) for _ in range(2))
         for far in (one, other):
-            far.sendall(messages.packed(Look([1], [])))
-            assert answer_to(far) == Working()
+            far.sendall(protocol.pack(LookupRequest([1], [])))
+            assert answer_to(far) == WorkingReply()
         ledger.may.set()
         for far in (one, other):
-            while (answer := answer_to(far)) == Working():
+            while (answer := answer_to(far)) == WorkingReply():
                 pass
-            assert isinstance(answer, Found)
+            assert isinstance(answer, LookupReply)
     serving.result()
 
 
 def test_a_writer_waits_as_long_as_it_is_told_that_its_committer_is_at_work() -> None:
     near, far = socket.socketpair()
     with near, far:
-        far.sendall(b"".join(map(messages.packed, (Working(), Working(), Found(NOTHING), Working(), Found(NOTHING)))))
+        far.sendall(
+            b"".join(
+                map(
+                    protocol.pack,
+                    (WorkingReply(), WorkingReply(), LookupReply(NOTHING), WorkingReply(), LookupReply(NOTHING)),
+                )
+            )
+        )
         committer = Committer(near)
-        assert [committer.look([], []) for _ in range(2)] == [NOTHING] * 2
+        assert [committer.look_up([], []) for _ in range(2)] == [NOTHING] * 2
 
 
 # ---------------------------------------------------------------- 4. writers that misbehave
 
 
 @contextmanager
-def serving(ledger: Ledger) -> Iterator[Place]:
+def serving(ledger: Ledger) -> Iterator[MeetingPoint]:
     """Where a committer serves that is in a thread of this process."""
-    place = Place(ledger._store.objects)
-    present = place.present()
+    place = MeetingPoint(ledger._store.objects)
+    present = place.register_writer()
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(server.Server(place, ledger).run)
+        ended = pool.submit(server.CommitServer(place, ledger).run)
         try:
             yield place
         finally:
@@ -352,7 +366,7 @@ def serving(ledger: Ledger) -> Iterator[Place]:
             ended.result(60)
 
 
-def asked(place: Place, data: bytes) -> Any:
+def asked(place: MeetingPoint, data: bytes) -> Any:
     """What a committer says to bytes that are whole messages, or should be."""
     with connected(place) as connection:
         connection.sendall(struct.pack(">I", len(data)) + data)
@@ -382,75 +396,75 @@ def changed(value: Any, path: tuple[Any, ...], odd: Any) -> Any:
 
 def test_no_value_of_any_field_of_a_message_ends_a_committer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is answered, and whoever asks next has an answer."""
-    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "_POLL_SECONDS", 0.01)
     lk = empty_lake(tmp_path / "lake", group_commit=False)
     lk.append(records("there"), run_id="run")
-    good = messages.packed(Look([1], []))[4:]
+    good = protocol.pack(LookupRequest([1], []))[4:]
     attempt = another(Store(lk._store.objects), records("new", 1))
     # Files that are too old to be relied on: where it is understood nothing is committed.
     files = {name: msgspec.structs.replace(file, at=START) for name, file in attempt.files.items() if name != "tokens"}
     bring, look = (
         msgspec.msgpack.decode(msgspec.msgpack.encode(message))
-        for message in (msgspec.structs.replace(attempt, files=files), Look([1], [2]))
+        for message in (msgspec.structs.replace(attempt, files=files), LookupRequest([1], [2]))
     )
     with serving(Ledger(lk._store)) as place:
         for message in (bring, look):
             for path, odd in itertools.product(list(parts_of(message)), ODD):
                 asked(place, msgspec.msgpack.encode(changed(message, path, odd)))
         for data in (b"", b"\xc1", b"\x81" * 100_000, good[:-1], msgspec.msgpack.encode(look | {"more": 1})):
-            assert isinstance(asked(place, data), Failed | Found)
+            assert isinstance(asked(place, data), FailureReply | LookupReply)
         for wrong in (look | {"episode_ids": [2**64 - 1]}, bring | {"files": {}}, look | {"type": "x"}):
-            assert isinstance(asked(place, msgspec.msgpack.encode(wrong)), Failed)
-        assert isinstance(asked(place, good), Found)
+            assert isinstance(asked(place, msgspec.msgpack.encode(wrong)), FailureReply)
+        assert isinstance(asked(place, good), LookupReply)
     assert assert_whole(lk.snapshot()) == SIZE
 
 
 class FullLedger(Ledger):
     """Knows more of every episode than a socket takes at once; one that is asked for beside no others is known."""
 
-    def look(self, episode_ids: Any, group_ids: Any) -> Known:
+    def look_up(self, episode_ids: Any, group_ids: Any) -> EpisodeLookup:
         del group_ids
-        return Known(0, {one: (one, one) for one in episode_ids}, {}, set())
+        return EpisodeLookup(0, {one: (one, one) for one in episode_ids}, {}, set())
 
 
 def test_writers_that_do_not_read_hold_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor are they let go: one that was stopped for a while has the whole of its answer afterwards."""
-    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.01)
-    large, small = Look(list(range(2**40, 2**40 + 20_000)), []), Look([1], [])
+    monkeypatch.setattr(server, "_POLL_SECONDS", 0.01)
+    large, small = LookupRequest(list(range(2**40, 2**40 + 20_000)), []), LookupRequest([1], [])
     with serving(FullLedger(empty_lake(tmp_path / "lake")._store)) as place, ExitStack() as stack:
         stopped = [stack.enter_context(connected(place)) for _ in range(10)]
         for connection in stopped:
-            connection.sendall(messages.packed(large))
+            connection.sendall(protocol.pack(large))
         began = time.monotonic()
         for _ in range(20):
-            assert asked(place, messages.packed(small)[4:]) == Found(Known(0, {1: (1, 1)}, {}, set()))
+            assert asked(place, protocol.pack(small)[4:]) == LookupReply(EpisodeLookup(0, {1: (1, 1)}, {}, set()))
         assert time.monotonic() - began < 5
         for connection in stopped:
-            data = messages.receive(connection, bytearray())
+            data = protocol.receive(connection, bytearray())
             assert data is not None
-            answer = messages.answers.decode(data)
-            assert isinstance(answer, Found)
-            assert answer.known.contents.keys() == set(large.episode_ids)
+            answer = protocol.REPLY_DECODER.decode(data)
+            assert isinstance(answer, LookupReply)
+            assert answer.lookup.contents.keys() == set(large.episode_ids)
 
 
 def test_a_round_that_fails_for_a_reason_nobody_thought_of_ends_no_committer(tmp_path: Path) -> None:
     class BrokenLedger(Ledger):
-        def look(self, *_: Any) -> Known:
+        def look_up(self, *_: Any) -> EpisodeLookup:
             raise OverflowError("int too big to convert")
 
     ledger = BrokenLedger(empty_lake(tmp_path / "lake")._store)
-    answers = rounds.answered(ledger, [Look([1], []), Look([2], [])])
-    assert [type(answer) for answer in answers] == [Failed, Failed]
+    answers = server.answer_requests(ledger, [LookupRequest([1], []), LookupRequest([2], [])])
+    assert [type(answer) for answer in answers] == [FailureReply, FailureReply]
 
 
 def test_lakes_that_are_read_as_one_commit_in_groups_as_the_first_of_them_does(tmp_path: Path) -> None:
     uris = [lake.open(tmp_path / name, create=True).uri for name in ("a", "b")]
     for is_on in (True, False):
         joined = lake.open(uris, group_commit=is_on)
-        assert (joined._writer._fleet is not None) == is_on
+        assert (joined._writer._group_commit is not None) == is_on
 
 
-def connected(place: Place) -> socket.socket:
+def connected(place: MeetingPoint) -> socket.socket:
     """A connection to a committer that is about to listen."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(20)
@@ -466,6 +480,6 @@ def connected(place: Place) -> socket.socket:
 def answer_to(connection: socket.socket) -> Any:
     """What the committer says next."""
     buffer = bytearray()
-    while (data := messages.unpacked(buffer)) is None:
+    while (data := protocol.unpack(buffer)) is None:
         buffer += connection.recv(1)
-    return messages.answers.decode(data)
+    return protocol.REPLY_DECODER.decode(data)

@@ -15,7 +15,7 @@ import pytest
 from lake import Lake
 from lake.errors import FormatError, NotALakeError, TrajlakeError, UsageError
 from lake.write.ingest import ingest
-from lake.write.sources import located
+from lake.write.sources import locate_arguments
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, contents, episode, line
@@ -51,8 +51,8 @@ def put_lines(store: Store, *keys: str) -> None:
 
 def found(*uris: str) -> list[list[tuple[str, str]]]:
     """The name of every file of each argument, and the place that it comes from."""
-    with located(uris, None) as arguments:  # type: ignore[arg-type]
-        return [[(file.name, str(file.place)) for file in argument.files] for argument in arguments]
+    with locate_arguments(uris, None) as arguments:  # type: ignore[arg-type]
+        return [[(file.name, str(file.location)) for file in argument.files] for argument in arguments]
 
 
 def names(uri: str) -> list[str]:
@@ -133,7 +133,7 @@ def test_a_lake_markers_of_folders_and_what_is_hidden_are_left_alone(bucket: Sto
 
 def test_an_object_that_others_lie_below_is_told(bucket: Store) -> None:
     put_lines(bucket, "in/a", "in/a/b.jsonl", "in/c.jsonl")
-    with located([f"s3://{bucket.bucket}/in"], None) as (argument,):  # type: ignore[arg-type]
+    with locate_arguments([f"s3://{bucket.bucket}/in"], None) as (argument,):  # type: ignore[arg-type]
         assert len(argument.files) + len(argument.left_out) == 3
         assert "c.jsonl" in [file.name for file in argument.files]
     assert names(f"s3://{bucket.bucket}/in/a") == ["a"], "the object is named, not what lies below it"
@@ -141,7 +141,7 @@ def test_an_object_that_others_lie_below_is_told(bucket: Store) -> None:
 
 def test_what_was_spooled_is_deleted(bucket: Store) -> None:
     put_lines(bucket, "in/a.jsonl")
-    with located([f"s3://{bucket.bucket}/in"], None) as (argument,):  # type: ignore[arg-type]
+    with locate_arguments([f"s3://{bucket.bucket}/in"], None) as (argument,):  # type: ignore[arg-type]
         path = argument.files[0].path
         assert path.read_bytes() == line(episode("in/a.jsonl"))
     assert not path.exists()

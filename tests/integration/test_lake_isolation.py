@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from lake.locked import isolation
-from lake.locked.isolation import Policy
+from lake.locked.isolation import LockPolicy
 
-pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+pytestmark = pytest.mark.skipif(
+    bool(isolation.find_missing_layers()), reason=f"no strong isolation here: {isolation.find_missing_layers()}"
+)
 
 PROBE = r'''
 """Runs the attacks that its input names, and prints what came of each as JSON."""
@@ -169,12 +171,12 @@ class Room:
             [sys.executable, str(self.folder / "jail" / "probe.py")], self.told(*attacks, forked=forked)
         )
 
-    def locked_process(self, *attacks: str, policy: Policy | None = None) -> dict[str, dict[str, object]]:
+    def locked_process(self, *attacks: str, policy: LockPolicy | None = None) -> dict[str, dict[str, object]]:
         """What comes of them behind the lock, in one process."""
-        read = (*isolation.runtime_folders(), str(self.folder / "jail"), str(self.folder / "given.txt"))
-        policy = policy or Policy(read=read, memory_bytes=2 << 30)
-        orders = isolation.orders("jail.probe", policy, {"jail": str(self.folder)})
-        return self._result(isolation.command(), orders + self.told(*attacks))
+        read = (*isolation.list_runtime_folders(), str(self.folder / "jail"), str(self.folder / "given.txt"))
+        policy = policy or LockPolicy(read=read, memory_bytes=2 << 30)
+        orders = isolation.encode_orders("jail.probe", policy, {"jail": str(self.folder)})
+        return self._result(isolation.build_command(), orders + self.told(*attacks))
 
     @staticmethod
     def _result(command: list[str], told: bytes) -> dict[str, dict[str, object]]:
@@ -222,71 +224,73 @@ def test_what_a_process_needs_still_works(tmp_path: Path) -> None:
 
 def test_a_missing_layer_leaves_its_hole(tmp_path: Path) -> None:
     """So that the layers are known to be what holds."""
-    read = (*isolation.runtime_folders(), str(tmp_path / "jail"), str(tmp_path / "given.txt"))
+    read = (*isolation.list_runtime_folders(), str(tmp_path / "jail"), str(tmp_path / "given.txt"))
     with Room(tmp_path) as room:
         without = {layer: tuple(other for other in isolation.LAYERS if other != layer) for layer in isolation.LAYERS}
-        policy = Policy(read=read, memory_bytes=2 << 30, layers=without["landlock"])
+        policy = LockPolicy(read=read, memory_bytes=2 << 30, layers=without["landlock"])
         assert "result" in room.locked_process("passwords", policy=policy)["passwords"]
-        policy = Policy(read=read, memory_bytes=2 << 30, layers=without["seccomp"])
+        policy = LockPolicy(read=read, memory_bytes=2 << 30, layers=without["seccomp"])
         assert "result" in room.locked_process("udp", policy=policy)["udp"]
-        policy = Policy(read=read, memory_bytes=2 << 30, layers=without["rlimits"])
+        policy = LockPolicy(read=read, memory_bytes=2 << 30, layers=without["rlimits"])
         assert "result" in room.locked_process("much memory", policy=policy)["much memory"]
 
 
 def test_a_folder_that_is_listed_is_not_read(tmp_path: Path) -> None:
     """What lies in it may be read if it is named: how a folder is given without what is hidden in it."""
     with Room(tmp_path) as room:
-        runtime = (*isolation.runtime_folders(), str(tmp_path / "jail"))
-        listed = Policy(read=runtime, listed=(str(tmp_path),))
+        runtime = (*isolation.list_runtime_folders(), str(tmp_path / "jail"))
+        listed = LockPolicy(read=runtime, listed=(str(tmp_path),))
         refused = {"error": "PermissionError", "number": 13}
         assert room.locked_process("a listing", "a file outside", "the given file", policy=listed) == {
             "a listing": {"result": 4},
             "a file outside": refused,
             "the given file": refused,
         }
-        given = Policy(read=(*runtime, str(tmp_path / "given.txt")), listed=(str(tmp_path),))
+        given = LockPolicy(read=(*runtime, str(tmp_path / "given.txt")), listed=(str(tmp_path),))
         assert room.locked_process("the given file", policy=given) == {"the given file": {"result": "given"}}
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="the kernel does not count root's processes and threads")
 def test_processes_and_threads_are_counted_for_an_ordinary_user(tmp_path: Path) -> None:
     with Room(tmp_path) as room:
-        policy = Policy(read=(*isolation.runtime_folders(), str(tmp_path / "jail")), tasks=1)
+        policy = LockPolicy(read=(*isolation.list_runtime_folders(), str(tmp_path / "jail")), tasks=1)
         refused = {"error": "RuntimeError", "number": None}
         assert room.locked_process("a thread", policy=policy) == {"a thread": refused}
 
 
 def test_a_lock_that_fails_names_its_layer() -> None:
     """In a process of its own: what a lock has done before it fails stays done."""
-    code = "from lake.locked import isolation; isolation.lock(isolation.Policy(read=('/no/such/place',)))"
+    code = "from lake.locked import isolation; isolation.lock(isolation.LockPolicy(read=('/no/such/place',)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "NotLockedError: landlock: [Errno 2] No such file or directory: '/no/such/place'" in done.stderr
 
 
 def test_what_cannot_be_locked_does_not_run(tmp_path: Path) -> None:
     with Room(tmp_path) as room:
-        orders = isolation.orders("jail.probe", Policy(read=("/no/such/place",)), {"jail": str(tmp_path)})
-        done = subprocess.run(isolation.command(), input=orders + room.told("a fork"), capture_output=True, check=False)
+        orders = isolation.encode_orders("jail.probe", LockPolicy(read=("/no/such/place",)), {"jail": str(tmp_path)})
+        done = subprocess.run(
+            isolation.build_command(), input=orders + room.told("a fork"), capture_output=True, check=False
+        )
         assert done.returncode == isolation.EXIT_NOT_LOCKED
         assert b"cannot lock this process in" in done.stderr
         assert not done.stdout
 
 
 def test_where_layers_are_missing_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isolation.level(isolation.LAYERS) == "strong"
-    assert isolation.level(("rlimits", "seccomp", "no_new_privs")) == "basic"
-    assert isolation.level(("rlimits",)) == "none"
+    assert isolation.name_level(isolation.LAYERS) == "strong"
+    assert isolation.name_level(("rlimits", "seccomp", "no_new_privs")) == "basic"
+    assert isolation.name_level(("rlimits",)) == "none"
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    assert set(isolation.missing()) == set(isolation.LAYERS) - {"rlimits"}
+    assert set(isolation.find_missing_layers()) == set(isolation.LAYERS) - {"rlimits"}
     with pytest.raises(isolation.NotLockedError, match=r"landlock: .*Linux.*Darwin"):
-        isolation.lock(Policy())
+        isolation.lock(LockPolicy())
 
 
 def test_another_machine_has_no_filter_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert set(isolation.missing()) == {"seccomp"}
-    assert "riscv64" in isolation.missing()["seccomp"]
+    assert set(isolation.find_missing_layers()) == {"seccomp"}
+    assert "riscv64" in isolation.find_missing_layers()["seccomp"]
 
 
 def test_a_locked_process_reads_the_packages_that_an_environment_shares(
@@ -297,6 +301,6 @@ def test_a_locked_process_reads_the_packages_that_an_environment_shares(
     for folder in (shared, own):
         folder.mkdir(parents=True)
         monkeypatch.syspath_prepend(folder)
-    found = isolation.runtime_folders()
+    found = isolation.list_runtime_folders()
     assert str(shared.resolve()) in found
     assert str(own.resolve()) not in found

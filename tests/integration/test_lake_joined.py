@@ -114,7 +114,9 @@ def test_an_episode_that_every_lake_retracted_is_gone_and_one_that_a_lake_shows_
     assert joined.sql(COUNT).item() == 5
 
 
-@pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+@pytest.mark.skipif(
+    bool(isolation.find_missing_layers()), reason=f"no strong isolation here: {isolation.find_missing_layers()}"
+)
 def test_a_locked_query_reads_both(lakes: tuple[Lake, Lake]) -> None:
     lakes[1].append(TEAM_A[:1], run_id="demo")
     joined = lake.open([lk.uri for lk in lakes]).snapshot()

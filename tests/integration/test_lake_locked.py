@@ -16,13 +16,15 @@ import lake
 from lake import Lake
 from lake.errors import LakeAccessError, QueryError, UsageError
 from lake.locked import isolation
-from lake.locked.query import LockedReader, size_in_bytes
+from lake.locked.query import LockedReader, parse_size
 from lake.storage.objects import Objects
 from testkit.episodes import episode
 from testkit.examples import mostly_slow
 from testkit.wording import Wording
 
-pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+pytestmark = pytest.mark.skipif(
+    bool(isolation.find_missing_layers()), reason=f"no strong isolation here: {isolation.find_missing_layers()}"
+)
 SECRET = "the secret of another program"
 
 
@@ -325,12 +327,12 @@ def test_an_error_cannot_steer_a_terminal(blueprint: Path, reader: LockedReader)
     ("text", "size"), [("1GB", 10**9), ("512MiB", 512 << 20), ("1.5 gb", 1_500_000_000), ("100", 100), ("2K", 2000)]
 )
 def test_sizes_are_read_as_duckdb_reads_them(text: str, size: int) -> None:
-    assert size_in_bytes(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1GB", "1XB"])
 def test_what_is_no_size_is_misuse(blueprint: Path, text: str) -> None:
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         LockedReader(lake.open(blueprint / "lake").snapshot(), memory_limit=text)
 
 
@@ -338,7 +340,7 @@ def test_too_little_isolation_is_refused_unless_it_is_accepted(
     blueprint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     snapshot = lake.open(blueprint / "lake").snapshot()
-    monkeypatch.setattr(isolation, "missing", lambda: {"landlock": "it is off"})
+    monkeypatch.setattr(isolation, "find_missing_layers", lambda: {"landlock": "it is off"})
     with pytest.raises(UsageError, match=r"needs strong isolation, here it is basic \(no landlock: it is off\)"):
         LockedReader(snapshot)
     with pytest.raises(UsageError, match="valid: none, basic, strong"):
@@ -361,6 +363,6 @@ def test_a_lake_in_a_bucket_is_refused(blueprint: Path, monkeypatch: pytest.Monk
 
 def test_a_child_that_cannot_be_locked_in_does_not_run(blueprint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = LockedReader(lake.open(blueprint / "lake").snapshot())
-    monkeypatch.setattr(isolation, "runtime_folders", lambda: ("/no/such/folder",))
+    monkeypatch.setattr(isolation, "list_runtime_folders", lambda: ("/no/such/folder",))
     with pytest.raises(LakeAccessError, match="not run: cannot lock"):
         reader.sql("SELECT 1")

@@ -18,7 +18,7 @@ import lake
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.cli import main
 from lake.errors import LakeAccessError, LakeVersionError, NotALakeError
-from lake.storage.migrations import FORMAT_KEY, migrate
+from lake.storage.store import FORMAT_KEY, migrate
 from lake.tables import FORMAT_VERSION, TABLES
 from testkit.episodes import assert_whole, episode
 from testkit.examples import mostly_slow
@@ -253,5 +253,5 @@ def test_a_lake_of_format_1_that_has_lost_a_table_is_refused(old: Path) -> None:
 def test_a_format_that_is_no_number_is_not_a_lakes(tmp_path: Path, version: str) -> None:
     lake.open(tmp_path / "lake", create=True).append([episode()], run_id="run")
     mark(tmp_path / "lake", "jobs", version)
-    with pytest.raises(NotALakeError, match=f"table `jobs` of .* names no {FORMAT_KEY}"):
+    with pytest.raises(NotALakeError, match=f"table `jobs` of .* has no {FORMAT_KEY}"):
         lake.open(tmp_path / "lake")

@@ -22,7 +22,7 @@ from lake import Lake
 from lake.errors import LakeAccessError, NotALakeError, QueryError, TrajlakeError
 from lake.storage.objects import Objects
 from lake.write.ingest import ingest
-from lake.write.plan import Report
+from lake.write.sources import Report
 from testkit.commands import trajlake
 from testkit.episodes import assert_same, assert_whole, contents, episode, write_lines
 from testkit.full_lake import add_round

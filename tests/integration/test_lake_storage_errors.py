@@ -153,10 +153,10 @@ def test_errors_of_other_engines_are_said_in_the_same_words(s3_server: str) -> N
     found = []
     with pytest.raises(OSError, match="NoSuchBucket") as delta:
         DeltaTable(objects.uri("t"), storage_options=objects.delta_options)
-    found.append(objects.explained(delta.value))
+    found.append(objects.explain_failure(delta.value))
     with pytest.raises(FileNotFoundError, match="NoSuchBucket") as polars:
         pl.scan_parquet(objects.uri("t/x.parquet"), storage_options=objects.polars_options).collect()
-    found.append(objects.explained(polars.value))
+    found.append(objects.explain_failure(polars.value))
     for error in found:
         assert isinstance(error, NotALakeError)
         assert "there is no bucket `no-such-bucket`" in str(error)

@@ -195,5 +195,5 @@ def test_a_mapping_is_taken_as_it_is(lk: Lake, clock: MovingClock) -> None:
 @pytest.mark.parametrize("when", [None, 1.5, [], b"now"])
 def test_what_is_of_no_such_type_is_refused(tmp_path: Path, when: object) -> None:
     lk = empty_lake(tmp_path / "lake")
-    with pytest.raises(UsageError, match=r"is no time of .*valid: a datetime, a"):
+    with pytest.raises(UsageError, match=r"invalid state of .*valid: a datetime, a"):
         lk.at(when)  # type: ignore[arg-type]

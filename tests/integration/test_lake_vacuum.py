@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 import lake
 from lake import Lake
-from lake.care.vacuum import Vacuumed
+from lake.care.maintenance import Vacuumed
 from lake.errors import ConflictError, LakeAccessError, UsageError
 from lake.storage.commits import CommitLostError
 from lake.tables import TABLES

@@ -26,12 +26,12 @@ import lake
 from lake import EpisodeRecord, Lake
 from lake.errors import LakeAccessError, NotALakeError, UsageError
 from lake.formats import FORMATS, Format, jsonl
-from lake.formats.base.look import look
+from lake.formats.base.format import read_head
 from lake.formats.base.source import Source
 from lake.records import ScoreRecord
 from lake.write import watch as watch_module
 from lake.write.ingest import ingest, run_plan
-from lake.write.plan import Report
+from lake.write.sources import Report
 from lake.write.watch import Watched, watch
 from testkit.commands import Command
 from testkit.copies import empty_lake
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 def taken(lk: Lake, watched: Watched) -> tuple[int, int, int]:
     """Records, new episodes and rejects of one look at everything."""
-    reports = [run_plan(lk, plan, only_if_any=True) for plan in watched.changed()]
+    reports = [run_plan(lk, plan, only_if_any=True) for plan in watched.list_changes()]
     for report in reports:
         assert report.records == report.new + report.present + report.rejected
     return tuple(sum(getattr(report, name) for report in reports) for name in ("records", "new", "rejected"))  # type: ignore[return-value]
@@ -223,7 +223,7 @@ def test_what_is_none_of_ours_is_told_once_and_looked_at_again_when_it_changes(
     lk: Lake, folder: Path, clock: Clock
 ) -> None:
     def skipped() -> dict[str, str]:
-        return {name: why for plan in watched.changed() for name, why in plan.report.skipped.items()}
+        return {name: why for plan in watched.list_changes() for name, why in plan.report.skipped.items()}
 
     path = folder / "notes.txt"
     path.write_text("hello")
@@ -269,10 +269,10 @@ def test_a_log_that_is_rotated_stays_in_its_run(lk: Lake, folder: Path, clock: C
 def test_what_is_no_file_is_told_once(lk: Lake, folder: Path, clock: Clock, wording: Wording) -> None:
     (folder / "link").symlink_to(folder.parent)
     watched = Watched([str(folder)])
-    (plan,) = watched.changed()
+    (plan,) = watched.list_changes()
     assert plan.report.skipped.keys() == {"link"}
     assert "name the folder to" in wording(plan.report.skipped["link"])
-    assert watched.changed() == []
+    assert watched.list_changes() == []
 
 
 def test_a_file_that_goes_while_it_is_looked_at_is_left_until_it_is_there_again(
@@ -282,10 +282,10 @@ def test_a_file_that_goes_while_it_is_looked_at_is_left_until_it_is_there_again(
 
     def gone(at: Path) -> Any:
         at.unlink()
-        monkeypatch.setattr(watch_module, "look", look)
+        monkeypatch.setattr(watch_module, "read_head", read_head)
         return Source(at)
 
-    monkeypatch.setattr(watch_module, "look", gone)
+    monkeypatch.setattr(watch_module, "read_head", gone)
     watched = Watched([str(folder)])
     assert taken(lk, watched) == (0, 0, 0)
     write_lines(path, numbered(0))
@@ -337,7 +337,7 @@ def test_the_lake_may_lie_inside_what_is_watched(folder: Path, clock: Clock) -> 
     watched = Watched([str(folder), str(folder / "**")])
     assert taken(lk, watched) == (1, 1, 0)
     clock.now += 10
-    assert [plan.report for plan in watched.changed()] == []
+    assert [plan.report for plan in watched.list_changes()] == []
 
 
 def test_rejects_of_a_watch_are_those_of_one_ingest_also_after_a_restart(lk: Lake, folder: Path, clock: Clock) -> None:
@@ -458,8 +458,8 @@ def test_what_another_process_writes_is_taken_until_interrupted(folder: Path, tm
         assert writer.wait() == 0
         code, _, err = watcher.end()
     assert code == 0, err
-    assert err.splitlines()[0] == f"watching {folder}; Ctrl-C ends it"
-    assert "ended; " in wording(err.splitlines()[-1])
+    assert err.splitlines()[0] == f"watching {folder}; press Ctrl-C to stop"
+    assert "stopped; " in wording(err.splitlines()[-1])
     assert "Traceback" not in err
     same_as_one_ingest(lake.open(uri), folder)
 
@@ -500,7 +500,7 @@ def test_watching_what_is_not_there_yet_is_told(tmp_path: Path) -> None:
         watcher.until(episodes=1)
         code, out, err = watcher.end()
     assert code == 0
-    assert told[1] == f"{name} is not there yet\n"
+    assert told[1] == f"{name} does not exist yet\n"
     assert len(err.splitlines()) == 1, "that it has ended"
     assert out == "later.jsonl: 1 episode, 2 steps, 0 rejects (0 already present) in run later\n"
 

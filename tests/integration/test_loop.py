@@ -16,7 +16,7 @@ from lake.errors import CheckpointError, DataRefusedError, UsageError
 from lake.lake import Lake
 from testkit.loops import facts, looped, write_config
 from testkit.word_game import save_model
-from trainer.online.run import LoopResult
+from trainer.online.loop import LoopResult
 from trainer.online.settings import EvaluationConfig, OnlineConfig, read_config
 
 
@@ -357,19 +357,21 @@ MEANS = "SELECT step, value FROM run_metrics WHERE name = ?"
 
 
 def test_a_resumed_run_keeps_its_configuration_but_where_it_is_played(tmp_path: Path, model: Path) -> None:
-    from trainer.online.start import _check_started, _Started, job_parameters
+    from trainer.online.start import _check_started, _RunJobs, build_job_parameters
 
     config = config_of(tmp_path, model)
-    started = _Started(1, 2, job_parameters(config), "started")
+    started = _RunJobs(1, 2, build_job_parameters(config), "started")
     for given in ({"tokens": 5}, {"collect": {"parallel": 2}}, {"collect": {"player": {"engines": ["http://a:1"]}}}):
-        _check_started(started, job_parameters(config_of(tmp_path, model, loop=given)), "asking", resumes=True)
-    older = job_parameters(config)
+        _check_started(started, build_job_parameters(config_of(tmp_path, model, loop=given)), "asking", resumes=True)
+    older = build_job_parameters(config)
     del older["loop"]["sync"]  # what the document has gained since a run was started
-    _check_started(_Started(1, 2, older, "started"), job_parameters(config), "asking", resumes=True)
+    _check_started(_RunJobs(1, 2, older, "started"), build_job_parameters(config), "asking", resumes=True)
     with pytest.raises(UsageError, match=r"loop\.rounds 9 \(the run has 3\)"):
-        _check_started(started, job_parameters(config_of(tmp_path, model, loop={"rounds": 9})), "asking", resumes=True)
+        _check_started(
+            started, build_job_parameters(config_of(tmp_path, model, loop={"rounds": 9})), "asking", resumes=True
+        )
     with pytest.raises(CheckpointError, match="choose another --run"):
-        _check_started(_Started(1, 2, {}, "failed"), job_parameters(config), "asking", resumes=True)
+        _check_started(_RunJobs(1, 2, {}, "failed"), build_job_parameters(config), "asking", resumes=True)
 
 
 def test_a_folder_with_another_runs_weights_is_refused(

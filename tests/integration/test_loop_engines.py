@@ -18,7 +18,7 @@ import pytest
 import lake
 from lake.errors import UsageError
 from lake.lake import Lake
-from pipelines.collect.environments.house import vocabulary
+from pipelines.collect.environments.house import list_vocabulary
 from pipelines.collect.manager.run import StoppedError
 from testkit.token_engine import TokenEngine, token_engine
 from testkit.word_game import TARGET, save_model
@@ -49,7 +49,7 @@ WORDS = 8
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    save_policy(folder, vocabulary(), TinyPolicyConfig(), 0)
+    save_policy(folder, list_vocabulary(), TinyPolicyConfig(), 0)
     return folder
 
 
@@ -123,7 +123,7 @@ def test_a_run_whose_engine_stays_away_ends_and_is_resumed_with_another(tmp_path
             if line.startswith("round 1/2"):
                 engine.stop()
 
-        with pytest.raises(StoppedError, match=r"no engine answers at .* with --resume goes on"):
+        with pytest.raises(StoppedError, match=r"no engine answers at .* with --resume continues"):
             play(tmp_path, config_of(tmp_path, model, engine.url, patience=0.01), say)
     with token_engine(TokenEngine(any_word)) as other:
         done = play(tmp_path, config_of(tmp_path, model, other.url), resumes=True)

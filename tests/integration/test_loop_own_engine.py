@@ -19,21 +19,20 @@ import pytest
 import lake
 from lake.errors import UsageError
 from pipelines.collect.engines import EngineError
+from pipelines.collect.factory import PlayedWeights
 from pipelines.collect.manager.run import StoppedError
-from pipelines.collect.wiring import PlayedWeights
 from testkit.processes import environment
 from testkit.vllm_stand_in import is_running, model_folder, noted, stand_in
-from trainer.online.engines import Engines
-from trainer.online.own_engine import OwnEngine
+from trainer.online.engines import Engines, LoopEngine
 from trainer.online.settings import EngineConfig, SyncConfig
 
 _SECONDS = 240
 KEEPER = """
 import sys, time
 from pathlib import Path
-from trainer.online.own_engine import OwnEngine
+from trainer.online.engines import LoopEngine
 from trainer.online.settings import EngineConfig
-with OwnEngine(EngineConfig(serve=True, python=sys.argv[1]), Path(sys.argv[2]), print, sleeps=False):
+with LoopEngine(EngineConfig(serve=True, python=sys.argv[1]), Path(sys.argv[2]), print, sleeps=False):
     print("runs", flush=True)
     time.sleep(3600)
 """
@@ -64,7 +63,7 @@ def test_it_is_started_again_with_the_newest_weights_and_ends_with_the_block(tmp
     model, said = model_folder(tmp_path), []
     newer = shutil.copytree(model, tmp_path / "newer")
     config = EngineConfig(serve=True, python=str(stand_in(tmp_path)), dtype="bfloat16", options=("--seed", "7"))
-    with OwnEngine(config, model, said.append, sleeps=True) as own:
+    with LoopEngine(config, model, said.append, sleeps=True) as own:
         first, began = options(model), noted(model)["pids"]
         assert first["--dtype"] == "bfloat16"
         assert first["--seed"] == "7"
@@ -79,19 +78,19 @@ def test_it_is_started_again_with_the_newest_weights_and_ends_with_the_block(tmp
         until_all_have_ended(began)
         assert all(is_running(pid) for pid in pids)
     until_all_have_ended(pids)
-    assert any("was killed" in line and line.endswith("it is started again") for line in said)
+    assert any("was killed" in line and line.endswith("restarting it") for line in said)
 
 
 def test_one_that_does_not_start_again_is_given_up(tmp_path, wording):
     model, said = model_folder(tmp_path), []
-    with OwnEngine(EngineConfig(serve=True, python=str(stand_in(tmp_path))), model, said.append, sleeps=False) as own:
+    with LoopEngine(EngineConfig(serve=True, python=str(stand_in(tmp_path))), model, said.append, sleeps=False) as own:
         (model / "dies").write_text("ValueError: no room")
         os.kill(noted(model)["pids"][1], signal.SIGKILL)
-        until(lambda: own.given_up is not None)
-        assert "does not start again (" in own.given_up
-        assert "no room" in own.given_up
+        until(lambda: own.failure is not None)
+        assert "does not start again (" in own.failure
+        assert "no room" in own.failure
         engines = Engines({own.url: "vllm"}, SyncConfig(probe=False), own)
-        with pytest.raises(StoppedError, match=r"no room.*: mend that; .* with --resume goes on"):
+        with pytest.raises(StoppedError, match=r"no room.*: mend that; .* with --resume continues"):
             engines.push(lake.open(tmp_path / "lake", create=True), "r", PlayedWeights(model, 1), None, said.append)
     assert sum("no room" in line for line in said) == 3
     assert wording(said[-1]).endswith("given up")
@@ -100,9 +99,9 @@ def test_one_that_does_not_start_again_is_given_up(tmp_path, wording):
 def test_one_that_does_not_start_at_all_says_why(tmp_path):
     model = model_folder(tmp_path, dies="ValueError: no room")
     config = EngineConfig(serve=True, python=str(stand_in(tmp_path)))
-    with pytest.raises(EngineError, match="no room"), OwnEngine(config, model, print, sleeps=False):
+    with pytest.raises(EngineError, match="no room"), LoopEngine(config, model, print, sleeps=False):
         pass
-    with pytest.raises(UsageError, match="no such folder"), OwnEngine(config, tmp_path / "none", print, sleeps=False):
+    with pytest.raises(UsageError, match="no such folder"), LoopEngine(config, tmp_path / "none", print, sleeps=False):
         pass
 
 

@@ -11,9 +11,9 @@ from lake.cli import trajlake
 from testkit.examples import mostly_slow
 from testkit.loops import looped, write_config
 from testkit.word_game import save_model
-from trainer.online.command import _tell
-from trainer.online.rollouts import Evaluated
-from trainer.online.run import LoopResult
+from trainer.online.commands import _print_result
+from trainer.online.loop import LoopResult
+from trainer.online.rollouts import EvaluationScores
 from trainer.online.settings import OnlineConfig, read_config
 
 GIVEN = {"loop": {"rounds": 2, "collect": {"groups": 2}}}
@@ -83,14 +83,14 @@ def test_an_interrupt_says_how_the_run_goes_on_wherever_it_comes(tmp_path: Path)
     words = ["loop", "--config", config, "--out", tmp_path / "out", "--lake", tmp_path / "lake"]
     done = CliRunner().invoke(trajlake, [*map(str, words), "--set", f"loop.collect.player.env={tmp_path}/env.py:make"])
     assert done.exit_code == 1
-    assert "with --resume goes on" in done.stderr
+    assert "with --resume continues" in done.stderr
 
 
 def test_the_best_version_is_not_said_to_be_where_it_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluations = {0: Evaluated(success=0.5, score=0.5, attempts=2, unscored=0)}
+    evaluations = {0: EvaluationScores(success=0.5, score=0.5, attempts=2, unscored=0)}
     done = LoopResult(1, 1, "rounds", evaluations, 0, "digest", tmp_path / "final")
-    _tell(done)
+    _print_result(done)
     assert f"and {tmp_path / 'best'} is gone" in capsys.readouterr().out
     (tmp_path / "best").mkdir()
-    _tell(done)
+    _print_result(done)
     assert f"in {tmp_path / 'best'}" in capsys.readouterr().out

@@ -13,8 +13,17 @@ import lake
 from lake.errors import UsageError
 from lake.lake import Lake
 from testkit.command_line import runner
-from trainer.online.demo import AFTER, BEFORE, RUN, TRACES, DemoConfig, DemoResult, free_lake_folder, run_demo
-from trainer.online.loop import LoopConfig
+from trainer.online.demo import (
+    AFTER,
+    BEFORE,
+    RUN,
+    TRACES,
+    DemoConfig,
+    DemoResult,
+    LockStepConfig,
+    find_free_folder,
+    run_demo,
+)
 
 STARTS, UPDATES = 4, 2
 
@@ -22,7 +31,7 @@ STARTS, UPDATES = 4, 2
 class SmallConfig(DemoConfig):
     """Rounds of fewer starts and updates."""
 
-    def loop(self) -> LoopConfig:
+    def loop(self) -> LockStepConfig:
         return super().loop().model_copy(update={"starts": STARTS, "minibatches": UPDATES})
 
 
@@ -138,11 +147,11 @@ def test_shuffled_advantages_are_a_permutation_over_live_steps(tmp_path: Path) -
 
 def test_a_taken_folder_is_never_overwritten(tmp_path: Path) -> None:
     wanted = tmp_path / "demo-lake"
-    assert free_lake_folder(wanted) == wanted
+    assert find_free_folder(wanted) == wanted
     wanted.mkdir()
-    assert free_lake_folder(wanted).name == "demo-lake-2"
+    assert find_free_folder(wanted).name == "demo-lake-2"
     (tmp_path / "demo-lake-2").touch()
-    assert free_lake_folder(wanted).name == "demo-lake-3"
+    assert find_free_folder(wanted).name == "demo-lake-3"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pipelines.collect.manager.run import StoppedError
 from testkit.command_line import runner
 from testkit.vllm_stand_in import is_running, noted, stand_in
 from trainer.online.demo import RUN, DemoConfig
-from trainer.online.demo_engine import loop_document, run_demo_with_engine
+from trainer.online.demo_engine import build_loop_config, run_demo_with_engine
 from trainer.online.settings import EngineConfig
 from trainer.runs.factories import learning_rate
 
@@ -19,7 +19,7 @@ from trainer.runs.factories import learning_rate
 @pytest.mark.parametrize("seed", [0, 3])
 def test_the_loop_is_the_demo_s(seed: int) -> None:
     config = DemoConfig(seed=seed, iterations=7)
-    demo, document = config.loop(), loop_document(config, Path("warm"), EngineConfig(serve=True))
+    demo, document = config.loop(), build_loop_config(config, Path("warm"), EngineConfig(serve=True))
     collect, trainer, evaluation = document.loop.collect, document.trainer, document.loop.evaluation
     assert document.loop.rounds == 7
     assert (collect.groups, collect.group_size, collect.first_seed) == (32, 8, demo.first_seed(0))

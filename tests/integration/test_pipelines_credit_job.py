@@ -12,13 +12,12 @@ import lake
 from lake import EpisodeRecord, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from lake.lake import Lake
-from lake.storage.migrations import FORMAT_KEY
 from lake.storage.objects import Objects
-from lake.storage.store import Store
+from lake.storage.store import FORMAT_KEY, Store
 from pipelines.credit import GiGPO, summarise
 from pipelines.credit.estimators.batch_std import BatchStd
-from pipelines.credit.health.integrity import IntegrityConfig
-from pipelines.credit.job import run_credit, with_step_source
+from pipelines.credit.health import IntegrityConfig
+from pipelines.credit.job import choose_step_source, run_credit
 from testkit.copies import copied, empty_lake
 
 TERMINAL = GiGPO(step_source="terminal_score")
@@ -147,10 +146,10 @@ def test_scores_of_a_scorer_replace_the_environment_return(target: Lake) -> None
 
 
 def test_step_source_follows_what_was_recorded(target: Lake) -> None:
-    assert with_step_source(target, GiGPO(), None, "env_return").step_source == "terminal_score"
+    assert choose_step_source(target, GiGPO(), None, "env_return").step_source == "terminal_score"
     fill(target, [record("dense", i, 1.0, "ab", reward=0.5) for i in range(2)])
-    assert with_step_source(target, GiGPO(), None, "env_return").step_source == "rewards"
-    assert with_step_source(target, GiGPO(), "task_id = 't'", "env_return").step_source == "terminal_score"
+    assert choose_step_source(target, GiGPO(), None, "env_return").step_source == "rewards"
+    assert choose_step_source(target, GiGPO(), "task_id = 't'", "env_return").step_source == "terminal_score"
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_first_prompt_that_stays_the_best_is_compared_with_nothing_and_other_s
         (["--env-arg", "rooms=3"], "env args"),
     ):
         fault = cli("prompts", *options, *more).fault
-        assert "search 's' was made with" in fault
+        assert "search 's' was started with" in fault
         assert named in fault
     assert len(player.requests) == asked
 
@@ -161,7 +161,7 @@ def test_a_first_prompt_that_stays_the_best_is_compared_with_nothing_and_other_s
         (["--first", FIRST], "give --reflect URL, which proposes prompts, or --candidate"),
         (["--first", FIRST, "--reflect", "http://127.0.0.1:1"], "--reflect needs --reflect-model NAME"),
         (["--first", "a \x1b[2J b", "--candidate", "Do it."], "holds the control character U+001B"),
-        (["--first", FIRST, "--candidate", "Do it.", "--run", "a/b"], "is no name of a run"),
+        (["--first", FIRST, "--candidate", "Do it.", "--run", "a/b"], "invalid --run"),
         (["--first", FIRST, "--candidate", "Do it.", "--prompts", "few.jsonl"], "few.jsonl has 1 task"),
     ],
 )

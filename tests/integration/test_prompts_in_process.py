@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import lake
-from pipelines.collect.model_folder import policy_name
-from pipelines.collect.wiring import LoadedModel, load_model
-from pipelines.prompts import play
+from pipelines.collect.factory import LoadedModel, load_model
+from pipelines.collect.model_folder import name_policy
+from pipelines.prompts import candidates
 from testkit.chat_models import tokenizer_of
 from testkit.command_line import runner
 from testkit.training import random_model
@@ -44,7 +44,7 @@ def test_a_model_in_this_process_is_told_each_prompt(tmp_path: Path, search: Cal
     )
     assert rows.height == 8
     assert rows["policy"].n_unique() == 2
-    assert all(name.startswith(f"{policy_name(tmp_path / 'tiny')}+") for name in rows["policy"])
+    assert all(name.startswith(f"{name_policy(tmp_path / 'tiny')}+") for name in rows["policy"])
     assert rows["said"].str.contains('"system"').sum() == 4
     assert rows["env_return"].null_count() == 0
     counts = lake.open(tmp_path / "lake").sql("SELECT counts FROM job_runs WHERE kind = 'prompts'")["counts"][0]
@@ -61,7 +61,7 @@ def test_prompts_are_ranked_by_a_scorer_and_the_model_is_loaded_once(
         loaded.append(place)
         return load_model(place, tokenizer)
 
-    monkeypatch.setattr(play, "load_model", load)
+    monkeypatch.setattr(candidates, "load_model", load)
     found = search("--score", f"{tmp_path / 'told.py'}:told")
     assert found.code == 0, found.err
     assert loaded == [str(tmp_path / "tiny")], "two prompts, on two sets of starts"
@@ -72,4 +72,4 @@ def test_prompts_are_ranked_by_a_scorer_and_the_model_is_loaded_once(
     assert lk.sql("SELECT count(*) FROM current_scores WHERE scorer = 'told'").item() == 16
     refused = search("--score", f"{tmp_path / 'told.py'}:told", "--rank-by", "length")
     assert refused.code == 2
-    assert "nothing gives that score" in refused.err
+    assert "gives that score" in refused.err

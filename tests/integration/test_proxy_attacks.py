@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import lake
-from lake.live.proxy.answers import AnswerRoom
-from lake.live.proxy.app import Limits
+from lake.live.proxy.app import RequestLimits
+from lake.live.proxy.relay import AnswerBudget
 from testkit.engine_server import Engine, engine_server
 from testkit.proxy_process import Proxy, proxy, proxy_here
 
@@ -247,7 +247,7 @@ def test_a_crowd_of_connections_keeps_nobody_out(engine: Engine, tmp_path: Path,
 
 
 def test_bodies_of_all_clients_are_bounded_in_time_and_together(engine: Engine, tmp_path: Path) -> None:
-    limits = Limits(max_body=MB, max_bodies=3 * MB, body_seconds=1.0)
+    limits = RequestLimits(max_body=MB, max_bodies=3 * MB, body_seconds=1.0)
     with proxy_here(engine, tmp_path, limits=limits) as at, ExitStack() as stack:
         slow = [stack.enter_context(at.connect()) for _ in range(4)]
         for connection in slow:
@@ -261,7 +261,7 @@ def test_bodies_of_all_clients_are_bounded_in_time_and_together(engine: Engine, 
 def test_an_answer_that_takes_the_room_of_all_is_cut_off_and_the_next_call_is_answered(
     engine: Engine, tmp_path: Path
 ) -> None:
-    with proxy_here(engine, tmp_path, limits=Limits(max_answers=MB)) as at:
+    with proxy_here(engine, tmp_path, limits=RequestLimits(max_answers=MB)) as at:
         body = json.dumps({"model": "endless", "stream": True, "messages": [], **SET}).encode()
         with pytest.raises(http.client.IncompleteRead):
             at.ask("POST", "/ep/endless" + CHAT, body)
@@ -275,7 +275,7 @@ def test_an_answer_that_takes_the_room_of_all_is_cut_off_and_the_next_call_is_an
 
 def test_of_answers_that_are_too_much_together_the_longest_makes_room() -> None:
     cut: list[str] = []
-    room = AnswerRoom(100)
+    room = AnswerBudget(100)
     with room.share(lambda: cut.append("small")) as small, room.share(lambda: cut.append("large")) as large:
         large.take(60)
         small.take(40)

@@ -306,7 +306,7 @@ def test_an_answer_whose_call_is_not_on_the_disk_is_held_back(
     with proxy_here(engine, tmp_path, durable=True) as at:
         at.post(path_of("before"), body("policy"))
         with monkeypatch.context() as patched:
-            patched.setattr("lake.live.spool.write", full)
+            patched.setattr("lake.live.spool.write_at", full)
             with pytest.raises(urllib.error.HTTPError):
                 at.post(path_of("held"), body("policy"))
             # Event by event: the one that says why the answer ended is held back too.

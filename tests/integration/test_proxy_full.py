@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import lake
-from lake.live.proxy.forward import Settings
+from lake.live.proxy.relay import CallSettings
 from testkit.copies import empty_lake
 from testkit.disks import disk, grow
 from testkit.engine_server import engine_server
@@ -21,7 +21,7 @@ from testkit.object_store import Store, answering, options, passed_on, send
 from testkit.proxy_process import Client, proxy, proxy_here
 
 CHAT = "/v1/chat/completions"
-OF_TEXT: dict[str, Any] = {"settings": Settings(asks="never"), "batch_seconds": 0.05}
+OF_TEXT: dict[str, Any] = {"settings": CallSettings(asks="never"), "batch_seconds": 0.05}
 """Delivered soon, and without token ids, which would be many times as long as the prompts, and are tested elsewhere."""
 
 

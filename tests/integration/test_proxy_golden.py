@@ -12,11 +12,11 @@ from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
 from testkit.proxy_scenarios import GOLDEN, SCENARIOS, golden_text, play_all
 from testkit.training import config
-from trainer.data.plan.plan import Plan
-from trainer.data.plan.preparation import find_source
-from trainer.data.select.refusals import find_refusals
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.preparation import find_source
+from trainer.data.refusals import find_refusals
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 import lake
 from lake import Lake
-from lake.read import show
+from lake.read import episode_text
 from lake.tables import TABLES
 from testkit import key_places
 from testkit.engine_server import Engine, engine_server
@@ -257,7 +257,7 @@ def text(data: bytes) -> str:
 
 
 def lines_of(stored: Lake, episode_id: int) -> list[tuple[Any, str]]:
-    return list(show.lines(show.gather(stored.snapshot(), episode_id)))
+    return list(episode_text.format_episode(episode_text.read_episode(stored.snapshot(), episode_id)))
 
 
 def _packed_ids(document: dict[str, Any]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_a_weighted_reward_is_written_under_its_name(lk: Lake) -> None:
     score(lk, "two", all_of(0.5) | {("right", 2): "no judge"})
     report = run_reward(lk, reward("one", {"scorer": "two", "weight": 2.0}))
     assert found(lk) == {**all_of(2.0), ("left", 1): 1.0, ("right", 2): None}
-    assert (report.episodes, report.rows, report.known, report.unknown, report.unchanged) == (6, 6, 5, 1, 0)
+    assert (report.episodes, report.rows, report.with_reward, report.unknown, report.unchanged) == (6, 6, 5, 1, 0)
     assert report.components == {"one": "one@1", "two": "two@1"}
     rows = lk.sql("SELECT * FROM scores WHERE scorer = 'mine' ORDER BY value NULLS FIRST")
     assert set(rows["scorer_version"]) == {report.version}
@@ -141,7 +141,7 @@ def test_levels(lk: Lake, level: Any) -> None:
     expected = all_of(11.0) | (of_steps if level == "both" else {})
     assert found(lk) == expected
     assert report.rows == len(expected)
-    assert (report.known, report.unknown) == (6, 0), "of episodes, whatever their steps have"
+    assert (report.with_reward, report.unknown) == (6, 0), "of episodes, whatever their steps have"
     assert (report.known_steps, report.unknown_steps) == ((3, 1) if level == "both" else (0, 0))
 
 
@@ -216,7 +216,7 @@ def test_nothing_is_done_twice(lk: Lake) -> None:
     first = run_reward(lk, reward("one"))
     again = run_reward(lk, reward("one"))
     assert again == RewardReport(
-        **first.model_dump() | {"job_id": None, "skipped": True, "unchanged": 6, "rows": 0, "known": 0}
+        **first.model_dump() | {"job_id": None, "skipped": True, "unchanged": 6, "rows": 0, "with_reward": 0}
     )
     assert jobs_of(lk) == 1
     forced = run_reward(lk, reward("one"), force=True)
@@ -230,7 +230,7 @@ def test_only_episodes_whose_components_changed_are_computed(lk: Lake) -> None:
     run_reward(lk, reward("one", "two"))
     score(lk, "two", {("left", 0): 3.0, ("right", 2): "gone"})
     report = run_reward(lk, reward("one", "two"))
-    assert (report.rows, report.unchanged, report.known) == (2, 4, 1)
+    assert (report.rows, report.unchanged, report.with_reward) == (2, 4, 1)
     assert found(lk) == all_of(2.0) | {("left", 0): 4.0, ("right", 2): None}
     assert run_reward(lk, reward("one", "two")).skipped
     score(lk, "three", all_of(9.0))
@@ -247,7 +247,7 @@ def test_new_episodes_and_a_predicate(lk: Lake) -> None:
     assert (whole.episodes, whole.rows, whole.unchanged) == (6, 3, 3)
     lk.append([rollout("left", 3, 1.0, collection_round=0)], run_id="demo")
     late = run_reward(lk, reward("one"))
-    assert (late.rows, late.known, late.unchanged) == (1, 0, 6)
+    assert (late.rows, late.with_reward, late.unchanged) == (1, 0, 6)
     score(lk, "one", {("left", 3): 4.0})
     assert run_reward(lk, reward("one")).rows == 1
     assert found(lk) == all_of(1.0) | {("left", 3): 4.0}
@@ -256,17 +256,17 @@ def test_new_episodes_and_a_predicate(lk: Lake) -> None:
 def test_scores_that_end_while_a_reward_runs_are_not_missed(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reward's terminal row is younger than the score's, but its snapshot was older: the next run takes it."""
     score(lk, "one", all_of(1.0))
-    real = rewards.component_rows
+    real = rewards.read_component_rows
 
     def slow(*arguments: Any) -> pl.DataFrame:
         rows = real(*arguments)
         score(lk, "one", {("left", 0): 5.0})
         return rows
 
-    monkeypatch.setattr(rewards, "component_rows", slow)
+    monkeypatch.setattr(rewards, "read_component_rows", slow)
     run_reward(lk, reward("one"))
     assert found(lk) == all_of(1.0)
-    monkeypatch.setattr(rewards, "component_rows", real)
+    monkeypatch.setattr(rewards, "read_component_rows", real)
     assert run_reward(lk, reward("one")).rows == 1
     assert found(lk) == all_of(1.0) | {("left", 0): 5.0}
 
@@ -297,7 +297,7 @@ def test_scores_that_end_right_after_the_snapshot_are_not_missed(lk: Lake, monke
 
 def test_a_reward_that_failed_left_nothing_and_runs_again(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     score(lk, "one", all_of(1.0))
-    real, calls = rewards.component_rows, []
+    real, calls = rewards.read_component_rows, []
 
     def broken(*arguments: Any) -> pl.DataFrame:
         calls.append(1)
@@ -306,7 +306,7 @@ def test_a_reward_that_failed_left_nothing_and_runs_again(lk: Lake, monkeypatch:
         return real(*arguments)
 
     monkeypatch.setattr(rewards, "EPISODES_A_PART", 4)
-    monkeypatch.setattr(rewards, "component_rows", broken)
+    monkeypatch.setattr(rewards, "read_component_rows", broken)
     with pytest.raises(MemoryError):
         run_reward(lk, reward("one"))
     assert found(lk) == {}

@@ -10,8 +10,8 @@ import pytest
 
 import lake
 from lake import Lake, ids
-from lake.care import erasure
-from pipelines.score.rows import known_answers, response_rows
+from lake.care import removal
+from pipelines.score.rows import make_response_rows, read_answers
 from testkit.copies import copied
 from testkit.examples import mostly_slow
 from testkit.score_lakes import conversations
@@ -27,7 +27,7 @@ class KilledError(Exception):
 def answered(lk: Lake, *requests: tuple[int, str, list[int]], fail: bool = False) -> None:
     """One job with the answers to some requests: number, text, episodes."""
     frames = [
-        response_rows([{"request_id": ids.to_text(number), "answer": text, "model": "m"}], episodes, AT)
+        make_response_rows([{"request_id": ids.to_text(number), "answer": text, "model": "m"}], episodes, AT)
         for number, text, episodes in requests
     ]
     with lk.job(kind="score") as job:
@@ -160,7 +160,7 @@ def test_files_that_tell_what_is_doomed_go_last(tmp_path: Path, monkeypatch: pyt
     folder = tmp_path / "lake" / "responses"
     folder.mkdir()
     for name, concerned in (("a", [e0, e1]), ("b", [e1])):
-        rows = response_rows([{"request_id": ids.to_text(1), "answer": SECRET, "model": "m"}], concerned, AT)
+        rows = make_response_rows([{"request_id": ids.to_text(1), "answer": SECRET, "model": "m"}], concerned, AT)
         rows.with_columns(job_id=pl.lit(1, pl.Int64), write_id=pl.lit(2, pl.Int64)).write_parquet(
             folder / f"{name}.parquet"
         )
@@ -190,26 +190,26 @@ def test_a_file_that_cannot_be_read_is_reported_once(lk: Lake) -> None:
 
 def test_answers_are_known_by_the_episodes_they_concern(lk: Lake) -> None:
     e0, e1, e2 = episodes(lk)
-    known = known_answers(lk.snapshot(), pl.Series("episode_id", [e1, e2]))
+    known = read_answers(lk.snapshot(), pl.Series("episode_id", [e1, e2]))
     told = {ids.from_text(request): answer for request, answer in known[e1].items()}
     assert told == {2: f"{SECRET} of two", 3: "of others", 5: f"{SECRET} of all"}
     assert set(known) == {e1, e2}
-    assert set(known_answers(lk.snapshot(), pl.Series("episode_id", [e0]))) == {e0}
+    assert set(read_answers(lk.snapshot(), pl.Series("episode_id", [e0]))) == {e0}
 
 
 def test_rows_are_made_of_answers_and_of_nothing_else() -> None:
     good = {"request_id": ids.to_text(9), "answer": "a", "model": "m", "prompt_tokens": 3, "completion_tokens": -1}
-    rows = response_rows([good], [11, 12], AT).to_dicts()
+    rows = make_response_rows([good], [11, 12], AT).to_dicts()
     assert [(row["request_id"], row["episode_id"], row["answer"]) for row in rows] == [(9, 11, "a"), (9, 12, "a")]
     assert (rows[0]["prompt_tokens"], rows[0]["completion_tokens"], rows[0]["at"]) == (3, None, AT)
-    assert response_rows([good | {"about": [1]}], [11, 12], AT)["episode_id"].to_list() == [12]
+    assert make_response_rows([good | {"about": [1]}], [11, 12], AT)["episode_id"].to_list() == [12]
     odd: list[dict[str, Any]] = [{}, good | {"request_id": 9}, good | {"request_id": "x"}, good | {"answer": None}]
     odd += [good | {"about": [2, -1, "0", None, 0.0]}]
-    assert response_rows(odd, [11, 12], AT).is_empty()
+    assert make_response_rows(odd, [11, 12], AT).is_empty()
 
 
 def test_nothing_else_of_erasure_changed() -> None:
     """The doomed rows of other tables are told by nothing but themselves."""
     wanted = pl.Series("episode_id", [1], dtype=pl.Int64)
-    assert erasure._of_episodes("scores", wanted).reveals is None
-    assert erasure._of_requests(pl.Series([2]), wanted).reveals is not None
+    assert removal._remove_episodes("scores", wanted).identifies is None
+    assert removal._remove_answers(pl.Series([2]), wanted).identifies is not None

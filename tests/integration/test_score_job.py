@@ -8,8 +8,8 @@ import pytest
 import lake
 from lake import Lake, ids
 from lake.errors import ConflictError, DataRefusedError, UsageError
-from pipelines.score.functions import ScoreConfig
-from pipelines.score.job import Progress, ScoreReport, run_score, scorer_of
+from pipelines.score.functions import ScoreConfig, make_scorer
+from pipelines.score.job import Progress, ScoreReport, run_score
 from pipelines.score.sandbox.contract import SandboxLimits
 from pipelines.score.scorers import SCORERS
 from testkit.score_lakes import InProcess, conversation, conversations, module, score_rows
@@ -39,7 +39,7 @@ def lk(tmp_path: Path) -> Lake:
 
 def test_scores_steps_and_lineage_of_a_pointwise_function(lk: Lake, tmp_path: Path) -> None:
     report = scored(lk, f"{module(tmp_path, WALK)}:walk", where="task_id <> 't2'")
-    assert (report.selected, report.present, report.scored, report.known, report.failed) == (6, 0, 6, 6, 0)
+    assert (report.selected, report.present, report.scored, report.with_score, report.failed) == (6, 0, 6, 6, 0)
     assert (report.steps, report.unmatched, report.overtaken, report.examples) == (12, 0, 0, [])
     rows = score_rows(lk, "step_index, value, reason, s.error, metrics, isolation, scorer")
     assert len(rows) == 18
@@ -59,7 +59,7 @@ def test_scores_steps_and_lineage_of_a_pointwise_function(lk: Lake, tmp_path: Pa
 def test_what_is_needed_is_taken_by_name_and_what_no_row_gives_is_refused_first(lk: Lake, tmp_path: Path) -> None:
     module(tmp_path, "def doubled(env_return, num_steps): return 2 * env_return + num_steps")
     report = scored(lk, f"{tmp_path}/rewards.py:doubled")
-    assert (report.scored, report.known, report.failed) == (9, 9, 0)
+    assert (report.scored, report.with_score, report.failed) == (9, 9, 0)
     wanted = lk.sql("SELECT 2 * env_return + num_steps AS value FROM episodes ORDER BY episode_id")
     found = lk.sql("SELECT value FROM current_scores ORDER BY episode_id")
     assert found["value"].to_list() == wanted["value"].to_list()
@@ -88,7 +88,7 @@ def test_options_that_decide_the_scores_make_a_version(lk: Lake, tmp_path: Path)
     target = f"{module(tmp_path, WALK)}:walk"
 
     def version(**options: Any) -> str:
-        return scorer_of(target, ScoreConfig(**options)).version
+        return make_scorer(target, ScoreConfig(**options)).version
 
     deciding: list[dict[str, Any]] = [
         {},
@@ -131,7 +131,7 @@ def mixed(messages, rollout_index, **kwargs):
 def test_what_failed_is_null_with_its_reason_and_can_be_tried_again(lk: Lake, tmp_path: Path) -> None:
     path = module(tmp_path, MIXED)
     report = scored(lk, f"{path}:mixed", config={"name": "m"})
-    assert (report.scored, report.known, report.failed) == (9, 3, 6)
+    assert (report.scored, report.with_score, report.failed) == (9, 3, 6)
     assert len(report.examples) == 5
     rows = score_rows(lk, "rollout_index, value, s.error, isolation, scorer")
     assert [row["value"] for row in rows[:3]] == [7.0, None, None]
@@ -166,7 +166,7 @@ def test_a_function_does_not_pass_for_a_built_in_scorer(lk: Lake, tmp_path: Path
     target = f"{path}:{'f' if name else 'length'}"
     with pytest.raises(UsageError, match="a built-in scorer"):
         scored(lk, target, config={} if name is None else {"name": name})
-    assert scored(lk, target, config={"name": "mine"}).known == 9
+    assert scored(lk, target, config={"name": "mine"}).with_score == 9
 
 
 HOSTILE = """
@@ -190,7 +190,7 @@ def test_a_hostile_function_harms_its_own_rows_alone(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 1, 4)
     limits = SandboxLimits(seconds_per_row=2.0)
     report = scored(lk, f"{module(tmp_path / 'code', HOSTILE)}:hostile", config={"limits": limits})
-    assert (report.scored, report.known, report.failed) == (4, 0, 4)
+    assert (report.scored, report.with_score, report.failed) == (4, 0, 4)
     errors = [row["error"] for row in score_rows(lk, "s.error")]
     assert errors[1].startswith("timeout: ")
     assert errors[2].startswith("killed: ")
@@ -221,7 +221,7 @@ def undecorated(rollouts_messages):
 def test_a_group_wise_function_is_called_with_whole_groups(lk: Lake, tmp_path: Path) -> None:
     target = f"{module(tmp_path, GROUP)}:ranked"
     report = scored(lk, target, where="rollout_index = 2 AND task_id <> 't2'")
-    assert (report.selected, report.scored, report.known, report.failed) == (6, 6, 3, 3)
+    assert (report.selected, report.scored, report.with_score, report.failed) == (6, 6, 3, 3)
     rows = score_rows(lk, "task_id, rollout_index, value, s.error, reason")
     assert [row["value"] for row in rows] == [0.0, 1 / 3, 2 / 3, None, None, None]
     assert rows[0]["reason"] == "3"
@@ -238,16 +238,16 @@ def test_a_batch_wise_function_sees_siblings_together(lk: Lake, tmp_path: Path) 
     scored(lk, f"{path}:together", config={"batch_size": 2, "name": "smaller"})
     rows = score_rows(lk, "reason", "scorer = 'smaller'")
     assert sorted(row["reason"].split()[0] for row in rows) == ["1"] * 3 + ["2"] * 6
-    assert scored(lk, f"{path}:undecorated").known == 9, "known by its parameter's name"
+    assert scored(lk, f"{path}:undecorated").with_score == 9, "known by its parameter's name"
     report = scored(lk, f"{path}:short", config={"batch_size": 3})
-    assert (report.known, report.failed) == (0, 9)
+    assert (report.with_score, report.failed) == (0, 9)
     assert "TypeError: `short` returned 1 results" in report.examples[0]
     assert "3 rollouts" in report.examples[0]
 
 
 def test_a_built_in_scorer_needs_no_sandbox(lk: Lake) -> None:
     report = scored(lk, "env_return")
-    assert (report.scorer, report.version, report.scored, report.known) == (
+    assert (report.scorer, report.version, report.scored, report.with_score) == (
         "env_return",
         SCORERS["env_return"]().version,
         9,
@@ -288,7 +288,7 @@ def test_a_source_that_changes_while_it_runs_scores_no_further(gone: bool, lk: L
 
 @pytest.mark.parametrize("target", ["env_retrun", "rewards"])
 def test_an_unknown_scorer_is_told_what_there_is(target: str, lk: Lake) -> None:
-    with pytest.raises(UsageError, match=rf"'{target}' is no scorer; .*module.py:function.*env_return"):
+    with pytest.raises(UsageError, match=rf"'{target}' is not a scorer; .*module.py:function.*env_return"):
         scored(lk, target)
 
 
@@ -297,7 +297,7 @@ def test_an_empty_lake_and_a_wrong_predicate_are_told(lk: Lake, tmp_path: Path) 
         scored(lake.open(tmp_path / "empty", create=True), "env_return")
     with pytest.raises(DataRefusedError, match=r"no episode satisfies .*run_id = 'x'"):
         scored(lk, "env_return", where="run_id = 'x'")
-    with pytest.raises(UsageError, match="no predicate over `episodes`"):
+    with pytest.raises(UsageError, match="predicate over `episodes`"):
         scored(lk, "env_return", where="nothing = 1")
     with pytest.raises(UsageError, match="give one of them"):
         scored(lk, "env_return", force=True, retry_failed=True)

@@ -67,7 +67,7 @@ def asked(server: JudgeServer) -> list[str]:
 
 def test_an_answer_is_asked_once_and_kept(lk: Lake, tmp_path: Path, server: JudgeServer) -> None:
     report = judged(lk, tmp_path, "one_by_one")
-    assert (report.known, report.failed, report.answers) == (6, 0, 6)
+    assert (report.with_score, report.failed, report.answers) == (6, 0, 6)
     rows = score_rows(lk, "task_id, rollout_index, value, reason, isolation")
     assert {(row["value"], row["isolation"]) for row in rows} == {(float(len("done with t0.0")), "none")}
     assert asked(server) == [f"done with t{t}.{i}" for t in range(2) for i in range(3)]
@@ -76,7 +76,7 @@ def test_an_answer_is_asked_once_and_kept(lk: Lake, tmp_path: Path, server: Judg
     assert responses.select("episode_id", "answer", "model").n_unique() == 6
     assert set(responses["job_id"]) == set(report.job_ids)
     again = judged(lk, tmp_path, "one_by_one", force=True)
-    assert (again.scored, again.known, again.answers) == (6, 6, 0)
+    assert (again.scored, again.with_score, again.answers) == (6, 6, 0)
     assert len(server.requests) == 6, "scored again from the lake"
     lk.append([conversation("t0", 5)], run_id="r")
     assert judged(lk, tmp_path, "one_by_one").answers == 1
@@ -85,7 +85,7 @@ def test_an_answer_is_asked_once_and_kept(lk: Lake, tmp_path: Path, server: Judg
 def test_requests_are_in_flight_as_declared(lk: Lake, tmp_path: Path, server: JudgeServer) -> None:
     server.script = [crowd(3)] * 6
     text = JUDGED.replace("timeout=20", "concurrency=3, timeout=20")
-    assert run_score(lk, f"{module(tmp_path, text)}:one_by_one", config=ALONE).known == 6
+    assert run_score(lk, f"{module(tmp_path, text)}:one_by_one", config=ALONE).with_score == 6
     assert server.most_in_flight == 3
 
 
@@ -94,11 +94,11 @@ def test_a_judge_that_fails_is_null_with_the_reason_and_tried_again_later(
 ) -> None:
     server.script = [raw(f"who is {KEY}?".encode(), 401)] * 6
     report = judged(lk, tmp_path, "one_by_one")
-    assert (report.known, report.failed, report.answers) == (0, 6, 0)
+    assert (report.with_score, report.failed, report.answers) == (0, 6, 0)
     assert report.examples[0].endswith("JudgeError: HTTP 401: who is ***?")
     assert {row["value"] for row in score_rows(lk)} == {None}
     again = judged(lk, tmp_path, "one_by_one", retry_failed=True)
-    assert (again.known, again.failed) == (6, 0)
+    assert (again.with_score, again.failed) == (6, 0)
     assert judged(lk, tmp_path, "one_by_one", retry_failed=True).scored == 0
 
 
@@ -114,7 +114,7 @@ def test_an_answer_about_several_stands_for_each_and_goes_with_any(
     lk: Lake, tmp_path: Path, server: JudgeServer
 ) -> None:
     report = judged(lk, tmp_path, "together", where="task_id = 't0'")
-    assert (report.known, report.answers) == (3, 4)
+    assert (report.with_score, report.answers) == (3, 4)
     about = lk.scan("responses").collect().group_by("request_id").agg(pl.col("episode_id").n_unique().alias("n"))
     assert sorted(about["n"]) == [1, 1, 1, 3]
     first = lk.sql("SELECT episode_id FROM episodes WHERE task_id = 't0' AND rollout_index = 0").item()

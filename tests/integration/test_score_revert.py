@@ -10,12 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lake import Lake
-from lake.judgements.scores import current_versions, episode_scores
-from pipelines.credit.estimators import estimator_class
+from lake.judgements.scores import read_current_versions, read_episode_scores
+from pipelines.credit.estimators import find_estimator
 from pipelines.credit.job import run_credit
 from pipelines.score.commands import score
-from pipelines.score.job import run_score
-from pipelines.score.pending import confirm
+from pipelines.score.job import confirm_version, run_score
 from pipelines.score.rewards import RewardDefinition, run_reward
 from pipelines.score.scorers import SCORERS
 from testkit.processes import environment
@@ -68,7 +67,7 @@ def test_what_was_scored_last_counts_after_a_revert(lk: Lake, tmp_path: Path) ->
     assert told.stdout == f"scorer f@{first}\nnothing to do: 6 of 6 episodes have been scored\n"
     assert told.stderr == f"f@{first} is current again\n"
     assert current(lk, "f") == (first, [0.0, 0.0, 1.0, 1.0, 2.0, 2.0])
-    report = run_credit(lk, estimator_class("dr_grpo")(), score="f")
+    report = run_credit(lk, find_estimator("dr_grpo")(), score="f")
     assert report.scorer_versions == {"f": first}
     before = jobs(lk)
     assert run(lk, target).stderr == ""
@@ -80,10 +79,10 @@ def test_a_part_of_the_episodes_makes_current_too_and_what_is_pending_needs_no_w
     assert not in_process(lk, "1", 1.0, where="task_id = 't0'")
     assert not in_process(lk, "2", 2.0)
     assert in_process(lk, "1", 1.0, where="task_id = 't0'")
-    assert current_versions(lk.snapshot()) == {"s": "1"}
+    assert read_current_versions(lk.snapshot()) == {"s": "1"}
     assert not in_process(lk, "1", 1.0), "its three new scores are what makes it current, or keeps it so"
     assert in_process(lk, "2", 2.0, retry_failed=True), "nothing failed: it is what was asked for last"
-    assert current_versions(lk.snapshot()) == {"s": "2"}
+    assert read_current_versions(lk.snapshot()) == {"s": "2"}
 
 
 def test_other_scorers_are_left_alone(lk: Lake) -> None:
@@ -91,7 +90,7 @@ def test_other_scorers_are_left_alone(lk: Lake) -> None:
         in_process(lk, "1", 1.0, name)
         in_process(lk, "2", 2.0, name)
     assert in_process(lk, "1", 1.0)
-    assert current_versions(lk.snapshot()) == {"other": "2", "s": "1"}
+    assert read_current_versions(lk.snapshot()) == {"other": "2", "s": "1"}
 
 
 @pytest.mark.slow("options that are taken back make their version the current one, as an edit does")
@@ -100,7 +99,7 @@ def test_options_of_a_built_in_scorer_go_back_and_forth(lk: Lake) -> None:
     for scorer, again in ((recorded, False), (summed, False), (recorded, True), (recorded, False), (summed, True)):
         report = run_score(lk, scorer)
         assert report.made_current == again
-        assert current_versions(lk.snapshot()) == {"env_return": report.version}
+        assert read_current_versions(lk.snapshot()) == {"env_return": report.version}
 
 
 def test_a_reward_goes_back_with_its_definition_and_with_its_components(lk: Lake, tmp_path: Path) -> None:
@@ -134,8 +133,8 @@ def test_a_version_whose_episodes_are_all_retracted_is_not_confirmed(lk: Lake) -
     in_process(lk, "2", 2.0)
     lk.retract(lk.sql("SELECT episode_id FROM episodes WHERE task_id = 't0'")["episode_id"].to_list())
     before = jobs(lk)
-    assert not confirm(lk, "s", "1", kind="score", series={}, parameters={})
-    assert not confirm(lk, "s", "unheard of", kind="score", series={}, parameters={})
+    assert not confirm_version(lk, "s", "1", kind="score", series={}, parameters={})
+    assert not confirm_version(lk, "s", "unheard of", kind="score", series={}, parameters={})
     assert jobs(lk) == before
 
 
@@ -173,6 +172,6 @@ def test_training_and_evaluation_read_the_version_that_was_scored_last(lk: Lake)
     in_process(lk, "2", 2.0)
     assert in_process(lk, "1", 1.0)
     snapshot = lk.snapshot()
-    assert set(episode_scores(snapshot, "s")["score"]) == {1.0}
+    assert set(read_episode_scores(snapshot, "s")["score"]) == {1.0}
     assert set(read_attempts(snapshot, by="run_id", score="s")["score"]) == {1.0}
     assert set(read_attempts(snapshot, by="run_id", score="s@2")["score"]) == {2.0}

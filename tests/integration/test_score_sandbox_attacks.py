@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
-from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.contract import CallOutcome, FunctionSource, SandboxLimits
+from pipelines.score.sandbox.launch import find_obstacle
 from pipelines.score.sandbox.pool import Sandbox
 from testkit import sandbox_arena
 from testkit.examples import mostly_slow
@@ -25,8 +25,10 @@ from testkit.processes import environment
 from testkit.sandbox_attacks import NAMES, PEACE
 
 NOBODY = 65534
-STRONG = pytest.mark.skipif(obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}")
-BWRAP = pytest.mark.skipif(obstacle("bwrap") is not None, reason=f"no level bwrap here: {obstacle('bwrap')}")
+STRONG = pytest.mark.skipif(
+    find_obstacle("strong") is not None, reason=f"no strong isolation here: {find_obstacle('strong')}"
+)
+BWRAP = pytest.mark.skipif(find_obstacle("bwrap") is not None, reason=f"no level bwrap here: {find_obstacle('bwrap')}")
 READ_ALL = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
 FIFTEEN = {
     "network",
@@ -128,7 +130,7 @@ def test_bubblewrap_holds_as_well() -> None:
     assert found["peace"] == 1.0
 
 
-def at_level(folder: Path, level: str, name: str) -> Outcome:
+def at_level(folder: Path, level: str, name: str) -> CallOutcome:
     """One attack at a level that is weaker than it could be."""
     path = Path(shutil.copy(sandbox_arena.sandbox_attacks.__file__, folder / "attacks.py"))
     limits = SandboxLimits(max_level=level, min_level="none")  # type: ignore[arg-type]
@@ -138,7 +140,7 @@ def at_level(folder: Path, level: str, name: str) -> Outcome:
         return sandbox.call([{"messages": [{"content": name}], "ground_truth": where}])[0]
 
 
-@pytest.mark.skipif(obstacle("basic") is not None, reason=f"no level basic here: {obstacle('basic')}")
+@pytest.mark.skipif(find_obstacle("basic") is not None, reason=f"no level basic here: {find_obstacle('basic')}")
 def test_basic_isolation_has_the_hole_it_is_said_to_have(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     assert at_level(tmp_path, "basic", "file read").value == {"score": 1.0, "got": "secret"}

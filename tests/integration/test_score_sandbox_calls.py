@@ -16,14 +16,14 @@ import pytest
 
 import lake
 from lake.errors import UsageError
-from pipelines.score.sandbox import launch, link
+from pipelines.score.sandbox import launch, worker_process
 from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
-from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.launch import find_obstacle
 from pipelines.score.sandbox.pool import Sandbox, inspect_function
 from testkit.examples import mostly_slow
 
 pytestmark = pytest.mark.skipif(
-    obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
+    find_obstacle("strong") is not None, reason=f"no strong isolation here: {find_obstacle('strong')}"
 )
 
 REWARDS = '''
@@ -154,7 +154,7 @@ def test_arguments_that_are_no_json_object_are_the_calls_fault(rewards: Path) ->
     with held(rewards, "echo") as sandbox:
         found = sandbox.call([b"{", b"[1]", b"", msgspec.Raw(b'{"a": 1}'), {"a": msgspec.Raw(b"nonsense")}])
     assert [outcome.kind for outcome in found] == ["invalid", "invalid", "invalid", "ok", "invalid"]
-    assert all("no JSON object" in str(outcome.error) for outcome in found if outcome.kind == "invalid")
+    assert all("not a JSON object" in str(outcome.error) for outcome in found if outcome.kind == "invalid")
     with held(rewards, "echo") as sandbox, pytest.raises(UsageError, match="must be JSON data"):
         sandbox.call([{"a": object()}])
 
@@ -222,7 +222,10 @@ def test_an_adapter_of_ours_makes_what_is_called(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("absent", "`absent` does not exist in .*; functions there: batch, counted, data"), ("calls", "is no function")],
+    [
+        ("absent", "`absent` does not exist in .*; functions there: batch, counted, data"),
+        ("calls", "is not a function"),
+    ],
 )
 def test_a_function_that_is_not_there_is_named(rewards: Path, name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -261,7 +264,7 @@ def test_a_function_that_lies_where_it_would_see_too_much_is_refused(
     monkeypatch.setenv("HOME", str(home))
     for folder in (home, home.parent):
         (folder / "f.py").write_text("def f(**_): return 1.0")
-        with pytest.raises(UsageError, match="folder of its own"):
+        with pytest.raises(UsageError, match="a separate folder"):
             held(folder / "f.py", "f")
     (home / "rewards").mkdir()
     (home / "rewards" / "f.py").write_text("def f(**_): return 1.0")
@@ -271,7 +274,7 @@ def test_a_function_that_lies_where_it_would_see_too_much_is_refused(
 def test_a_file_that_is_no_module_is_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for name in ("absent.py", "notes.txt", "."):
-        with pytest.raises(UsageError, match="is no Python file"):
+        with pytest.raises(UsageError, match="Python file"):
             held(tmp_path / name, "f")
 
 
@@ -331,14 +334,14 @@ def test_seconds_of_each_call_are_told(rewards: Path) -> None:
 
 
 def test_nothing_starts_before_the_first_call_and_nothing_stays(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workers: list[link.Worker] = []
+    workers: list[worker_process.Worker] = []
 
-    class Counted(link.Worker):
+    class Counted(worker_process.Worker):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             workers.append(self)
 
-    monkeypatch.setattr(link, "Worker", Counted)
+    monkeypatch.setattr(worker_process, "Worker", Counted)
     with held(rewards, "echo", workers=3) as sandbox:
         assert sandbox.call([]) == []
         assert list(sandbox.map([])) == []
@@ -360,10 +363,10 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(rewards: Path) -> None
 
 
 def test_a_folder_with_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_MOST_BESIDE", 3)
+    monkeypatch.setattr(launch, "_MAX_READABLE", 3)
     for name in "abcd":
         (tmp_path / f"{name}.py").touch()
-    with pytest.raises(UsageError, match=r"holds 4 files .*folder of its own"):
+    with pytest.raises(UsageError, match=r"holds 4 files .*a separate folder"):
         held(tmp_path / "a.py", "f")
 
 

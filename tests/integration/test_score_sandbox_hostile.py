@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.score.sandbox import launch, link
-from pipelines.score.sandbox.contract import FunctionSource, Outcome, SandboxLimits
-from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox import launch, worker_process
+from pipelines.score.sandbox.contract import CallOutcome, FunctionSource, SandboxLimits
+from pipelines.score.sandbox.launch import find_obstacle
 from pipelines.score.sandbox.pool import Sandbox
 from testkit import sandbox_hostile
 from testkit.examples import mostly_slow, mostly_slow_cases
 
 pytestmark = pytest.mark.skipif(
-    obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
+    find_obstacle("strong") is not None, reason=f"no strong isolation here: {find_obstacle('strong')}"
 )
 
 # Deed -> kind of its outcome, and words of its reason (or its value, where it does no harm to its own call).
@@ -38,17 +38,17 @@ DEEDS: dict[str, tuple[str, object]] = {
     "memory": ("memory", "memory_mb"),
     "print": ("ok", 5.0),
     "garbage on stdout": ("ok", 5.0),
-    "garbage everywhere": ("invalid", "no reply to the request"),
-    "zeros everywhere": ("invalid", "no reply to the request"),
+    "garbage everywhere": ("invalid", "do not answer the request"),
+    "zeros everywhere": ("invalid", "do not answer the request"),
     "forged kind": ("invalid", "contradicts itself"),
     "forged contradiction": ("invalid", "contradicts itself"),
-    "forged count": ("invalid", "no reply to the request"),
+    "forged count": ("invalid", "do not answer the request"),
     "forged shortage": ("invalid", "0 outcomes where it said 1"),
     "forged size": ("invalid", "announced a reply of 2,147,483,648 bytes"),
     "forged delay": ("timeout", "longer than 1 s"),
-    "forged depth": ("invalid", "no list of outcomes"),
-    "nan": ("invalid", "nan; a number must be finite"),
-    "infinity": ("invalid", "-inf as 'score'; a number must be finite"),
+    "forged depth": ("invalid", "not send a list of outcomes"),
+    "nan": ("invalid", "nan; valid: a finite number"),
+    "infinity": ("invalid", "-inf as 'score'; valid: a finite number"),
     "huge text": ("invalid", "it returned 52,42"),
     "huge list": ("invalid", "more than 1,000,000 values"),
     "many values": ("invalid", "more than 1,000,000 values"),
@@ -56,11 +56,11 @@ DEEDS: dict[str, tuple[str, object]] = {
     "very deep": ("invalid", "nested too deeply"),
     "cyclic": ("invalid", "contains itself"),
     "object": ("invalid", "an object of type object"),
-    "function": ("invalid", "no JSON data"),
+    "function": ("invalid", "not JSON data"),
     "generator": ("invalid", "an object of type generator"),
     "no number": ("exception", "not today"),
     "huge number": ("invalid", "too large"),
-    "huge number inside": ("invalid", "no JSON data"),
+    "huge number inside": ("invalid", "not JSON data"),
     "recursion": ("exception", "RecursionError"),
     "builtins": ("killed", "exit status 1"),
     "close three": ("ok", 5.0),
@@ -83,16 +83,16 @@ def sandbox(folder: Path, **limits: object) -> Sandbox:
     return Sandbox(FunctionSource(str(path), "hostile"), SandboxLimits(**{"seconds_per_row": 1.0, **limits}))  # type: ignore[arg-type]
 
 
-def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[link.Worker]:
+def workers_started(monkeypatch: pytest.MonkeyPatch) -> list[worker_process.Worker]:
     """All workers from here on, as they are started."""
-    started: list[link.Worker] = []
+    started: list[worker_process.Worker] = []
 
-    class Counted(link.Worker):
+    class Counted(worker_process.Worker):
         def __init__(self, *arguments: object) -> None:
             started.append(self)
             super().__init__(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(link, "Worker", Counted)
+    monkeypatch.setattr(worker_process, "Worker", Counted)
     return started
 
 
@@ -150,7 +150,7 @@ def test_a_hostile_call_spoils_itself_alone(quick: Sandbox, late: Sandbox, deed:
 
 
 @pytest.fixture(scope="module")
-def aftermath(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcome]]:
+def aftermath(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[CallOutcome]]:
     """Each call that leaves something behind, and two that take long enough to notice; one sandbox for all."""
     deeds = [*sandbox_hostile.LEFT_BEHIND, *sandbox_hostile.OWN_FAULT]
     with sandbox(tmp_path_factory.mktemp("aftermath"), seconds_per_row=10.0) as held:
@@ -158,12 +158,12 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Outcom
 
 
 @pytest.mark.parametrize("deed", sandbox_hostile.LEFT_BEHIND)
-def test_what_a_call_leaves_behind_spoils_no_other(aftermath: dict[str, list[Outcome]], deed: str) -> None:
+def test_what_a_call_leaves_behind_spoils_no_other(aftermath: dict[str, list[CallOutcome]], deed: str) -> None:
     assert [(each.value, each.error) for each in aftermath[deed]] == [(5.0, None), (1.0, None), (2.0, None)]
 
 
 @pytest.mark.parametrize("deed", sandbox_hostile.OWN_FAULT)
-def test_what_a_call_sets_off_at_the_last_moment_is_its_own(aftermath: dict[str, list[Outcome]], deed: str) -> None:
+def test_what_a_call_sets_off_at_the_last_moment_is_its_own(aftermath: dict[str, list[CallOutcome]], deed: str) -> None:
     spoiled, *others = aftermath[deed]
     assert (spoiled.kind, "_LateError" in str(spoiled.error)) == ("exception", True), spoiled
     assert [(each.value, each.error) for each in others] == [(1.0, None), (2.0, None)]
@@ -234,7 +234,7 @@ def test_memory_of_earlier_calls_is_not_held_against_a_later_one(tmp_path: Path)
 def test_prints_are_kept_apart_and_bounded(tmp_path: Path) -> None:
     with sandbox(tmp_path) as held:
         assert [each.value for each in held.call([bad("print"), bad("garbage on stdout"), good(1.0)])] == [5.0, 5.0, 1]
-        assert 0 < len(held.printed) <= link.PRINTED_BYTES
+        assert 0 < len(held.printed) <= worker_process.PRINTED_BYTES
 
 
 def test_a_failing_call_costs_one_more_worker_than_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

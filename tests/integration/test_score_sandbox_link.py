@@ -11,8 +11,8 @@ from lake.errors import SandboxUnavailableError
 from lake.locked import isolation
 from pipelines.score.sandbox import frames
 from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
-from pipelines.score.sandbox.launch import Launch, prepare
-from pipelines.score.sandbox.link import PRINTED_BYTES, Death, Worker
+from pipelines.score.sandbox.launch import Launch, prepare_launch
+from pipelines.score.sandbox.worker_process import PRINTED_BYTES, Death, Worker
 
 PREFACE = """
 import os, struct, sys, time
@@ -69,20 +69,30 @@ def test_an_honest_process_is_understood_whole_or_in_parts() -> None:
 @pytest.mark.parametrize(
     ("code", "answered", "kind", "words"),
     [
-        ("os.write(1, b'hello world, I am a reward function'); request()", 0, "invalid", "no reply to the request"),
-        ("os.write(1, os.urandom(1 << 20)); request()", 0, "invalid", "no reply to the request"),
-        ("reply(sequence + 1, 0, 3, rows(one(), one(), one())); request()", 0, "invalid", "no reply"),
-        ("reply(sequence, 0, 4, rows(*[one()] * 4)); request()", 0, "invalid", "no reply to the request"),
+        ("os.write(1, b'hello world, I am a reward function'); request()", 0, "invalid", "do not answer the request"),
+        ("os.write(1, os.urandom(1 << 20)); request()", 0, "invalid", "do not answer the request"),
+        ("reply(sequence + 1, 0, 3, rows(one(), one(), one())); request()", 0, "invalid", "do not answer"),
+        ("reply(sequence, 0, 4, rows(*[one()] * 4)); request()", 0, "invalid", "do not answer the request"),
         ("reply(sequence, 0, 2, rows(one())); request()", 0, "invalid", "1 outcomes where it said 2"),
-        ("reply(sequence, 0, 1, rows(one())); reply(sequence, 0, 1, rows(one())); request()", 1, "invalid", "no reply"),
+        (
+            "reply(sequence, 0, 1, rows(one())); reply(sequence, 0, 1, rows(one())); request()",
+            1,
+            "invalid",
+            "do not answer",
+        ),
         ("reply(sequence, 0, 3, b'', 1 << 31); request()", 0, "invalid", "announced a reply of 2,147,483,648 bytes"),
         ("reply(sequence, 0, 3, b'\\xdc', 5000); request()", 0, "timeout", "longer than 0.5 s"),
         ("reply(sequence, 0, 3, rows(one(), one(), one())[:-3], 72); request()", 0, "timeout", "longer than 0.5 s"),
-        ("reply(sequence, 0, 3, rows(one(), one(), one()), 46); request()", 0, "invalid", "no list of outcomes"),
-        ("reply(sequence, 0, 3, b'\\x91' * 100_000); request()", 0, "invalid", "no list of outcomes"),
+        (
+            "reply(sequence, 0, 3, rows(one(), one(), one()), 46); request()",
+            0,
+            "invalid",
+            "not send a list of outcomes",
+        ),
+        ("reply(sequence, 0, 3, b'\\x91' * 100_000); request()", 0, "invalid", "not send a list of outcomes"),
         ("reply(sequence, 0, 1, rows(one())); sys.exit(5)", 1, "killed", "exit status 5"),
         ("print('oh no', file=sys.stderr); sys.exit(6)", 0, "killed", "exit status 6; it last printed: oh no"),
-        ("os.kill(os.getpid(), 9)", 0, "memory", "killed by the system"),
+        ("os.kill(os.getpid(), 9)", 0, "memory", "the system killed"),
         ("os.kill(os.getpid(), 11)", 0, "killed", "SIGSEGV"),
         ("os.close(1); time.sleep(60)", 0, "killed", "closed its worker's connection"),
         ("os.close(0); time.sleep(60)", 0, "timeout", "longer than 0.5 s"),
@@ -193,9 +203,9 @@ def test_a_request_larger_than_any_pipe_arrives() -> None:
 def test_a_process_that_cannot_be_locked_in_is_an_error_not_an_outcome(tmp_path: Path) -> None:
     path = tmp_path / "f.py"
     path.write_text("def f(**_): return 1.0")
-    launch = prepare(FunctionSource(str(path), "f"), SandboxLimits(min_level="none"))
-    policy = isolation.Policy(read=("/no/such/place",))
-    broken = dataclasses.replace(launch, orders=isolation.orders("pipelines.score.sandbox.worker", policy, {}))
+    launch = prepare_launch(FunctionSource(str(path), "f"), SandboxLimits(min_level="none"))
+    policy = isolation.LockPolicy(read=("/no/such/place",))
+    broken = dataclasses.replace(launch, orders=isolation.encode_orders("pipelines.score.sandbox.worker", policy, {}))
     with pytest.raises(SandboxUnavailableError, match=r"landlock.*no user code was"):
         Worker(broken).start()
 
@@ -203,7 +213,7 @@ def test_a_process_that_cannot_be_locked_in_is_an_error_not_an_outcome(tmp_path:
 def test_a_request_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     calls = [b"", b"{}", b"\x80", bytes(range(256)) * 300]
     file = tmp_path / "request"
-    file.write_bytes(frames.request(2**64 - 1, calls) + b"rest")
+    file.write_bytes(frames.pack_request(2**64 - 1, calls) + b"rest")
     with file.open("rb") as opened:
         sequence, found = frames.read_request(opened.fileno())
         assert sequence == 2**64 - 1

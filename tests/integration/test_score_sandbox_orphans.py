@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from lake.locked import isolation
-from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.launch import find_obstacle
 from testkit.processes import environment
 
 pytestmark = pytest.mark.skipif(
-    obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
+    find_obstacle("strong") is not None, reason=f"no strong isolation here: {find_obstacle('strong')}"
 )
 
 REWARDS = '''
@@ -128,10 +128,10 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_process_whose_parent_died_before_the_lock_runs_nothing() -> None:
     """It is told by what it writes to: nobody reads there any more."""
-    orders = isolation.orders("this", isolation.Policy(read=isolation.runtime_folders()), {})
+    orders = isolation.encode_orders("this", isolation.LockPolicy(read=isolation.list_runtime_folders()), {})
     for alive in (True, False):
         reader, writer = os.pipe()
-        command = [sys.executable, *isolation.command()[1:]]
+        command = [sys.executable, *isolation.build_command()[1:]]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, cwd="/")
         os.close(writer)
         if not alive:
@@ -144,7 +144,7 @@ def test_a_process_whose_parent_died_before_the_lock_runs_nothing() -> None:
 
 
 def test_processor_time_ends_what_ignores_the_signal_that_tells_of_it() -> None:
-    code = "import lake.locked.isolation as i, signal; i.lock(i.Policy(cpu_seconds=1, layers=('rlimits',)))\n"
+    code = "import lake.locked.isolation as i, signal; i.lock(i.LockPolicy(cpu_seconds=1, layers=('rlimits',)))\n"
     code += "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", code], check=False, env=environment())
     assert done.returncode == -signal.SIGKILL

@@ -11,12 +11,12 @@ import lake
 from lake import Lake
 from lake.errors import UsageError
 from lake.judgements.credit import find_credit
-from lake.judgements.scores import scores_of
-from lake.read.show import find, gather
+from lake.judgements.scores import read_scores_of
+from lake.read.episode_text import find_episode, read_episode
 from lake.tables import TABLES
 from lake.write.jobs import Job
-from pipelines.credit.estimators import estimator_class
-from pipelines.credit.inputs.episodes import Sources, scorer_versions
+from pipelines.credit.estimators import find_estimator
+from pipelines.credit.inputs import Sources, find_scorer_versions
 from pipelines.credit.job import run_credit
 from testkit.command_line import runner
 from testkit.copies import copied
@@ -86,7 +86,7 @@ def test_current_scores_are_of_one_version_of_each_scorer(lk: Lake) -> None:
     for asked in (
         [one] for one in lk.sql("SELECT episode_id FROM episodes")["episode_id"]
     ):  # one scored twice, two not
-        of_few = scores_of(lk.snapshot(), asked, TABLES["scores"].names).to_dicts()
+        of_few = read_scores_of(lk.snapshot(), asked, TABLES["scores"].names).to_dicts()
         same(of_few, [row for row in current(lk) if row["episode_id"] in asked], "scorer", "episode_id", "step_index")
     found = lk.sql("SELECT scorer, scorer_version, step_index, value FROM current_scores ORDER BY ALL")
     assert found.rows() == [
@@ -120,7 +120,7 @@ def test_a_version_is_current_by_what_ran_last_or_said_so(lk: Lake) -> None:
     told = lk.sql("SELECT job_id FROM scorer_versions WHERE scorer_version = 'v1'").item()
     assert told == job_v1.job_id
     assert set(lk.sql("SELECT scorer_version FROM current_scores WHERE scorer = 'judge'")["scorer_version"]) == {"v1"}
-    assert run_credit(lk, estimator_class("dr_grpo")(), score="judge").scorer_versions == {"judge": "v1"}
+    assert run_credit(lk, find_estimator("dr_grpo")(), score="judge").scorer_versions == {"judge": "v1"}
 
 
 def test_what_confirms_nothing_changes_nothing(lk: Lake) -> None:
@@ -153,7 +153,7 @@ def test_readers_see_one_version(lk: Lake) -> None:
     assert n == 3
     first = lk.sql("SELECT id_text(episode_id) FROM episodes WHERE rollout_index = 0").item()
     snapshot = lk.snapshot()
-    told = gather(snapshot, find(snapshot, first))
+    told = read_episode(snapshot, find_episode(snapshot, first))
     assert [(row["scorer"], row["value"]) for row in told["scores"]] == [("judge", 1.0), ("style", 7.0)]
 
 
@@ -161,7 +161,7 @@ def test_readers_see_one_version(lk: Lake) -> None:
 
 
 def test_credit_takes_the_current_version_and_records_which(lk: Lake) -> None:
-    report = run_credit(lk, estimator_class("dr_grpo")(), score="judge")
+    report = run_credit(lk, find_estimator("dr_grpo")(), score="judge")
     assert report.scorer_versions == {"judge": "v2"}
     found = lk.sql(
         "SELECT DISTINCT rollout_index, a_episode FROM latest_advantages JOIN episodes USING (episode_id) ORDER BY ALL"
@@ -172,25 +172,29 @@ def test_credit_takes_the_current_version_and_records_which(lk: Lake) -> None:
     assert find_credit(lk.snapshot(), f"{lake.ids.to_text(report.job_id)}").title.startswith(
         "dr_grpo (score judge@v2), series "
     )
-    pinned = run_credit(lk, estimator_class("dr_grpo")(), score="judge@v1")
+    pinned = run_credit(lk, find_estimator("dr_grpo")(), score="judge@v1")
     assert pinned.scorer_versions == {"judge@v1": "v1"}
     assert find_credit(lk.snapshot(), f"{lake.ids.to_text(pinned.job_id)}").title.startswith(
         "dr_grpo (score judge@v1), series "
     )
-    assert run_credit(lk, estimator_class("dr_grpo")()).scorer_versions == {}
+    assert run_credit(lk, find_estimator("dr_grpo")()).scorer_versions == {}
 
 
 def test_every_source_has_its_version(lk: Lake) -> None:
     snapshot = lk.snapshot()
     sources = Sources(score="style", rewards="judge@v1")
-    assert scorer_versions(snapshot, sources, ("judge", "nobody")) == {"style": "s", "judge@v1": "v1", "judge": "v2"}
-    estimator = estimator_class("gdpo").model_validate({"batch_key": "all", "components": {"judge": 1, "style": 2}})
+    assert find_scorer_versions(snapshot, sources, ("judge", "nobody")) == {
+        "style": "s",
+        "judge@v1": "v1",
+        "judge": "v2",
+    }
+    estimator = find_estimator("gdpo").model_validate({"batch_key": "all", "components": {"judge": 1, "style": 2}})
     assert run_credit(lk, estimator).scorer_versions == {"judge": "v2", "style": "s"}
 
 
 def test_steps_that_the_current_version_did_not_judge_have_no_reward(lk: Lake) -> None:
     """v2 judged episode 1 again, and no step of it: what an older job said of its steps is no reward any more."""
-    estimator = estimator_class("gigpo").model_validate({"default_step_reward": 0.0, "gamma": 1.0})
+    estimator = find_estimator("gigpo").model_validate({"default_step_reward": 0.0, "gamma": 1.0})
     assert run_credit(lk, estimator, rewards="judge").scorer_versions == {"judge": "v2"}
     returns = lk.sql(
         "SELECT rollout_index, return_to_go FROM latest_advantages JOIN episodes USING (episode_id)"
@@ -199,14 +203,14 @@ def test_steps_that_the_current_version_did_not_judge_have_no_reward(lk: Lake) -
     assert returns["return_to_go"].to_list() == [1.0, 0.0, 0.0, 0.0]
     score(lk, "judge", "v4", {0: 1.0})
     with pytest.raises(UsageError, match=r"no scores of 'judge' for steps; valid: judge@v1, judge@v2$"):
-        run_credit(lk, estimator_class("gigpo")(), rewards="judge")
+        run_credit(lk, find_estimator("gigpo")(), rewards="judge")
 
 
 def test_a_version_that_is_not_there_is_refused(lk: Lake) -> None:
     valid = "valid: judge@v1, judge@v2, judge@v3$"
     for wanted in ("judge@", "judge@v9"):
         with pytest.raises(UsageError, match=f"no scores of '{wanted}' for episodes; {valid}"):
-            run_credit(lk, estimator_class("dr_grpo")(), score=wanted)
+            run_credit(lk, find_estimator("dr_grpo")(), score=wanted)
 
 
 def test_the_command_says_which_version(
@@ -293,18 +297,18 @@ def test_kl_is_scored_to_a_checkpoint_that_is_there_and_refused_to_any_other(
         options = [word for argument in arguments for word in ("--arg", argument)]
         fault = cli("score", "kl_in_reward", "--lake", lk.uri, *options).fault
         assert lk.scan("jobs").filter(kind="score").collect().is_empty()
-        return f"nothing of checkpoint {there}" in fault
+        return f"no rows of checkpoint {there}" in fault
 
-    assert refused("'new'; there is: nothing of any", "checkpoint=new")
+    assert refused("'new'; it has: no rows at all", "checkpoint=new")
     ratios(lk, ("ref", 3))
-    assert refused("'ref', policy_version 5; there is: ref (policy_version 3)", "checkpoint=ref", "policy_version=5")
+    assert refused("'ref', policy_version 5; it has: ref (policy_version 3)", "checkpoint=ref", "policy_version=5")
     assert cli("score", "kl_in_reward", "--lake", lk.uri, "--arg", "checkpoint=ref").code == 0
     shown = lk.sql("SELECT value FROM current_scores WHERE step_index IS NULL")
     assert shown["value"].to_list() == [-0.5]
     ratios(lk, ("ref", 4), ("other", None))
-    several = "'new'; there is: other, ref (policy_version 3), ref (policy_version 4)"
+    several = "'new'; it has: other, ref (policy_version 3), ref (policy_version 4)"
     fault = cli("score", "kl_in_reward", "--lake", lk.uri, "--arg", "checkpoint=new").fault
-    assert f"nothing of checkpoint {several}" in fault
+    assert f"no rows of checkpoint {several}" in fault
 
 
 def test_a_scorer_named_like_the_recorded_return_is_told(
@@ -321,7 +325,7 @@ def test_a_scorer_named_like_the_recorded_return_is_told(
 
 def test_versions_of_a_reward_never_stand_side_by_side(lk: Lake) -> None:
     """Another version opens another series, also where only some groups are computed anew."""
-    dr_grpo = estimator_class("dr_grpo")()
+    dr_grpo = find_estimator("dr_grpo")()
     first = run_credit(lk, dr_grpo, score="judge@v1")
     assert first.groups_computed == 1
     score(lk, "judge", "v9", {0: 0.1, 1: 0.2, 2: 0.3, 3: 0.5})

@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 
 import lake
-from pipelines.collect.engines.find import engine_at
+from pipelines.collect.engines.find import connect_engine
 from testkit.demo_models import near, warm_policy
 from testkit.vllm_commands import PATIENCE, TOLERANCE, differences, running, trajlake, wait_for, wait_for_tokens
 from trainer.policy.model import load_policy
 from trainer.policy.model_files import write_model
-from trainer.sync import Weights
-from trainer.sync.fleet import Fleet
-from trainer.sync.probe import ProbeConfig, random_sequences, score
+from trainer.sync.targets import ProbeConfig, SyncTargets, Weights, draw_random_sequences, score_reference
 
 EPISODES, GROUPS, SIBLINGS = 256, 32, 8
 
@@ -47,7 +45,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 def test_collecting_while_weights_are_pushed_and_the_engine_dies(tmp_path: Path, folders: dict[int, Path]) -> None:
     uri = str(tmp_path / "lake")
     references = {
-        version: score(load_policy(folder), random_sequences(load_policy(folder).vocabulary, ProbeConfig()))
+        version: score_reference(
+            load_policy(folder), draw_random_sequences(load_policy(folder).vocabulary, ProbeConfig())
+        )
         for version, folder in folders.items()
     }
     serve = ("serve", folders[1], "--port")
@@ -62,7 +62,7 @@ def test_collecting_while_weights_are_pushed_and_the_engine_dies(tmp_path: Path,
             async def train() -> None:
                 """What a trainer does: it pushes its weights now and then, and looks after the engine all the time."""
                 said: list[str] = []
-                fleet = Fleet([engine_at(url)])
+                fleet = SyncTargets([connect_engine(url)])
                 async with asyncio.TaskGroup() as group:
                     watching = group.create_task(fleet.watch(said.append))
                     for version in (2, 3, 4):

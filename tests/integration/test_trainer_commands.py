@@ -175,7 +175,7 @@ def test_help_needs_no_torch() -> None:
     import sys
 
     code = (
-        "import sys; import trainer.commands_train, trainer.commands; "
+        "import sys; import trainer.commands, trainer.commands; "
         "print([name for name in ('torch', 'transformers', 'polars') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -244,7 +244,7 @@ def test_flags_and_settings_reach_the_run_and_may_be_given_again_to_resume(world
         (["--set", "loss.clip_low=0.1"], "there is no option `loss.clip_low` of awr; valid: name, aggregation, unit"),
         (["--set", "loss.bta=1"], "there is no option `loss.bta` of awr; valid: beta"),
         (["--set", "loggers=wandb|log"], "`loggers.1` is 'log'; valid: 'tensorboard' or 'wandb'"),
-        (["--validate", "colour = 1"], "validation.where 'colour = 1' is no predicate over `episodes`"),
+        (["--validate", "colour = 1"], "validation.where 'colour = 1' is not a predicate over `episodes`"),
         (["--validate", "1 = 0"], "no episode satisfies validation.where '1 = 0'"),
         (["--device", "banana"], "device 'banana' cannot be used"),
     ],
@@ -313,19 +313,19 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
 def test_ctrl_c_says_how_the_run_goes_on(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    from trainer.runs import progress
+    from trainer.runs import report
 
-    class Impatient(progress.ProgressReporter):
+    class Impatient(report.ProgressReporter):
         def on_step(self, *_: object) -> None:
             raise KeyboardInterrupt
 
     @contextmanager
-    def impatient() -> Iterator[progress.ProgressReporter]:
+    def impatient() -> Iterator[report.ProgressReporter]:
         yield Impatient(lambda _: None)
 
     arguments = ["--model", world / "model", "--loss", "sft", "--out", tmp_path / "out", "--checkpoint-every", 1]
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "progress_reporter", impatient)
+        patch.setattr(report, "progress_reporter", impatient)
         stopped = train(world, *arguments)
     assert stopped.exit_code == 1
     (last,) = (line for line in stopped.stderr.splitlines() if line.startswith("interrupted"))

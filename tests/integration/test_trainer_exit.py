@@ -17,9 +17,9 @@ import sys
 import lake
 from trainer.config import TrainConfig
 from trainer.losses import Needs
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 
 snapshot = lake.open(sys.argv[1]).snapshot()
 config = TrainConfig(model="none", loss="sft", epochs=50, episodes_per_step=1, cache_bytes=500, prefetch=8)

@@ -12,16 +12,16 @@ from click.testing import CliRunner, Result
 from lake import Lake, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.selections import read_kept
+from lake.judgements.selections import read_selection
 from lake.records import EpisodeRecord
 from pipelines.select import DeadGroups, Filter, Length, MinReward, Selection, run_select
 from testkit.copies import copied
 from testkit.lakes import build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
 from testkit.wording import Wording
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import Selection as Trained
-from trainer.data.select.selection import select, select_episodes
+from trainer.data.plan import Plan
+from trainer.data.selection import TrainingSelection as Trained
+from trainer.data.selection import select, select_episodes
 from trainer.losses import LOSSES
 
 RNG = np.random.default_rng(1)
@@ -75,7 +75,7 @@ def test_dropped_steps_carry_no_loss_and_stay_as_context(tmp_path: Path) -> None
 
 def test_every_step_of_the_kept_episodes_is_trained_or_has_one_reason(lk: Lake) -> None:
     choose(lk, DeadGroups())
-    whole = read_kept(lk.snapshot(), "clean").episodes
+    whole = read_selection(lk.snapshot(), "clean").episodes
     steps = lk.scan("steps").join(whole.lazy(), on="episode_id", how="semi").collect()
     with lk.job(kind="select") as job:
         keys = ["episode_id", "group_id", "run_id"]
@@ -96,9 +96,9 @@ def test_a_name_means_its_newest_job_and_an_id_its_own(lk: Lake) -> None:
     first = choose(lk, MinReward(at_least=0.5))
     second = choose(lk, MinReward(at_least=-1.0))
     snapshot = lk.snapshot()
-    assert read_kept(snapshot, "clean").job_id == ids.from_text(second)
-    assert read_kept(snapshot, first).episodes.height < read_kept(snapshot, second).episodes.height == 16
-    assert read_kept(snapshot, first).describe().startswith(f"clean (select job {first}): ")
+    assert read_selection(snapshot, "clean").job_id == ids.from_text(second)
+    assert read_selection(snapshot, first).episodes.height < read_selection(snapshot, second).episodes.height == 16
+    assert read_selection(snapshot, first).describe().startswith(f"clean (select job {first}): ")
 
 
 def test_a_pinned_snapshot_keeps_the_selection_it_was_started_with(lk: Lake) -> None:
@@ -106,7 +106,7 @@ def test_a_pinned_snapshot_keeps_the_selection_it_was_started_with(lk: Lake) -> 
     choose(lk, MinReward(at_least=0.5))
     pinned = lk.snapshot().versions
     choose(lk, MinReward(at_least=-1.0))
-    assert read_kept(lk.at(pinned), "clean").episodes.height < 16
+    assert read_selection(lk.at(pinned), "clean").episodes.height < 16
 
 
 def test_an_episode_that_the_selection_never_saw_is_not_trained_on(lk: Lake) -> None:
@@ -119,18 +119,18 @@ def test_an_episode_that_the_selection_never_saw_is_not_trained_on(lk: Lake) -> 
 @pytest.mark.parametrize("wanted", ["", "no such", "zzzzzz"])
 def test_a_selection_that_is_none_is_refused_with_the_newest(lk: Lake, wanted: str, wording: Wording) -> None:
     with pytest.raises(UsageError) as caught:
-        read_kept(lk.snapshot(), wanted)
+        read_selection(lk.snapshot(), wanted)
     assert f"--selection {wanted!r}" in wording(caught.value)
     assert "`trajlake select`" in str(caught.value)
     job = choose(lk, MinReward(at_least=0.5))
     with pytest.raises(UsageError, match=rf"the newest: clean \({job}\)"):
-        read_kept(lk.snapshot(), wanted)
+        read_selection(lk.snapshot(), wanted)
 
 
 def test_nothing_in_common_is_refused_with_the_counts(lk: Lake) -> None:
     choose(lk, MinReward(at_least=0.5))
-    kept = read_kept(lk.snapshot(), "clean")
-    with pytest.raises(DataRefusedError, match=r"selection clean .*; none of the \d+ .*: widen --where"):
+    kept = read_selection(lk.snapshot(), "clean")
+    with pytest.raises(DataRefusedError, match=r"selection clean .*; it has none of the \d+ episodes.*: widen --where"):
         select_episodes(lk.snapshot(), "env_return < 0.5", kept)
 
 

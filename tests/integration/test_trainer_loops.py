@@ -15,13 +15,12 @@ from testkit.lakes import add_credit, build_lake
 from testkit.offline_runs import configured, interrupted
 from testkit.training import random_model, token_episodes, token_lake
 from trainer.evaluation.checkpoints import find_checkpoint
-from trainer.policy.model import Policy
+from trainer.policy.model import PackedPolicy
 from trainer.policy.tiny_model import TinyModelConfig, build_tokenizer, make_tiny_model
 from trainer.runs.checkpoint import read_state
-from trainer.runs.offline import resume, train
-from trainer.runs.repeat import repeat
-from trainer.runs.stages import read_stages, train_stages
+from trainer.runs.offline import repeat_run, resume, train, train_stages
 from trainer.runs.training_run import TrainResult
+from trainer.train_settings import read_stages
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def measured(world: tuple[Lake, Path], tmp_path_factory: pytest.TempPathFactory)
     """A run with validation, an evaluation of ours, and the peak of its processor given."""
     lk, model = world
 
-    def evaluate(policy: Policy, done: int) -> dict[str, float]:
+    def evaluate(policy: PackedPolicy, done: int) -> dict[str, float]:
         return {"mine/parameters": float(policy.num_parameters), "mine/done": float(done)}
 
     config = validated(model, peak_tflops=1e-3)
@@ -107,7 +106,7 @@ def test_a_run_stops_early_and_exports_its_best(world: tuple[Lake, Path], stoppe
 @pytest.mark.slow("a run that stopped early is repeated bit for bit, as one that did not is")
 @pytest.mark.usefixtures("stopped")
 def test_a_run_that_stopped_early_is_repeated(world: tuple[Lake, Path], tmp_path: Path) -> None:
-    again = repeat(world[0], "stops", tmp_path / "again", run_id="stops-again")
+    again = repeat_run(world[0], "stops", tmp_path / "again", run_id="stops-again")
     assert "bit for bit" in again.notes[0]
 
 
@@ -179,7 +178,7 @@ def test_a_run_s_name_means_that_run_whatever_ids_begin_like_it(
     short = {"epochs": 1, "where": "task_id = 'dead'", "checkpoint_every": 100}
     mine = train(lk, configured(model, **short), tmp_path / "mine", run_id=name)
     assert mine.optimizer_steps != measured.optimizer_steps
-    assert repeat(lk, name, tmp_path / "again", run_id="again").optimizer_steps == mine.optimizer_steps
+    assert repeat_run(lk, name, tmp_path / "again", run_id="again").optimizer_steps == mine.optimizer_steps
     assert find_checkpoint(lk.snapshot(), name).policy_version == mine.optimizer_steps
 
 
@@ -219,9 +218,9 @@ def test_an_alarm_compares_with_the_first_update_of_the_run_also_after_resuming(
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ([{"loss": "sft"}], "each stage needs a name"),
-        ([{"name": "a", "loss": "sft"}, {"name": "a", "loss": "sft"}], "each stage needs a name"),
-        ([{"name": "../x", "loss": "sft"}], "each stage needs a name"),
+        ([{"loss": "sft"}], "each stage needs a separate name"),
+        ([{"name": "a", "loss": "sft"}, {"name": "a", "loss": "sft"}], "each stage needs a separate name"),
+        ([{"name": "../x", "loss": "sft"}], "each stage needs a separate name"),
         ([{"name": "a", "loss": "sft", "epoch": 1}], "stage a: there is no option `epoch`; valid: epochs"),
         ("sft", "stages are tables"),
     ],
@@ -235,7 +234,7 @@ def test_a_run_is_repeated_from_the_lake_alone(world: tuple[Lake, Path], tmp_pat
     lk, model = world
     result = train(lk, configured(model, loss="awr", epochs=1), tmp_path / "out", run_id="original")
     add_credit(lk, omega=0.25)
-    again = repeat(lake.open(lk.uri), "original", tmp_path / "again", run_id="again")
+    again = repeat_run(lake.open(lk.uri), "original", tmp_path / "again", run_id="again")
     assert again.weights_sha256 == result.weights_sha256
     assert "bit for bit" in again.notes[0]
 
@@ -249,13 +248,13 @@ def test_a_repetition_from_another_model_is_refused(world: tuple[Lake, Path], tm
     shutil.rmtree(model)
     make_tiny_model(lk.snapshot(), model, TinyModelConfig(vocabulary=300, hidden_size=32, seed=2))
     with pytest.raises(CheckpointError, match="not the one that"):
-        repeat(lk, "moved", tmp_path / "again", run_id="again")
+        repeat_run(lk, "moved", tmp_path / "again", run_id="again")
 
 
 def test_an_unknown_run_lists_the_known_ones(world: tuple[Lake, Path], measured: TrainResult, tmp_path: Path) -> None:
     lk, _ = world
     with pytest.raises(UsageError, match="no training run of") as caught:
-        repeat(lk, "nope", tmp_path / "again", run_id="again")
+        repeat_run(lk, "nope", tmp_path / "again", run_id="again")
     known = str(caught.value).rpartition(": ")[2].split(", ")
     assert set(known) <= set(lk.sql("SELECT run_id FROM job_runs")["run_id"])
     assert measured.job_id

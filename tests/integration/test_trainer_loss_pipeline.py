@@ -8,19 +8,19 @@ import math
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.judgements.credit import find_credit
-from lake.read.metric_names import METRICS
+from lake.read.training import METRICS
 from testkit.examples import mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
 from trainer.backends.base import FrozenPolicy
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
-from trainer.policy.model import Policy
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
+from trainer.policy.model import PackedPolicy
 from trainer.runs.loop import fill_batches, run_steps
 
 LOSSES: list[tuple[str, dict[str, Any]]] = [
@@ -45,7 +45,7 @@ def gradient(
     loss = settings.loss
     snapshot = lk.snapshot()
     plan = Plan(select(snapshot, settings, loss.needs, source=find_credit(snapshot, None)), settings)
-    reference = FrozenPolicy(Policy(random_model(seed=7)))
+    reference = FrozenPolicy(PackedPolicy(random_model(seed=7)))
     backend = random_backend()
     of_all_ranks = []
     for rank in range(world_size):
@@ -81,7 +81,7 @@ def test_every_loss_trains_and_reports_what_is_documented(lk: Lake, name: str, o
     plan = Plan(select(snapshot, settings, needs, source=find_credit(snapshot, None)), settings)
     backend = random_backend()
     before = backend.digest()
-    reference = FrozenPolicy(Policy(random_model(seed=7)))
+    reference = FrozenPolicy(PackedPolicy(random_model(seed=7)))
     reports = list(run_steps(backend, snapshot, plan, settings, peak=1e-3, reference=reference))
     assert len(reports) == len(plan.steps) > 1
     assert backend.digest() != before

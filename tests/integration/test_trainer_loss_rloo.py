@@ -6,16 +6,16 @@ its advantage; the mean over the episodes of the optimizer step.
 
 from pathlib import Path
 
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 
 
 def slow_gradient(groups: list[list[EpisodeRecord]]) -> dict[str, torch.Tensor]:

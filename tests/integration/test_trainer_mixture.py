@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.errors import DataRefusedError, UsageError
@@ -14,9 +14,9 @@ from testkit.copies import copied, empty_lake
 from testkit.training import config, token_episodes
 from testkit.wording import Wording
 from trainer.config import MixtureSource
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import Selection, select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import TrainingSelection, select
+from trainer.data.stream import Stream
 from trainer.losses import Needs
 
 
@@ -33,7 +33,7 @@ def lk(tmp_path: Path) -> Lake:
     return copied("two runs", make, tmp_path)
 
 
-def planned(lk: Lake, *sources: dict[str, Any], **fields: Any) -> tuple[Selection, Plan]:
+def planned(lk: Lake, *sources: dict[str, Any], **fields: Any) -> tuple[TrainingSelection, Plan]:
     settings = config(mixture=sources, **fields)
     selection = select(lk.snapshot(), settings, Needs())
     return selection, Plan(selection, settings)
@@ -94,7 +94,7 @@ def test_a_repeated_episode_is_trained_as_often(lk: Lake) -> None:
     plan = Plan(selection, settings)
     with Stream(lk.snapshot(), plan, Needs(), settings) as stream:
         ((step, batches),) = stream.steps()
-    rows = plan.consumed(step)
+    rows = plan.list_consumed(step)
     assert Counter(rows.group_by("episode_id").len()["len"].to_list())[3] == 1, "9 draws of 4 episodes"
     assert rows["action_tokens"].sum() == step.loss_tokens == sum(len(batch.target_N) for batch in batches)
     assert float(torch.cat([batch.weight_N for batch in batches]).double().sum()) == pytest.approx(1, abs=1e-6)
@@ -106,7 +106,7 @@ def test_sources_that_cannot_be_are_refused(lk: Lake, wording: Wording) -> None:
     with pytest.raises(DataRefusedError, match=r"source 1 \(everything\) has no") as caught:
         planned(lk, {"weight": 1}, {"weight": 1})
     wording(caught.value)
-    with pytest.raises(UsageError, match="no predicate"):
+    with pytest.raises(UsageError, match="is not a predicate"):
         planned(lk, {"weight": 1, "where": "nonsense = 1"})
     with pytest.raises(DataRefusedError, match=r"source 0 \(run o'two\) .*--plan") as caught:
         planned(lk, {"weight": 1, "run": "o'two"}, {"weight": 1}, max_length=4)

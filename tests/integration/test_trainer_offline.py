@@ -19,8 +19,8 @@ from trainer.backends.base import tensor_digest
 from trainer.policy.model import load_policy
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.checkpoint import read_state
+from trainer.runs.folder import RunFolder
 from trainer.runs.offline import resume, train
-from trainer.runs.runs import RunFolder
 from trainer.runs.training_run import TrainResult
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from click.testing import CliRunner
 from pydantic import ValidationError
 
@@ -26,11 +26,11 @@ from testkit.pair_worlds import context_of, meeting_episodes, world
 from testkit.sampled_lake import play, recorded, save_model
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
 from trainer.backends.base import FrozenPolicy
-from trainer.data.plan.plan import OptimizerStep, Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.batch import PackedBatch
-from trainer.data.stream.stream import Stream
-from trainer.policy.model import Policy
+from trainer.data.batch import PackedBatch
+from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
+from trainer.policy.model import PackedPolicy
 from trainer.runs.loop import fill_batches
 from trainer.runs.offline import resume, train
 
@@ -211,7 +211,7 @@ def test_pairs_are_never_split_and_a_step_is_a_fixed_set_of_them(lk: Lake, pairs
 
 def test_batches_are_told_by_episode_and_span_of_steps(lk: Lake) -> None:
     plan, steps = streamed(lk, "dpo", options={"pairs": STEPS})
-    rows = pl.concat([plan.consumed(step) for step, _ in steps])
+    rows = pl.concat([plan.list_consumed(step) for step, _ in steps])
     assert (rows["first_step"] == rows["last_step"]).all()
     trained = plan.members.filter("trained")
     assert sorted(rows.select("episode_id", "first_step", "action_tokens").rows()) == sorted(
@@ -227,7 +227,7 @@ def gradient(lk: Lake, loss: str, world_size: int, **fields: Any) -> dict[str, t
     for rank in range(world_size):
         _, steps = streamed(lk, loss, rank=rank, world_size=world_size, minibatches=2, **fields)
         batches += steps[0][1]
-    reference = FrozenPolicy(Policy(random_model(seed=7)))
+    reference = FrozenPolicy(PackedPolicy(random_model(seed=7)))
     filled, statistics = fill_batches(backend, reference, settings.loss, batches)
     for batch in filled:
         backend.forward_backward(batch, settings.loss, statistics)
@@ -377,7 +377,7 @@ def test_labels_by_a_threshold_need_no_credit(tmp_path: Path) -> None:
     signs = dict(selection.members.select("episode_id", "sign").unique().iter_rows())
     returns = dict(lk.scan("episodes").select("episode_id", "env_return").collect().iter_rows())
     assert signs == {episode: 1 if value >= 1 else -1 for episode, value in returns.items()}
-    assert [tuple(finding)[:2] for finding in selection.findings] == [
+    assert [tuple(finding)[:2] for finding in selection.candidate_counts] == [
         ("desirable", 6),
         ("undesirable", 2),
         ("neither", 0),
@@ -411,7 +411,7 @@ def test_an_episode_that_max_length_cuts_is_in_no_pair(tmp_path: Path) -> None:
     compared = set(selection.members["episode_id"])
     assert compared
     assert compared.isdisjoint(episode for episode, length in lengths if length > limit)
-    assert "whole within max_length" in [finding.name for finding in selection.findings]
+    assert "whole within max_length" in [finding.name for finding in selection.candidate_counts]
     settings = config("dpo", max_length=lengths[0][1] - 1)
     with pytest.raises(DataRefusedError, match=r"whole within max_length: 0 possible.*raise it"):
         select(snapshot, settings, settings.loss.needs, source=source)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.errors import ContractError
@@ -27,7 +27,7 @@ from testkit.training import config, random_backend, token_episodes, token_lake
 from trainer.backends.base import FrozenPolicy, SingleDevice, loss_rows
 from trainer.backends.ranks import ALONE
 from trainer.config import OptimizerConfig
-from trainer.data.stream.stream import Stream
+from trainer.data.stream import Stream
 from trainer.policy.model import load_policy
 from trainer.runs.checkpoint import PROXIMAL
 from trainer.runs.factories import learning_rate

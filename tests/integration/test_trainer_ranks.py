@@ -211,6 +211,35 @@ def test_adapters_are_sharded_too(uri: str, tmp_path: Path) -> None:
     assert "another base model" in str(rank_tasks.refused(ALONE, folder, {"lora": True, "seed": 7}))
 
 
+def test_an_overflow_on_one_rank_skips_the_update_on_all() -> None:
+    for result in on_ranks(2, rank_tasks.overflow_on_last_rank, 1e9):
+        assert result["skips"] == [True, False]
+        assert result["scales"] == [65536, 32768, 32768]
+        start, after_skip, after_update = result["digests"]
+        assert start == after_skip != after_update
+
+
+def test_float16_over_ranks_trains_as_on_one_device_and_resumes_on_another_number(
+    uri: str, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Gradients are summed over ranks before they are unscaled, and divided once."""
+    policy = {"dtype": "float16"}
+    by_rank = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, policy)
+    assert_close(by_rank[0]["weights"], undisturbed["weights"], atol=0.02)
+    for metrics, expected in zip(by_rank[0]["metrics"], undisturbed["metrics"], strict=True):
+        assert (metrics["loss_scale"], metrics["skipped_updates"]) == (65536, 0)
+        for name in ("loss", "grad_norm"):
+            assert metrics[name] == pytest.approx(expected[name], rel=0.02), name
+    folder = str(tmp_path / "c")
+    digest = on_ranks(2, rank_tasks.saved, uri, folder, FIELDS, policy)[0]
+    start, weights, _ = on_ranks(2, rank_tasks.resumed, uri, folder, FIELDS, policy)[0]
+    assert start == digest
+    assert_close(weights, by_rank[0]["weights"], atol=0)
+    start, weights, _ = rank_tasks.resumed(ALONE, uri, folder, FIELDS, policy)
+    assert start == digest
+    assert_close(weights, by_rank[0]["weights"], atol=0.02)
+
+
 @pytest.mark.slow("16-bit products keep float32 weights over ranks, as they do on one device")
 def test_sixteen_bit_products_over_ranks_keep_float32_weights(uri: str, undisturbed: dict[str, Any]) -> None:
     found = on_ranks(2, rank_tasks.trajectory, uri, "sft", FIELDS, {"dtype": "bfloat16"})[0]

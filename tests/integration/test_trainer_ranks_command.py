@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors.torch import load_file
 
 import lake
@@ -100,7 +100,7 @@ def test_a_rank_dies_and_the_run_goes_on_without_ranks(
     resumed = trajlake("train", *options, "--out", out, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "written with ranks 2" in resumed.stderr
-    assert "goes on with 1" in resumed.stderr
+    assert "continues with 1" in resumed.stderr
     for name, tensor in weights(tmp_path / "whole").items():
         torch.testing.assert_close(weights(out)[name], tensor, atol=1e-6, rtol=0, msg=name)
     assert consumed(lk.uri, "out") == consumed(lk.uri, "whole")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors.torch import load_file
 
 from lake import Lake

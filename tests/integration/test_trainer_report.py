@@ -10,19 +10,19 @@ from lake.records import EpisodeRecord
 from testkit.plans import Episodes, plan_of
 from testkit.training import config, token_episodes, token_lake, token_step
 from testkit.wording import Wording
-from trainer.data.plan.plan import Plan
-from trainer.data.plan.preparation import Prepared
-from trainer.data.select.selection import select
+from trainer.data.plan import Plan
+from trainer.data.preparation import PreparedRun
+from trainer.data.selection import select
 from trainer.losses import Needs
-from trainer.runs.preview import balance, judged_steps, packing_figures, plan_rows
+from trainer.runs.report import build_plan_rows, measure_balance, measure_packing, sample_steps
 
 
 def shown(folder: Path, episodes: list[EpisodeRecord], **fields: Any) -> dict[str, tuple[str, str | None]]:
     lk = token_lake(folder, episodes)
     snapshot, settings = lk.snapshot(), config(**fields)
     selection = select(snapshot, settings, Needs())
-    prepared = Prepared(snapshot, selection, Plan(selection, settings), [], [])
-    rows = plan_rows(prepared, epochs=settings.epochs, seconds=1.5, how="timed")
+    prepared = PreparedRun(snapshot, selection, Plan(selection, settings), [], [])
+    rows = build_plan_rows(prepared, epochs=settings.epochs, seconds=1.5, how="timed")
     return {item: (value, note) for item, value, note in rows.iter_rows()}
 
 
@@ -80,7 +80,7 @@ def test_nothing_is_shown_of_what_there_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("steps", "judged"), [(1, 1), (100, 100), (101, 51), (250, 84)])
 def test_large_plans_are_judged_by_some_of_their_steps(steps: int, judged: int) -> None:
     plan = plan_of({n: [[(2, True)]] for n in range(steps)}, episodes_per_step=1)
-    found = judged_steps(plan)
+    found = sample_steps(plan)
     assert len(found) == judged
     assert found[0] is plan.steps[0]
 
@@ -89,8 +89,8 @@ def test_a_round_takes_as_long_as_its_costliest_part() -> None:
     """Sequences of 10 and of 5 tokens on two ranks: 100 + 25 of 200."""
     episodes: Episodes = {0: [[(9, True)]], 1: [[(4, True)]]}
     plan = plan_of(episodes, token_budget=100)
-    assert balance(plan, 1) == 1
-    assert balance(plan, 2) == 125 / 200
-    assert balance(plan, 4) == 125 / 400, "two ranks have nothing to do"
-    assert packing_figures(plan).fill == 0.15
-    assert packing_figures(plan_of(episodes, token_budget=5)).fill == 1.5
+    assert measure_balance(plan, 1) == 1
+    assert measure_balance(plan, 2) == 125 / 200
+    assert measure_balance(plan, 4) == 125 / 400, "two ranks have nothing to do"
+    assert measure_packing(plan).fill == 0.15
+    assert measure_packing(plan_of(episodes, token_budget=5)).fill == 1.5

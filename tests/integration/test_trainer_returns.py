@@ -11,8 +11,8 @@ from lake.records import EpisodeRecord
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
 from testkit.training import config, random_backend, token_episodes, token_lake
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
+from trainer.data.plan import Plan
+from trainer.data.selection import select
 from trainer.runs.loop import StepReport, run_steps
 
 

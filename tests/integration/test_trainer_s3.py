@@ -6,24 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 import lake
 from lake import Lake
 from lake.errors import LakeAccessError
 from lake.judgements.credit import find_credit
 from lake.storage.buckets import Bucket
-from lake.storage.user_cache import ENVIRONMENT
+from lake.storage.local_cache import CACHE_VARIABLE
 from testkit.examples import mostly_slow
 from testkit.lakes import add_credit
 from testkit.object_store import Store, new_bucket
 from testkit.training import config, token_episodes
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.share import Share
-from trainer.data.stream.stream import Stream
-from trainer.data.stream.windows import Window
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import RankShare, Stream, Window
 from trainer.losses import LOSSES
 
 PPO, SFT = LOSSES["ppo"]().needs, LOSSES["sft"]().needs
@@ -70,7 +68,7 @@ def test_a_bucket_gives_the_same_batches_as_a_folder(tmp_path: Path, bucket: Lak
 
 def test_a_row_group_is_one_request(bucket: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns that lie side by side are asked for together, and a footer once."""
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     snapshot = bucket.snapshot()
     settings = config("ppo", episodes_per_step=3)
     plan = Plan(select(snapshot, settings, PPO, source=find_credit(snapshot, None)), settings)
@@ -93,7 +91,7 @@ def test_what_a_machine_has_on_its_disk_is_not_fetched_again(
     bucket: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by a later pass, another rank, or a resumed run; and the batches are the same."""
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     lk = bucket
     asked: list[str] = []
     read = Bucket.read
@@ -150,7 +148,7 @@ def test_a_slow_bucket_is_read_while_the_model_works(bucket: Lake, monkeypatch: 
             known = list(begun)
         assert sum(window.bytes for window in known) <= settings.cache_bytes
         for window in known:
-            window.rows(np.concatenate([Share(plan).members(step) for step in window.steps]))
+            window.wait_for_rows(np.concatenate([RankShare(plan).list_members(step) for step in window.steps]))
         is_open.clear()
         ahead = sum(len(window.steps) for window in known)
         taken = [0, *(next(steps)[0].index for _ in range(ahead - 1))]

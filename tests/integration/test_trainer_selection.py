@@ -9,30 +9,36 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import ContractError, DataRefusedError, UsageError
-from lake.judgements.credit import find_credit, jobs_of, read_advantages
+from lake.judgements.credit import find_credit, find_jobs, read_advantages
 from lake.records import EpisodeRecord
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import add_credit, build_lake
 from testkit.training import config, token_episodes, token_lake, token_step
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import Selection, _normalisation, provenance_of, select, select_episodes
+from trainer.data.plan import Plan
+from trainer.data.selection import (
+    TrainingSelection,
+    _compute_normalisation,
+    resolve_provenance,
+    select,
+    select_episodes,
+)
 from trainer.losses import LOSSES
 
 RNG = np.random.default_rng(1)
 
 
-def selected(lk: Lake, loss: str = "sft", *, credit: bool = False, **fields: Any) -> Selection:
+def selected(lk: Lake, loss: str = "sft", *, credit: bool = False, **fields: Any) -> TrainingSelection:
     snapshot = lk.snapshot()
     source = find_credit(snapshot, None) if credit else None
     return select(snapshot, config(loss, **fields), LOSSES[loss]().needs, source=source)
 
 
-def drops(selection: Selection) -> dict[str, int]:
+def drops(selection: TrainingSelection) -> dict[str, int]:
     return dict(selection.drops.select("reason", "steps").rows())
 
 
-def trained_steps(selection: Selection) -> list[int]:
+def trained_steps(selection: TrainingSelection) -> list[int]:
     return selection.members.filter(pl.col("trained"))["step_index"].to_list()
 
 
@@ -166,7 +172,7 @@ def test_equal_advantages_become_zero(tmp_path: Path) -> None:
 )
 def test_advantages_are_equal_up_to_rounding(values: list[float], scale: float, ties: bool) -> None:
     members = pl.DataFrame({"advantage": values, "trained": [True] * len(values)})
-    mean, found_scale, found_ties = _normalisation(members)
+    mean, found_scale, found_ties = _compute_normalisation(members)
     assert mean == pytest.approx(sum(values) / len(values))
     assert (found_scale, found_ties) == (pytest.approx(scale, rel=1e-3), ties)
 
@@ -197,8 +203,8 @@ def test_a_choice_of_tokens_follows_what_is_there(tmp_path: Path) -> None:
     for lk, expected in ((engine, "engine"), (text, "rendered")):
         snapshot = lk.snapshot()
         episodes = select_episodes(snapshot, None)["episode_id"]
-        assert provenance_of(snapshot, episodes, "auto") == expected
-        assert provenance_of(snapshot, episodes, "rendered") == "rendered"
+        assert resolve_provenance(snapshot, episodes, "auto") == expected
+        assert resolve_provenance(snapshot, episodes, "rendered") == "rendered"
 
 
 def test_several_encodings_need_a_choice_or_the_models_own(tmp_path: Path) -> None:
@@ -206,7 +212,7 @@ def test_several_encodings_need_a_choice_or_the_models_own(tmp_path: Path) -> No
     for episode in episodes[:3]:
         episode.tokenizer = "other"
     lk = token_lake(tmp_path, episodes)
-    with pytest.raises(ContractError, match=r"come in 2 encodings.*\(5 episodes\)"):
+    with pytest.raises(ContractError, match=r"have 2 encodings.*\(5 episodes\)"):
         selected(lk)
     own = ids.key_hash("engine", "other", None)
     selection = select(
@@ -223,13 +229,13 @@ def test_the_series_of_the_newest_credit_job_is_the_default(tmp_path: Path) -> N
     first, second = add_credit(lk, gamma=0.5), add_credit(lk, gamma=0.9)
     snapshot = lk.snapshot()
     newest = find_credit(snapshot, None)
-    assert (newest.job_id, jobs_of(snapshot, newest)) == (None, (second,))
+    assert (newest.job_id, find_jobs(snapshot, newest)) == (None, (second,))
     assert newest.series_id == find_credit(snapshot, ids.to_text(second)).series_id
     assert find_credit(snapshot, ids.to_text(first)).job_id == first
     with pytest.raises(UsageError, match=r"names no estimator.*" + newest.text):
         find_credit(snapshot, ids.to_text(5))
     with pytest.raises(UsageError, match="--advantages 'seven' names no estimator"):
-        find_credit(snapshot, "seven", place="--advantages")
+        find_credit(snapshot, "seven", option="--advantages")
 
 
 def test_a_series_takes_each_group_from_its_newest_job(tmp_path: Path) -> None:
@@ -238,7 +244,7 @@ def test_a_series_takes_each_group_from_its_newest_job(tmp_path: Path) -> None:
     snapshot = lk.snapshot()
     series = find_credit(snapshot, ids.to_text(first)).series_id
     source = find_credit(snapshot, ids.to_text(series))
-    assert (source.series_id, source.job_id, jobs_of(snapshot, source)) == (series, None, (second,))
+    assert (source.series_id, source.job_id, find_jobs(snapshot, source)) == (series, None, (second,))
     keys = ["episode_id", "step_index"]
     one = read_advantages(snapshot, find_credit(snapshot, ids.to_text(second))).sort(keys)
     assert read_advantages(snapshot, source).sort(keys).equals(one)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.judgements.credit import find_credit
@@ -23,9 +23,9 @@ from lake.records import EpisodeRecord
 from testkit.examples import mostly_slow, mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.training import config, gradients, random_backend, random_model, token_episodes, token_lake, token_step
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 
 
 def steps_of(lk: Lake, loss: str, **fields: Any) -> tuple[Plan, list[tuple[Any, list[Any]]]]:

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from click.testing import CliRunner, Result
 
 import lake
@@ -24,12 +24,12 @@ from lake.errors import DataRefusedError
 from testkit.shared import shared_data
 from testkit.smollm2 import smollm2_file
 from trainer.config import TrainConfig
-from trainer.data.plan.preparation import prepare
-from trainer.monitor.validation import negative_log_likelihood
+from trainer.data.preparation import prepare
+from trainer.monitor import negative_log_likelihood
 from trainer.policy.model_files import load_tokenizer
 from trainer.policy.tiny_model import CHAT_TEMPLATE
 from trainer.runs.factories import make_backend
-from trainer.runs.stages import read_stages
+from trainer.train_settings import read_stages
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.errors import ContractError
@@ -20,10 +20,10 @@ from testkit.examples import mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.training import config, token_episodes, token_lake, token_step
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.batch import PackedBatch
-from trainer.data.stream.stream import Stream
+from trainer.data.batch import PackedBatch
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import LOSSES
 
 PPO = LOSSES["ppo"]().needs

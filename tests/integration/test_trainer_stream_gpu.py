@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from testkit.training import config, token_lake
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import Needs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,7 +10,7 @@ import lake
 from lake.write.ingest import ingest
 from testkit.shared import shared_data
 from trainer.config import TrainConfig
-from trainer.data.render.render import Renderer, render_missing
+from trainer.data.render import Renderer, render_missing
 from trainer.policy.model_files import load_tokenizer
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.offline import train

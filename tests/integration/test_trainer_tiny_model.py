@@ -11,7 +11,7 @@ from lake.errors import DataRefusedError, UsageError
 from testkit.lakes import build_lake
 from trainer.policy.model import load_policy
 from trainer.policy.model_files import load_tokenizer
-from trainer.policy.tiny_model import TinyModelConfig, lake_texts, make_tiny_model
+from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model, read_texts
 
 SMALL = TinyModelConfig(vocabulary=300, hidden_size=32, layers=1)
 
@@ -44,7 +44,7 @@ def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
 
 
 def test_every_kind_of_text_is_learnt_from(tmp_path: Path) -> None:
-    texts = set(lake_texts(build_lake(tmp_path).snapshot()))
+    texts = set(read_texts(build_lake(tmp_path).snapshot()))
     assert {"You walk through a maze.", "You are at the gate.", "go left", "Plan 0 of rollout 1."} <= texts
 
 

@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.errors import ContractError
 from lake.records import EpisodeRecord, StepRecord
 from testkit.training import config, gradients, random_backend, random_model, token_lake, token_step
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import Selection, select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import TrainingSelection, select
+from trainer.data.stream import Stream
 from trainer.losses import LOSSES
 
 SFT = LOSSES["sft"]()
@@ -28,7 +28,7 @@ Sequence = list[tuple[StepRecord, bool]]
 """Steps whose tokens lie end to end, and whether each one's action carries loss."""
 
 
-def trained(lk: Lake, **fields: Any) -> tuple[Selection, dict[str, torch.Tensor]]:
+def trained(lk: Lake, **fields: Any) -> tuple[TrainingSelection, dict[str, torch.Tensor]]:
     """What was selected, and the gradient of one optimizer step over it."""
     snapshot, settings = lk.snapshot(), config(minibatches=1, **fields)
     selection = select(snapshot, settings, SFT.needs)
@@ -172,7 +172,7 @@ def test_two_encodings_of_one_provenance_are_not_mixed(
     again = lk.scan("tokens").filter(pl.col("encoding_id") == 9).drop("write_id").collect()
     with lk.job(kind="render") as job:
         job.write("tokens", again.with_columns(encoding_id=pl.lit(10, pl.Int64)))
-    with pytest.raises(ContractError, match=r"come in 2 encodings"):
+    with pytest.raises(ContractError, match=r"have 2 encodings"):
         trained(lk, tokens="rendered")
     selection = select(lk.snapshot(), config(tokens="rendered"), SFT.needs, own_encoding=lambda: 10)
     assert set(selection.members["encoding_id"]) == {10}

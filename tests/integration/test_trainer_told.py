@@ -21,12 +21,11 @@ from testkit.lakes import add_credit, build_lake, rollout, sample_episodes
 from testkit.processes import environment
 from testkit.training import token_episodes, token_lake
 from testkit.wording import Wording
-from trainer.data.plan.preparation import prepare
-from trainer.data.select.portions import Portions
-from trainer.data.select.token_rows import read_token_rows
+from trainer.data.preparation import prepare
+from trainer.data.token_rows import Portions, read_token_rows
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
-from trainer.runs.progress import ProgressReporter
-from trainer.train_settings import configured
+from trainer.runs.report import ProgressReporter
+from trainer.train_settings import build_config
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,7 @@ def test_the_plan_of_a_run_is_a_dry_run(fresh: Path, settings: list[str]) -> Non
     assert isinstance(train(fresh, *settings, "--out", fresh / "out", "--plan", "--measure").exception, TrajlakeError)
     whole.write_bytes(weights)
     pairs = {"pairs": {"kind": "step"}} if settings[1] == "dpo" else {}
-    config = configured({"model": str(fresh / "model"), "loss": {"name": settings[1], **pairs}})
+    config = build_config({"model": str(fresh / "model"), "loss": {"name": settings[1], **pairs}})
     prepared = prepare(lake.open(fresh / "lake"), config)
     assert rows["tokens"] == f"{prepared.plan.tokens:,}"
     assert rows["action tokens"] == f"{prepared.plan.loss_tokens:,}"
@@ -118,7 +117,7 @@ LIVE = 42
 
 def ends(fresh: Path) -> list[int]:
     """Where the steps of live groups end in their sequences, ascending."""
-    config = configured({"model": str(fresh / "model"), "loss": "awr"})
+    config = build_config({"model": str(fresh / "model"), "loss": "awr"})
     members = prepare(lake.open(fresh / "lake"), config).selection.members.filter("trained")
     found = sorted(members["end"].to_list())
     assert len(found) == LIVE
@@ -148,7 +147,7 @@ def test_without_a_limit_the_data_decide_it_up_to_what_the_model_was_made_for(fr
     found = ends(fresh)
     longest = found[-1]
     settings = {"model": str(fresh / "model"), "loss": "awr"}
-    prepared = prepare(lake.open(fresh / "lake"), configured(settings))
+    prepared = prepare(lake.open(fresh / "lake"), build_config(settings))
     assert prepared.selection.max_length == longest
     assert "over_length" not in prepared.selection.drops["reason"]
     result = train(fresh, "--loss", "awr", "--out", fresh / "out")
@@ -156,7 +155,7 @@ def test_without_a_limit_the_data_decide_it_up_to_what_the_model_was_made_for(fr
     assert json.loads((fresh / "out" / "run.json").read_text())["config"]["max_length"] == longest
     config = json.loads((fresh / "model" / "config.json").read_text())
     (fresh / "model" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": longest - 1}))
-    selection = prepare(lake.open(fresh / "lake"), configured(settings)).selection
+    selection = prepare(lake.open(fresh / "lake"), build_config(settings)).selection
     assert selection.max_length == longest - 1
     assert selection.drops.filter(reason="over_length")["steps"].sum() == found.count(longest)
 
@@ -188,7 +187,7 @@ def test_while_nothing_happens_a_line_says_what_is_waited_for() -> None:
         if len(said) == 2:
             heard.set()
 
-    with ProgressReporter(say, seconds=0.01).reminding():
+    with ProgressReporter(say, seconds=0.01).reminder.run():
         assert heard.wait(60)
     assert all(line.startswith("looking at the data, ") for line in said)
     count = len(said)
@@ -210,7 +209,7 @@ def test_content_that_is_no_text_is_refused_by_the_names_of_its_episode(world: P
         "1 content_not_text, for example run demo, task seen, rollout 3, step 1, message 0 of its context (user): "
         "a part of type 'image_url'"
     ) in str(refused.exception)
-    assert "out with --where" in str(refused.exception)
+    assert "exclude such episodes with --where" in str(refused.exception)
     out = ["--where", "NOT (task_id = 'seen' AND rollout_index = 3)"]
     assert CliRunner().invoke(trajlake, ["train", *arguments, *out]).exit_code == 0
     read = lk.sql("SELECT episode_id, num_steps FROM episodes WHERE task_id = 'seen' AND rollout_index = 4")
@@ -270,8 +269,8 @@ def test_what_is_refused_is_refused_before_torch_is_loaded(world: Path, tmp_path
 def test_a_run_beside_a_living_one_is_refused_by_the_number_of_its_process(world: Path, tmp_path: Path) -> None:
     """A process that holds the folder, as a run does, and one that comes too late."""
     script = (
-        "import sys\nfrom pathlib import Path\nfrom trainer.runs.runs import RunFolder\n"
-        "with RunFolder(Path(sys.argv[1])).locked():\n    print('held', flush=True)\n    sys.stdin.read()\n"
+        "import sys\nfrom pathlib import Path\nfrom trainer.runs.folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).lock():\n    print('held', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "out")],

@@ -20,11 +20,11 @@ from testkit.training import (
 )
 from trainer.backends.base import tensor_digest
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import LOSSES
-from trainer.runs.loop import Update, update
+from trainer.runs.loop import Update, train_round
 
 
 def settings(**fields: Any) -> TrainConfig:
@@ -53,7 +53,7 @@ def scored(episodes: list[EpisodeRecord], seed: int = 0) -> list[EpisodeRecord]:
 
 def run(lk: Any, backend: Any, **fields: Any) -> Update:
     snapshot = lk.snapshot()
-    return update(backend, snapshot, find_credit(snapshot, None), settings(**fields), learning_rate=1e-3)
+    return train_round(backend, snapshot, find_credit(snapshot, None), settings(**fields), learning_rate=1e-3)
 
 
 def test_on_policy_the_first_minibatch_has_ratio_one(tmp_path: Path) -> None:
@@ -121,7 +121,9 @@ def test_rows_for_the_lake_count_through(tmp_path: Path) -> None:
     with lk.job(kind="train", run_id="online") as job:
         for phase in range(2):
             source = find_credit(snapshot, None)
-            done = update(backend, snapshot, source, settings(seed=phase), learning_rate=1e-3, first_step=8 * phase)
+            done = train_round(
+                backend, snapshot, source, settings(seed=phase), learning_rate=1e-3, first_step=8 * phase
+            )
             job.write("batches", done.batches)
             job.write("metrics", done.metrics)
     steps = lk.sql("SELECT DISTINCT optimizer_step AS s FROM trained_batches ORDER BY s")["s"].to_list()
@@ -137,7 +139,7 @@ def test_only_episodes_with_credit_are_trained(tmp_path: Path) -> None:
     source = find_credit(snapshot, None)
     token_lake(tmp_path, token_episodes(tasks=4)[8:])
     assert lk.sql("SELECT count(*) AS n FROM episodes")["n"][0] == 16
-    done = update(random_backend(), lk.snapshot(), source, settings(), learning_rate=1e-3)
+    done = train_round(random_backend(), lk.snapshot(), source, settings(), learning_rate=1e-3)
     assert set(done.selection.members["episode_id"]) <= covered
     assert done.selection.drops.filter(reason="no_advantage")["episodes"].item() == 8
 

@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.errors import LakeAccessError
 from testkit.examples import mostly_slow, mostly_slow_cases
 from testkit.training import config, token_episodes, token_lake
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.row_groups import RowGroup, RowGroupReader
-from trainer.data.stream.share import Share
-from trainer.data.stream.stream import Stream
-from trainer.data.stream.windows import Locations, Window, Windows
+from trainer.data.plan import Plan
+from trainer.data.row_groups import RowGroup, RowGroupReader
+from trainer.data.selection import select
+from trainer.data.stream import Locations, RankShare, Stream, Window, Windows
 from trainer.losses import LOSSES
 
 SFT = LOSSES["sft"]().needs
@@ -50,7 +48,7 @@ def windows_of(lk: Lake, limit: int, ramp: int = 1, **fields: Any) -> Iterator[t
     reader = Counting(snapshot.files("tokens"), snapshot.objects, masks=False, logprobs=False)
     with ThreadPoolExecutor(2) as pool:
         locations = Locations(plan, reader, pool)
-        yield plan, Windows(plan, Share(plan), reader, locations, pool, limit=limit, ramp=ramp), reader
+        yield plan, Windows(plan, RankShare(plan), reader, locations, pool, limit=limit, ramp=ramp), reader
 
 
 def bytes_of(plan: Plan, window: Window) -> int:
@@ -84,7 +82,7 @@ def members_of(plan: Plan, window: Window) -> np.ndarray:
     """Members of its optimizer steps, each once."""
     episodes = sorted({e for step in window.steps for e in step.episodes_E.tolist()})
     sequences = [np.arange(plan.sequence_starts_E[e], plan.sequence_starts_E[e + 1]) for e in episodes]
-    return plan.members_of(np.concatenate(sequences))[0]
+    return plan.list_members(np.concatenate(sequences))[0]
 
 
 @pytest.mark.parametrize("limit", mostly_slow(LIMITS, 600, 1 << 30))
@@ -92,7 +90,7 @@ def test_a_row_group_is_read_once_a_window_at_most(lk: Lake, limit: int) -> None
     with windows_of(lk, limit, epochs=3) as (plan, windows, reader):
         for number, window in enumerate(windows.cut(plan.steps), 1):
             window.begin()
-            window.rows(members_of(plan, window))
+            window.wait_for_rows(members_of(plan, window))
             assert max(reader.reads.values()) <= number
         if limit == 1 << 30:
             assert set(reader.reads.values()) == {1}
@@ -106,7 +104,7 @@ def test_only_wanted_rows_are_kept_each_with_its_context_and_its_action(lk: Lake
         for window in windows.cut(plan.steps):
             window.begin()
             wanted = members_of(plan, window)
-            rows = window.rows(wanted)
+            rows = window.wait_for_rows(wanted)
             assert sorted(rows.tolist()) == list(range(len(wanted)))
             assert len(window.context_starts_R) == len(window.action_starts_R) == len(wanted) + 1
             for member, at in zip(wanted.tolist(), rows.tolist(), strict=True):
@@ -155,11 +153,11 @@ def test_a_rank_reads_the_row_groups_of_its_own_micro_batches(tmp_path: Path) ->
         locations = Locations(plan, reader, pool := ThreadPoolExecutor(2))
         read: list[set[tuple[int, int]]] = []
         for rank in range(2):
-            share, own = Share(plan, rank, 2), Share(plan, rank, 2)
+            share, own = RankShare(plan, rank, 2), RankShare(plan, rank, 2)
             for window in Windows(plan, share, reader, locations, pool, limit=1, ramp=1).cut(plan.steps):
                 window.begin()
                 for step in window.steps:
-                    window.rows(own.members(step))
+                    window.wait_for_rows(own.list_members(step))
             read.append(set(reader.reads))
             assert set(reader.reads.values()) <= {1}
             reader.reads.clear()

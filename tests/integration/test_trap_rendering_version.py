@@ -8,7 +8,7 @@ from lake.errors import DataRefusedError
 from testkit.lakes import build_lake
 from testkit.offline_runs import configured, interrupted
 from testkit.wording import Wording
-from trainer.data.render import render
+from trainer.data import render
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 from trainer.runs.offline import resume, train
 

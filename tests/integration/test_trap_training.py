@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake import Lake
 from lake.judgements.credit import find_credit
@@ -14,10 +14,10 @@ from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.lakes import add_credit
 from testkit.training import SAMPLING, config, gradients, random_backend, token_episodes, token_lake, token_step
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.plan.preparation import prepare
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.preparation import prepare
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 

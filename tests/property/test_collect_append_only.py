@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
+from pipelines.collect.policies.engine_policy import EnginePolicy, EnginePolicyOptions
 from testkit.chat_models import APPENDING, TEMPLATES, ToyEngine, generated, tokenizer_of
 from testkit.examples import examples
 
@@ -36,7 +36,7 @@ def played(manner, turns_S):
     """The decisions, and what the engine was asked."""
     waiting = [ids for _, ids in turns_S]
     engine = ToyEngine(lambda _: generated(waiting.pop(0)))
-    policy = EnginePolicy(engine, tokenizer_of(manner), name="x", options=SpeakerOptions(tool_format="none"))
+    policy = EnginePolicy(engine, tokenizer_of(manner), name="x", options=EnginePolicyOptions(tool_format="none"))
 
     async def play():
         talk = policy.open(1, key="k")

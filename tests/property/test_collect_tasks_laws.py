@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import FormatError
-from pipelines.collect.tasks import Cursor, after, order, read_tasks, seeds, take
+from pipelines.collect.tasks import Cursor, advance_cursor, draw_order, list_seed_tasks, read_tasks, take_tasks
 from testkit.wording import Wording
 
 COUNTS = st.integers(1, 200)
@@ -17,25 +17,25 @@ SEEDS = st.integers(0, 2**40)
 
 @given(COUNTS, SEEDS, st.integers(0, 50))
 def test_an_epoch_is_each_task_once_in_an_order_of_its_own(count: int, seed: int, epoch: int) -> None:
-    found = order(count, seed, epoch)
+    found = draw_order(count, seed, epoch)
     assert sorted(found) == list(range(count))
-    assert found == order(count, seed, epoch)
+    assert found == draw_order(count, seed, epoch)
     if count > 20:
-        assert found != order(count, seed, epoch + 1)
-        assert found != order(count, seed + 1, epoch)
+        assert found != draw_order(count, seed, epoch + 1)
+        assert found != draw_order(count, seed + 1, epoch)
 
 
 @given(COUNTS, SEEDS, st.integers(1, 250), st.integers(1, 3))
 def test_rounds_visit_every_task_once_an_epoch_and_none_twice_in_a_round(
     count: int, seed: int, a_round: int, epochs: int
 ) -> None:
-    tasks, cursor = seeds(7, count), Cursor()
+    tasks, cursor = list_seed_tasks(7, count), Cursor()
     played: list[list[int]] = [[] for _ in range(epochs)]
     while cursor.epoch < epochs:
-        taken = [task.seed for task in take(tasks, seed, cursor, a_round)]
+        taken = [task.seed for task in take_tasks(tasks, seed, cursor, a_round)]
         assert 0 < len(set(taken)) == len(taken) <= a_round
         played[cursor.epoch] += taken
-        cursor = after(tasks, cursor, len(taken))
+        cursor = advance_cursor(tasks, cursor, len(taken))
     assert [sorted(epoch) for epoch in played] == [list(range(7, 7 + count))] * epochs
 
 
@@ -95,7 +95,7 @@ def test_a_parquet_file_says_the_same(tmp_path: Path) -> None:
     assert found == read_tasks(tmp_path / "tasks.jsonl")
 
 
-@pytest.mark.parametrize(("content", "said"), [("", "has no rows"), ("[]", "line 1: a task is an object")])
+@pytest.mark.parametrize(("content", "said"), [("", "has no rows"), ("[]", "line 1: a task must be an object")])
 def test_a_file_without_tasks_is_refused(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text(content)
     with pytest.raises(FormatError, match=said):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from examples.text_game import ERRORS
 from pipelines.credit.anchors import Substitutions
-from pipelines.credit.anchors.advice import PAIRS, advise
+from pipelines.credit.anchors.measures import PAIRS, advise
 from testkit.anchor_keys import partition
 from testkit.examples import examples
 from testkit.text_games import Row, World, game_rows, reworded, walk_rows, walks_of

@@ -28,7 +28,7 @@ from pipelines.credit.anchors import (
     Substitutions,
     ToolResults,
 )
-from pipelines.credit.anchors.texts import Substitution, canonical_json
+from pipelines.credit.anchors.definitions import Substitution, canonicalise_json
 from testkit.anchor_keys import (
     Row,
     keys_of,
@@ -180,10 +180,10 @@ def spelled(draw: st.DrawFn, value: Any) -> str:
 @given(st.data(), JSON)
 def test_equal_json_values_have_one_form(data: st.DataObject, value: Any) -> None:
     one, other = data.draw(spelled(value)), data.draw(spelled(value))
-    form = canonical_json(one)
+    form = canonicalise_json(one)
     assert form is not None
-    assert form == canonical_json(other)
-    assert canonical_json(form) == form
+    assert form == canonicalise_json(other)
+    assert canonicalise_json(form) == form
     assert form.isascii()
 
 
@@ -193,7 +193,7 @@ def test_forms_are_equal_exactly_where_values_are(one: Any, other: Any, drop: tu
     names = frozenset(field for field in drop if field[0] != "$")
     paths = [tuple(field[2:].split(".")) for field in drop if field[0] == "$"]
     texts = [json.dumps(value) for value in (one, other)]
-    forms = [canonical_json(text, names, paths) for text in texts]
+    forms = [canonicalise_json(text, names, paths) for text in texts]
     assert (forms[0] == forms[1]) == (naive_json(texts[0], drop) == naive_json(texts[1], drop))
 
 
@@ -203,9 +203,9 @@ def test_json_is_what_the_standard_library_says(text: str) -> None:
     try:
         naive_json(text)
     except ValueError:
-        assert canonical_json(text) is None
+        assert canonicalise_json(text) is None
     else:
-        assert canonical_json(text) is not None
+        assert canonicalise_json(text) is not None
 
 
 def test_keys_are_the_same_on_every_machine() -> None:

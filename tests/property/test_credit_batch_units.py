@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import EpisodeRecord, StepRecord
-from pipelines.credit.inputs.ranges import batch_units
+from pipelines.credit.inputs import find_batch_units
 from testkit.copies import empty_lake
 
 NOWHERE: Any = None
@@ -45,7 +45,7 @@ def slow(episodes: list[tuple[int, Any]]) -> set[frozenset[int]]:
 def test_groups_that_batches_link_are_one_unit(kind: str, data: st.DataObject) -> None:
     episodes = data.draw(st.lists(st.tuples(st.integers(0, 7), KEYS[kind]), min_size=1, max_size=12))
     frame = pl.DataFrame(episodes, schema=["group_id", "key"], orient="row", infer_schema_length=None)
-    found = batch_units(NOWHERE, frame, "key")
+    found = find_batch_units(NOWHERE, frame, "key")
     assert sorted(found["group_id"]) == sorted({group for group, _ in episodes})
     units = {frozenset(part["group_id"]) for part in found.partition_by("unit")}
     assert units == slow(episodes)
@@ -59,7 +59,7 @@ def test_a_key_that_the_job_does_not_carry_is_read(tmp_path: Path) -> None:
     ]
     lk.append(records)
     episodes = lk.scan("episodes").select("episode_id", "group_id", "task_id").collect()
-    units = batch_units(lk.snapshot(), episodes.drop("task_id"), "policy_version").join(episodes, on="group_id")
+    units = find_batch_units(lk.snapshot(), episodes.drop("task_id"), "policy_version").join(episodes, on="group_id")
     of_tasks = dict(units.select("task_id", "unit").iter_rows())
     assert of_tasks["a"] == of_tasks["b"]
     assert len(set(of_tasks.values())) == 4, "what is in no batch stands alone"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.credit.compare import ZERO, compare_sql
-from pipelines.credit.flags import STATE
+from pipelines.credit.compare import ZERO, read_compare_sql
+from pipelines.credit.estimators.protocol import STATE
 from testkit.examples import examples
 
 Row = dict[str, Any]
@@ -66,7 +66,7 @@ def ask(database: duckdb.DuckDBPyConnection, name: str, one: Rows, two: Rows, **
         found = [{"episode_id": e, "step_index": s} | row for (e, s), row in rows.items()]
         database.register(relation, pl.DataFrame(found, schema=SCHEMA).to_arrow())
     parts = {"level": {"level": "advantage"}, "groups": {"state": STATE}}.get(name, {})
-    text = compare_sql(name, one="one_rows", two="two_rows", **parts)
+    text = read_compare_sql(name, one="one_rows", two="two_rows", **parts)
     table = database.sql(text, params=params or {"zero": ZERO}).to_arrow_table()
     return pl.DataFrame(table).to_dicts()
 

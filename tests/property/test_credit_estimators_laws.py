@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from pipelines.credit.estimators import ESTIMATORS
-from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.flags import Flag
+from pipelines.credit.estimators.protocol import Estimator, Flag
 from testkit.estimator_strategies import (
     IN_BATCHES,
     INCREMENTAL,

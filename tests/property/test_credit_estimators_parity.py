@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from lake.ids import text_hash
-from pipelines.credit.inputs.columns import output_schema
+from pipelines.credit.steps import make_output_schema
 from testkit.credit_anchor_oracles import ANCHOR_ORACLES
 from testkit.credit_oracles import ORACLES
 from testkit.estimator_strategies import NAMES, estimators, wide_frame, wide_rows
@@ -32,7 +32,7 @@ def test_oracle(name: str, data: st.DataObject) -> None:
     for row in wanted_rows:
         row["anchor_key"] = None if row["anchor"] is None else text_hash(row["anchor"])
     wanted = pl.DataFrame([{c: row[c] for c in found.schema} for row in wanted_rows], schema=found.schema, orient="row")
-    assert found.schema == output_schema(wide_frame([]).schema)
+    assert found.schema == make_output_schema(wide_frame([]).schema)
     assert_frame_equal(found.select(EXACT), wanted.select(EXACT))
     assert_frame_equal(found.select("return_to_go"), wanted.select("return_to_go"), abs_tol=1e-12, rel_tol=1e-12)
     numbers = ["a_episode", "a_step", "advantage"]

@@ -13,7 +13,7 @@ from polars.testing import assert_frame_equal
 from lake.errors import ContractError
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.estimators.sql import TWINS, estimator_relation
-from pipelines.credit.inputs.columns import KEYS
+from pipelines.credit.steps import KEYS
 from testkit.estimator_strategies import estimators, wide_frame, wide_rows
 
 NUMBERS = ["return_to_go", "a_episode", "a_step", "advantage"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from pipelines.credit import GiGPO
-from pipelines.credit.flags import Flag
+from pipelines.credit.estimators.protocol import Flag
 from testkit.credit_strategies import SCORES, configs, frame, step_rows
 from testkit.examples import examples
 

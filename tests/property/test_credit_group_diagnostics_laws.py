@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 
 from lake.ids import text_hash
 from pipelines.credit import GiGPO
-from pipelines.credit.health.diagnosis import diagnose, summarise
-from pipelines.credit.health.groups import SCHEMA, group_diagnostics
-from pipelines.credit.health.integrity import IntegrityConfig, IntegrityReport, check_groups
+from pipelines.credit.health import (
+    SCHEMA,
+    IntegrityConfig,
+    IntegrityReport,
+    check_groups,
+    diagnose,
+    diagnose_groups,
+    summarise,
+)
 from testkit import group_oracle
 from testkit.credit_strategies import configs, frame, step_rows
 from testkit.examples import examples
@@ -95,7 +101,7 @@ def test_figures_equal_the_oracle(drawn: tuple[list[Row], list[Row]], config: Gi
     episodes, steps = tables(rows, known)
     advantages = config.advantages(inputs(rows)).collect()
     report = check_groups(episodes, steps)
-    found = group_diagnostics(advantages.lazy(), episodes, steps, report.findings).collect()
+    found = diagnose_groups(advantages.lazy(), episodes, steps, report.findings).collect()
     assert found.schema == SCHEMA
     expected = group_oracle.diagnostics(advantages.to_dicts(), known, rows, dict(report.findings.iter_rows()))
     assert_alike(found.to_dicts(), expected)
@@ -109,7 +115,7 @@ def test_figures_agree_with_the_summary(drawn: tuple[list[Row], list[Row]], conf
     episodes, _ = tables(rows, known)
     advantages = config.advantages(inputs(rows)).collect()
     with_rows = episodes.join(advantages.lazy(), on="episode_id", how="semi")
-    figures = group_diagnostics(advantages.lazy(), with_rows).collect()
+    figures = diagnose_groups(advantages.lazy(), with_rows).collect()
     counted = summarise(advantages.lazy()).model_dump()
     summed = diagnose(figures.lazy()).model_dump()
     assert {name: summed[name] for name in counted} == counted
@@ -124,11 +130,11 @@ def test_figures_do_not_depend_on_what_they_are_computed_with(
     rows, known = drawn
     episodes, steps = tables(rows, known)
     advantages = GiGPO().advantages(inputs(rows)).collect()
-    expected = group_diagnostics(advantages.lazy(), episodes, steps).collect()
+    expected = diagnose_groups(advantages.lazy(), episodes, steps).collect()
     shuffled = (pl.LazyFrame(data.draw(st.permutations(known)), schema=EPISODES), steps.reverse())
-    assert group_diagnostics(advantages.lazy(), *shuffled).collect().equals(expected)
+    assert diagnose_groups(advantages.lazy(), *shuffled).collect().equals(expected)
     one_by_one = [
-        group_diagnostics(
+        diagnose_groups(
             advantages.lazy().filter(pl.col("group_id") == group), episodes.filter(pl.col("group_id") == group), steps
         )
         for group in expected["group_id"]
@@ -159,7 +165,7 @@ def test_reports_can_be_cut_anywhere_between_groups(drawn: tuple[list[Row], list
         check_groups(episodes.filter(pl.col("group_id") == group), steps, config)
         for group in sorted({row["group_id"] for row in known})
     ]
-    merged = IntegrityReport.merged(parts)
+    merged = IntegrityReport.merge(parts)
     assert merged.counts() == whole.counts()
     assert merged.findings.equals(whole.findings)
     assert merged.checked == whole.checked

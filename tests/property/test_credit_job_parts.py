@@ -11,11 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from lake.read.visibility import DataFile
+from lake.read.parquet import DataFile
 from pipelines.credit import GiGPO
-from pipelines.credit.health import groups as group_figures
-from pipelines.credit.incremental import group_fingerprints, total_fingerprint
-from pipelines.credit.inputs.ranges import _Files, arranged, episode_figures, rows_per_range
+from pipelines.credit import health as group_figures
+from pipelines.credit.inputs import (
+    _TableFiles,
+    arrange_steps,
+    compute_rows_per_range,
+    hash_groups,
+    hash_inputs,
+    measure_episodes,
+)
 from testkit.credit_strategies import frame, step_rows
 from testkit.examples import examples
 
@@ -50,14 +56,14 @@ def files_of_steps(draw: st.DrawFn) -> tuple[pl.DataFrame, pl.DataFrame]:
 @given(files_of_steps())
 def test_steps_are_put_in_order_as_a_join_and_a_sort_do(given_: tuple[pl.DataFrame, pl.DataFrame]) -> None:
     steps, episodes = given_
-    found = arranged(steps, episodes, ["score"])
+    found = arrange_steps(steps, episodes, ["score"])
     expected = steps.join(episodes, on="episode_id").sort("group_id", "episode_id", "step_index")
     assert_frame_equal(found, expected.select(found.columns), check_exact=True)
 
 
 @given(files_of_steps())
 def test_figures_of_episodes_are_those_of_a_group_by(given_: tuple[pl.DataFrame, pl.DataFrame]) -> None:
-    steps = arranged(*given_, [])
+    steps = arrange_steps(*given_, [])
     index = pl.col("step_index")
     expected = steps.group_by("episode_id").agg(
         pl.len().alias("count"),
@@ -66,7 +72,7 @@ def test_figures_of_episodes_are_those_of_a_group_by(given_: tuple[pl.DataFrame,
         index.n_unique().alias("distinct"),
         pl.col("state_hash").filter(index == 0).first().alias("first_state"),
     )
-    found = episode_figures(steps).sort("episode_id")
+    found = measure_episodes(steps).sort("episode_id")
     assert_frame_equal(found, expected.sort("episode_id"), check_dtypes=False)
 
 
@@ -78,7 +84,7 @@ def test_figures_of_episodes_are_those_of_a_group_by(given_: tuple[pl.DataFrame,
 def test_figures_of_groups_are_those_of_a_group_by(steps: list[dict[str, Any]]) -> None:
     rows = GiGPO(revisits="first", default_step_reward=0.0).advantages(frame(steps).lazy()).collect()
     if rows.is_empty():
-        assert group_figures.of_steps(rows).is_empty()
+        assert group_figures.summarise_steps(rows).is_empty()
         return
     flags = pl.col("flags").str.split(",")
     member = pl.col("a_step").is_not_null() & (pl.col("anchor_size") > 0) & ~flags.list.contains("revisit")
@@ -98,12 +104,12 @@ def test_figures_of_groups_are_those_of_a_group_by(steps: list[dict[str, Any]]) 
         pl.struct("anchor_key", "anchor_episodes").filter(member & shared).unique().struct[1].mean().alias("met"),
         (pl.col("a_episode") * pl.col("a_step") < 0).sum().alias("sign_disagreements"),
     )
-    found = group_figures.of_steps(rows)
+    found = group_figures.summarise_steps(rows)
     expected = expected.rename({"met": "anchor_episodes_mean"}).select(found.columns)
     assert_frame_equal(
         found.sort("group_id"), expected.sort("group_id"), check_dtypes=False, rel_tol=1e-9, abs_tol=1e-9
     )
-    fates = group_figures.of_episodes(rows)
+    fates = group_figures.find_participants(rows)
     out = rows.group_by("episode_id").agg(
         takes_part=~flags.list.eval(pl.element().is_in(["excluded", "unscored"])).list.any().first()
     )
@@ -148,7 +154,7 @@ def inputs(frame: pl.DataFrame) -> dict[int, frozenset[Any]]:
 
 
 def hashes(frame: pl.DataFrame, **options: bool) -> dict[int, int]:
-    return dict(group_fingerprints(frame, **options).select("group_id", "input_fingerprint").iter_rows())
+    return dict(hash_groups(frame, **options).select("group_id", "input_fingerprint").iter_rows())
 
 
 @given(MEMBERS, st.data())
@@ -166,9 +172,7 @@ def test_a_groups_hash_is_its_members_and_their_scores(members: list[dict[str, A
     assert (whole == then) == (inputs(one) == inputs(other))
     if whole != then:
         assert not set(whole.items()) & set(then.items()), "under a batch every group changes with any of them"
-    assert (total_fingerprint(group_fingerprints(one)) == total_fingerprint(group_fingerprints(other))) == (
-        before == after
-    )
+    assert (hash_inputs(hash_groups(one)) == hash_inputs(hash_groups(other))) == (before == after)
 
 
 def test_hashes_are_pinned() -> None:
@@ -177,14 +181,14 @@ def test_hashes_are_pinned() -> None:
     assert hashes(frame) == {1: PINNED}
     negative = frame.with_columns(pl.lit(-0.0).alias("episode_score"))
     assert hashes(negative) == hashes(frame.with_columns(pl.lit(0.0).alias("episode_score")))
-    groups = group_fingerprints(frame)
+    groups = hash_groups(frame)
     assert groups.row(0, named=True) | {"input_fingerprint": 0} == {
         "group_id": 1,
         "input_fingerprint": 0,
         "episodes": 1,
         "steps": 2,
     }
-    assert total_fingerprint(groups, where=None) != total_fingerprint(groups, where="true")
+    assert hash_inputs(groups, where=None) != hash_inputs(groups, where="true")
 
 
 PINNED = 269538828213956160
@@ -221,16 +225,16 @@ def test_every_file_that_holds_a_row_of_the_episodes_is_found(number: int) -> No
             held[name] = set(part["episode_id"])
     chosen = rows.sample(rng.randint(1, 20), seed=number)
     for by_write in (True, False):
-        found = {file.path for file in _Files(files, by_write=by_write).holding(chosen)}
+        found = {file.path for file in _TableFiles(files, by_write=by_write).find_files(chosen)}
         needed = {name for name, episodes in held.items() if episodes & set(chosen["episode_id"])}
         assert needed <= found
-    exact = {file.path for file in _Files(files, by_write=True).holding(chosen) if file.write_id is not None}
+    exact = {file.path for file in _TableFiles(files, by_write=True).find_files(chosen) if file.write_id is not None}
     assert exact == {name for name in needed if name != "mixed"}
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 64))
 def test_ranges_keep_the_budget_and_every_worker_busy(steps: int, budget: int, workers: int) -> None:
-    rows = rows_per_range(steps, budget, workers)
+    rows = compute_rows_per_range(steps, budget, workers)
     assert 1 <= rows <= max(1, budget)
     if rows < budget and rows > 200_000:
         assert steps / rows > workers
@@ -239,5 +243,5 @@ def test_ranges_keep_the_budget_and_every_worker_busy(steps: int, budget: int, w
 def test_arranged_moves_nothing_that_is_in_order() -> None:
     steps = pl.DataFrame({"episode_id": [3, 3, 5], "step_index": [0, 1, 0]})
     episodes = pl.DataFrame({"episode_id": [3, 5], "group_id": [1, 1]})
-    found = arranged(steps, episodes, [])
+    found = arrange_steps(steps, episodes, [])
     assert np.shares_memory(found["step_index"].to_numpy(), steps["step_index"].to_numpy())

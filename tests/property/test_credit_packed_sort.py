@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.credit.inputs import batch
-from pipelines.credit.inputs.batch import Segments
+from pipelines.credit import steps
+from pipelines.credit.steps import Segments
 
 KEYS = st.one_of(st.integers(0, 3), st.integers(0, 2**63 - 1))
 GROUPS = st.lists(st.lists(KEYS, min_size=1, max_size=8), min_size=1, max_size=6)
@@ -26,7 +26,7 @@ def segments(groups: list[list[int]]) -> Segments:
 @given(GROUPS)
 def test_every_key_of_a_group_is_one_run_in_row_order(groups: list[list[int]]) -> None:
     keys = np.array([key for group in groups for key in group], np.int64)
-    found = batch.gather(keys, segments(groups))
+    found = steps.gather(keys, segments(groups))
     assert found is not None
     order, opens = found
     runs = [part.tolist() for part in np.split(order, np.flatnonzero(opens)[1:])]
@@ -41,25 +41,25 @@ def test_every_key_of_a_group_is_one_run_in_row_order(groups: list[list[int]]) -
 
 
 def test_different_keys_whose_bits_agree_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_SPREAD", np.uint64(0))
+    monkeypatch.setattr(steps, "_SPREAD", np.uint64(0))
     one = segments([[7, 7]])
-    assert batch.gather(np.array([7, 7]), one) is not None
-    assert batch.gather(np.array([7, 8]), one) is None
+    assert steps.gather(np.array([7, 7]), one) is not None
+    assert steps.gather(np.array([7, 8]), one) is None
 
 
 def test_without_room_for_a_hash_it_declines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_WORD_BITS", 13)
-    assert batch.gather(np.array([1, 1]), segments([[1, 1]])) is None
+    monkeypatch.setattr(steps, "_WORD_BITS", 13)
+    assert steps.gather(np.array([1, 1]), segments([[1, 1]])) is None
 
 
 @given(GROUPS, st.integers(1, 5))
 def test_pieces_do_not_show(groups: list[list[int]], rows: int) -> None:
     """However few groups are sorted at a time, the order is the same."""
     keys = np.array([key for group in groups for key in group], np.int64)
-    whole = batch.gather(keys, segments(groups))
+    whole = steps.gather(keys, segments(groups))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch, "_PIECE", rows)
-        pieces = batch.gather(keys, segments(groups))
+        patch.setattr(steps, "_PIECE", rows)
+        pieces = steps.gather(keys, segments(groups))
     assert whole is not None
     assert pieces is not None
     assert all((one == other).all() for one, other in zip(whole, pieces, strict=True))
@@ -70,4 +70,4 @@ def test_distinct_values_of_each_run_are_counted(groups: list[list[int]]) -> Non
     # Values differ in their high bits, as hashes do: the lowest make room for the number of the run.
     values = np.array([key % 4 + (key >> 61 << 2) for group in groups for key in group], np.uint64) << np.uint64(59)
     expected = [len(set(part.tolist())) for part in np.split(values, segments(groups).starts_K[1:])]
-    assert batch.distinct(values, segments(groups)).tolist() == expected
+    assert steps.count_distinct(values, segments(groups)).tolist() == expected

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lake.statistics.intervals import share_interval, spread_of_mean
+from lake.statistics import share_interval, spread_of_mean
 from testkit.off_policy import a_process, hidden_action, history_matters, rare_action, tasks_that_differ
 from trainer.evaluation.estimators import all_estimators
-from trainer.evaluation.estimators.base import Turns
+from trainer.evaluation.estimators.importance import Turns
 
 pytestmark = pytest.mark.slow
 

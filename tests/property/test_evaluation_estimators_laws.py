@@ -7,10 +7,16 @@ from hypothesis import strategies as st
 
 from testkit.examples import examples
 from testkit.off_policy import HORIZON, a_process, slow, turns_of
-from trainer.evaluation.estimators import DoublyRobust, Estimator, Fitted, all_estimators
-from trainer.evaluation.estimators.base import Turns
-from trainer.evaluation.estimators.doubly_robust import FOLDS, cross_fitted, doubly_robust, folds
-from trainer.evaluation.estimators.value_table import fitted_values, visits
+from trainer.evaluation.estimators import DoublyRobust, FittedEvaluation, OpeEstimator, all_estimators
+from trainer.evaluation.estimators.fitted import (
+    FOLDS,
+    assign_folds,
+    compute_contributions,
+    cross_fit_values,
+    fit_values,
+    list_visits,
+)
+from trainer.evaluation.estimators.importance import Turns
 
 SLOW = ("behaviour", "pdis", "wis", "wpdis", "clipped")
 EVERY = [estimator.name for estimator in all_estimators()]
@@ -28,7 +34,7 @@ def some_turns(draw: st.DrawFn) -> Turns:
     return turns_of(episodes, numbered, draw(st.sampled_from([1.0, 0.9, 0.5])))
 
 
-def named(name: str) -> Estimator:
+def named(name: str) -> OpeEstimator:
     return next(estimator for estimator in all_estimators() if estimator.name == name)
 
 
@@ -89,7 +95,7 @@ def test_counting_an_episode_twice_is_having_it_twice(name: str, turns: Turns, d
 @given(some_turns())
 def test_doubly_robust_without_values_is_per_decision_importance_sampling(turns: Turns) -> None:
     nothing = np.zeros_like(turns.reward_EH)
-    assert doubly_robust(turns, nothing, nothing).mean() == pytest.approx(slow("pdis", turns), abs=1e-9)
+    assert compute_contributions(turns, nothing, nothing).mean() == pytest.approx(slow("pdis", turns), abs=1e-9)
 
 
 @given(some_turns())
@@ -98,8 +104,8 @@ def test_a_fit_without_pull_is_doubly_robust_where_no_state_recurs(turns: Turns)
     alone = np.where(turns.state_EH < 0, -1, np.arange(turns.state_EH.size).reshape(turns.state_EH.shape))
     turns = Turns(turns.log_ratio_EH, turns.reward_EH, turns.length_E, alone, turns.task_E, turns.gamma)
     values, levels = fitted_by_hand(turns)
-    assert Fitted(1e-12).value(turns)(once(turns)) == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
-    assert doubly_robust(turns, levels, levels).mean() == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
+    assert FittedEvaluation(1e-12).value(turns)(once(turns)) == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
+    assert compute_contributions(turns, levels, levels).mean() == pytest.approx(values.mean(), rel=1e-6, abs=1e-6)
 
 
 def fitted_by_hand(turns: Turns) -> tuple[np.ndarray, np.ndarray]:
@@ -120,7 +126,7 @@ def fitted_by_hand(turns: Turns) -> tuple[np.ndarray, np.ndarray]:
 @given(some_turns())
 def test_fitted_values_add_up_to_their_targets(turns: Turns) -> None:
     """The unpenalised intercept: shrinkage moves value between states, and none in or out of a turn."""
-    values = fitted_values(turns, visits(turns), once(turns), 1.0)
+    values = fit_values(turns, list_visits(turns), once(turns), 1.0)
     padded = np.concatenate([values, np.zeros((turns.episodes, 1))], axis=1)
     for t in range(turns.horizon):
         here = turns.alive_EH[:, t]
@@ -141,36 +147,36 @@ def test_fitted_values_are_what_least_squares_finds() -> None:
     weights = np.exp(ratios)
     level = weights @ rewards_E / weights.sum()
     solution = np.linalg.solve(design.T @ design + penalty, design.T @ (level + weights * (rewards_E - level)))
-    assert fitted_values(turns, visits(turns), np.ones(30), 1.7)[:, 0] == pytest.approx(design @ solution)
+    assert fit_values(turns, list_visits(turns), np.ones(30), 1.7)[:, 0] == pytest.approx(design @ solution)
 
 
 @given(some_turns())
 def test_the_critic_does_not_know_the_episode_it_is_used_for(turns: Turns) -> None:
     """Another outcome of one episode leaves the values that are used for it as they were."""
-    before = cross_fitted(turns, 1.0)
+    before = cross_fit_values(turns, 1.0)
     changed = turns.reward_EH.copy()
     changed[0, 0] += 100.0
     other = Turns(turns.log_ratio_EH, changed, turns.length_E, turns.state_EH, turns.task_E, turns.gamma)
-    assert cross_fitted(other, 1.0)[0] == pytest.approx(before[0])
+    assert cross_fit_values(other, 1.0)[0] == pytest.approx(before[0])
 
 
 @given(st.lists(st.integers(0, 4), max_size=40))
 def test_siblings_and_lone_episodes_are_spread_over_the_parts(tasks: list[int]) -> None:
-    fold_E = folds(np.array(tasks, np.int64))
+    fold_E = assign_folds(np.array(tasks, np.int64))
     assert set(fold_E) <= set(range(FOLDS))
     for task in set(tasks):
         mine = [int(fold) for fold, other in zip(fold_E, tasks, strict=True) if other == task]
         assert len(set(mine)) == min(FOLDS, len(mine)), "siblings repeat a part only when all have had one"
-    assert len(set(folds(np.arange(FOLDS)).tolist())) == FOLDS
+    assert len(set(assign_folds(np.arange(FOLDS)).tolist())) == FOLDS
 
 
 def test_tasks_of_one_episode_have_a_critic_too() -> None:
     """It knows the turn's mean of the other episodes, and takes variance away."""
     turns = turns_of([[(0.3 * (-1) ** n, 1.0 + n % 3, n)] for n in range(50)], list(range(50)))
-    values = cross_fitted(turns, 1.0)[:, 0]
+    values = cross_fit_values(turns, 1.0)[:, 0]
     assert ((values > 1) & (values < 3)).all()
     plain = np.var(slow_contributions(turns))
-    assert np.var(doubly_robust(turns, values[:, None], values[:, None])) < 0.8 * plain
+    assert np.var(compute_contributions(turns, values[:, None], values[:, None])) < 0.8 * plain
 
 
 def slow_contributions(turns: Turns) -> np.ndarray:
@@ -240,7 +246,7 @@ def test_doubly_robust_with_wrong_values_and_right_ratios_is_unbiased() -> None:
     for seed in range(SAMPLES):
         turns, _, _ = values_of(seed)
         wrong = np.sin(7.0 * turns.state_EH) + 3.0
-        values.append(doubly_robust(turns, wrong, wrong).mean())
+        values.append(compute_contributions(turns, wrong, wrong).mean())
     assert len(set(values)) == SAMPLES
     assert abs(np.mean(values) - truth) < 4 * np.std(values, ddof=1) / np.sqrt(SAMPLES)
 
@@ -258,7 +264,7 @@ def test_doubly_robust_with_right_values_and_wrong_ratios_is_unbiased() -> None:
             turns.task_E,
             turns.gamma,
         )
-        values.append(doubly_robust(wrong, q, v).mean())
+        values.append(compute_contributions(wrong, q, v).mean())
         plain.append(named("pdis").value(wrong)(once(wrong)))
     assert abs(np.mean(values) - truth) < 4 * np.std(values, ddof=1) / np.sqrt(SAMPLES)
     assert abs(np.mean(plain) - truth) > 0.05
@@ -267,6 +273,6 @@ def test_doubly_robust_with_right_values_and_wrong_ratios_is_unbiased() -> None:
 def test_the_critic_takes_variance_away(draws: list[Turns]) -> None:
     plain = [named("pdis").value(turns)(once(turns)) for turns in draws]
     robust = [DoublyRobust().value(turns)(once(turns)) for turns in draws]
-    fitted = [Fitted().value(turns)(once(turns)) for turns in draws]
+    fitted = [FittedEvaluation().value(turns)(once(turns)) for turns in draws]
     assert np.var(robust) < 0.8 * np.var(plain)
     assert np.var(fitted) < 0.8 * np.var(plain)

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lake.statistics.intervals import wilson
-from lake.statistics.paired import EXACT_TASKS, compare_paired, sign_flip_p
+from lake.statistics import EXACT_TASKS, compare_paired, sign_flip_p, wilson_interval
 from testkit.examples import examples
 from trainer.evaluation.success import (
-    against_rows,
-    pass_all_k,
-    pass_at_k,
-    per_task,
-    success_rows,
+    compare_names,
+    compute_pass_all_k,
+    compute_pass_at_k,
+    compute_success,
+    summarise_tasks,
 )
 
 outcomes = st.lists(st.booleans(), max_size=7)
@@ -27,7 +26,10 @@ outcomes = st.lists(st.booleans(), max_size=7)
 @given(outcomes, st.integers(1, 8))
 def test_pass_at_k_is_the_share_of_draws_of_k(outcome_G: list[bool], k: int) -> None:
     draws = list(combinations(outcome_G, k))
-    found = (pass_at_k(len(outcome_G), sum(outcome_G), k), pass_all_k(len(outcome_G), sum(outcome_G), k))
+    found = (
+        compute_pass_at_k(len(outcome_G), sum(outcome_G), k),
+        compute_pass_all_k(len(outcome_G), sum(outcome_G), k),
+    )
     if not draws:
         assert found == (None, None)
     else:
@@ -40,8 +42,8 @@ def test_pass_at_k_is_unbiased() -> None:
     rng = np.random.default_rng(0)
     wins_P = rng.binomial(6, 0.3, 20_000)
     for k in (1, 2, 4):
-        at = [pass_at_k(6, int(wins), k) or 0.0 for wins in wins_P]
-        every = [pass_all_k(6, int(wins), k) or 0.0 for wins in wins_P]
+        at = [compute_pass_at_k(6, int(wins), k) or 0.0 for wins in wins_P]
+        every = [compute_pass_all_k(6, int(wins), k) or 0.0 for wins in wins_P]
         assert np.mean(at) == pytest.approx(1 - 0.7**k, abs=4 * np.std(at) / np.sqrt(len(at)))
         assert np.mean(every) == pytest.approx(0.3**k, abs=4 * np.std(every) / np.sqrt(len(every)))
 
@@ -161,7 +163,7 @@ def frame(rows: list[tuple[str, str, float | None, bool]]) -> pl.DataFrame:
 def test_success_rows_are_what_counting_gives(
     rows: list[tuple[str, str, float | None, bool]], threshold: float
 ) -> None:
-    found = success_rows(frame(rows), threshold=threshold, ks=(1, 2))
+    found = compute_success(frame(rows), threshold=threshold, ks=(1, 2))
     table = {(row["name"], row["measure"]): row for row in found.iter_rows(named=True)}
     for name in {row[0] for row in rows if not row[3]}:
         mine = [row for row in rows if row[0] == name and not row[3]]
@@ -174,7 +176,7 @@ def test_success_rows_are_what_counting_gives(
             continue
         assert success["value"] == pytest.approx(len(wins) / len(known))
         if len({row[1] for row in known}) == 1:
-            assert (success["low"], success["high"]) == wilson(len(wins) / len(known), len(known))
+            assert (success["low"], success["high"]) == wilson_interval(len(wins) / len(known), len(known))
         assert 0 <= success["low"] <= success["value"] <= success["high"] <= 1
         for k in (1, 2):
             shares = []
@@ -193,7 +195,7 @@ def test_success_rows_are_what_counting_gives(
 def test_one_number_has_one_interval(wins: list[int]) -> None:
     """success and pass@1 are the same number where every task has as many attempts."""
     rows = [("a", f"t{t}", float(attempt < won), False) for t, won in enumerate(wins) for attempt in range(3)]
-    success, _, first = success_rows(frame(rows)).select("value", "low", "high").rows()
+    success, _, first = compute_success(frame(rows)).select("value", "low", "high").rows()
     assert success == pytest.approx(first)
 
 
@@ -201,10 +203,11 @@ def test_one_number_has_one_interval(wins: list[int]) -> None:
 @given(rollouts)
 def test_two_names_are_compared_on_the_tasks_of_both(rows: list[tuple[str, str, float | None, bool]]) -> None:
     attempts = frame([*rows, ("a", "both", 1.0, False), ("b", "both", 0.0, False)])
-    (row,) = against_rows(attempts, one="a", other="b", ks=(1,)).filter(measure="pass@1").to_dicts()
+    (row,) = compare_names(attempts, name="a", baseline="b", ks=(1,)).filter(measure="pass@1").to_dicts()
     plain = attempts.filter(~pl.col("nested"))
     left, right = (
-        {task: c / n for task, n, c, _ in per_task(plain.filter(name=name), 1.0).iter_rows()} for name in ("a", "b")
+        {task: c / n for task, n, c, _ in summarise_tasks(plain.filter(name=name), 1.0).iter_rows()}
+        for name in ("a", "b")
     )
     shared = left.keys() & right.keys()
     assert row["tasks"] == len(shared)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lake import ids
-from lake.judgements.seeded_draws import draw_lots
+from lake.judgements.selections import draw_lots
 from pipelines.groupings import DropFailed, Grouping, MergeRuns, StalenessCap, Subsample, regroup
 from testkit.examples import examples
 

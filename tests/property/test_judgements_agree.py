@@ -19,12 +19,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from lake import Snapshot, ids
 from lake.errors import DataRefusedError
-from lake.export import target
-from lake.export.job import export
-from lake.export.request import Request
-from lake.judgements.credit import covering, find_credit, outdated
-from lake.judgements.scores import ENV_RETURN, current_rows, current_versions, find_score
-from lake.read import show
+from lake.export import find_target
+from lake.export.job import ExportRequest, export
+from lake.judgements.credit import describe_outdated, find_covering, find_credit, find_score
+from lake.judgements.scores import ENV_RETURN, current_scores_sql, read_current_versions
+from lake.read import episode_text
 from pipelines.credit import GiGPO
 from pipelines.credit.compare import compare
 from pipelines.credit.estimators import ESTIMATORS
@@ -32,13 +31,14 @@ from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.job import run_credit
 from pipelines.score.job import run_score
 from pipelines.select import MinReward, Selection, run_select
-from pipelines.select.base import with_scores
+from pipelines.select.filters import add_scores
 from testkit.score_lakes import InProcess
 from testkit.training import config, token_episodes, token_lake
-from trainer.data.select.selection import select
+from trainer.data.selection import select
 from trainer.evaluation.success import read_attempts
 from trainer.losses import LOSSES
-from viewer.queries import outcomes, whole
+from viewer.queries import episodes as viewer_episodes
+from viewer.queries import outcomes
 from viewer.queries import training as viewed
 from viewer.queries.episodes import EpisodeFilter
 
@@ -105,7 +105,7 @@ class JudgementMachine(RuleBasedStateMachine):
         run_credit(self.lk, estimator, score=score, where=where, force=force)
         values = {(e, s): a for e, s, a in expected.select("episode_id", "step_index", "advantage").iter_rows()}
         self.current = (name, self.version_read(score))
-        assert outdated(self.lk.snapshot(), find_credit(self.lk.snapshot())) is None
+        assert describe_outdated(self.lk.snapshot(), find_credit(self.lk.snapshot())) is None
         self.credited[self.current] = (estimator.name, values)
 
     @rule()
@@ -144,7 +144,7 @@ class JudgementMachine(RuleBasedStateMachine):
         assert values(rows) == expected
         assert set(rows["series_id"]) <= {credit.series_id}
         # training: --plan and the run itself
-        wanted = LOSSES["reinforce"].always
+        wanted = LOSSES["reinforce"].base_needs
         plan = select(snapshot, config("reinforce", live_only=False), wanted, source=credit)
         trained = plan.members.filter("trained")
         given = trained.with_columns(pl.col("advantage") * plan.advantage_scale + plan.advantage_mean)
@@ -152,15 +152,15 @@ class JudgementMachine(RuleBasedStateMachine):
         # show, and the viewer's page of an episode
         episode = self.random.choice(sorted({key[0] for key in expected}) or [0])
         if episode:
-            told = show.gather(snapshot, episode)
+            told = episode_text.read_episode(snapshot, episode)
             assert told["credit"]["title"] == credit.title
             mine = {key[1]: value for key, value in expected.items() if key[0] == episode}
             assert {step["step_index"]: step["advantage"] for step in told["steps"]} == mine
-            assert viewed.credit_named(snapshot) == credit
-            assert [one.credit.series_id for one in covering(snapshot, episode_id=episode) if one.is_current] == [
+            assert viewed.look_up_credit(snapshot) == credit
+            assert [one.credit.series_id for one in find_covering(snapshot, episode_id=episode) if one.is_current] == [
                 credit.series_id
             ]
-            ledger = viewed.advantages(snapshot, episode, credit)
+            ledger = viewed.read_advantages(snapshot, episode, credit)
             assert dict(ledger.select("step_index", "advantage").iter_rows()) == mine
         # compare
         if any(value is not None for value in expected.values()):
@@ -168,7 +168,7 @@ class JudgementMachine(RuleBasedStateMachine):
             assert (level["covered_1"], level["covered_2"], level["max_change"]) == (len(expected), len(expected), 0)
 
     def check_scores(self, snapshot: Snapshot) -> None:
-        assert current_versions(snapshot).get("judge") == (self.version if self.scores(self.version) else None)
+        assert read_current_versions(snapshot).get("judge") == (self.version if self.scores(self.version) else None)
         for score in ("judge", "judge@1", "judge@2"):
             said = self.scores(score.partition("@")[2] or self.version)
             if not said:
@@ -176,11 +176,11 @@ class JudgementMachine(RuleBasedStateMachine):
             episodes = snapshot.scan("episodes").select("episode_id", "env_return").collect()
             seen = {
                 "eval": read_attempts(snapshot, by="run_id", score=score),
-                "select": with_scores(snapshot, episodes, score),
+                "select": add_scores(snapshot, episodes, score),
             }
             for frame in seen.values():
                 assert {e: s for e, s in frame.select("episode_id", "score").iter_rows() if s is not None} == said
-        for rows in ("current_scores", current_rows(snapshot)):
+        for rows in ("current_scores", current_scores_sql(snapshot)):
             view = snapshot.sql(f"SELECT episode_id, value FROM {rows} WHERE step_index IS NULL")
             assert dict(view.iter_rows()) == self.scores(self.version)
 
@@ -199,28 +199,29 @@ class JudgementMachine(RuleBasedStateMachine):
         assert (counted.name, counted.version) == (score, self.version_read(score))
         view = snapshot.sql("SELECT episode_id, score, value FROM episode_scores")
         attempts = read_attempts(snapshot, by="run_id")
-        relation, params = outcomes.judged(snapshot, None)
+        relation, params = outcomes.build_relation(snapshot, None)
+        outcome_sql = viewer_episodes._build_outcome_sql(snapshot, EpisodeFilter())
         seen = {
             "view": view.select("episode_id", "value"),
             "eval": attempts.select("episode_id", "score"),
             "viewer": snapshot.sql(f"SELECT episode_id, outcome FROM {relation}", params),
-            "commands of the viewer": snapshot.sql(
-                f"SELECT episode_id, {whole._outcome(snapshot, EpisodeFilter())} AS outcome FROM episodes"
-            ),
+            "commands of the viewer": snapshot.sql(f"SELECT episode_id, {outcome_sql} AS outcome FROM episodes"),
         }
         for reader, frame in seen.items():
             assert frame.height == episodes.height, reader
             assert {e: value for e, value in frame.iter_rows() if value is not None} == said, reader
         assert set(view["score"]) == {score}
-        assert {outcomes.of_run(snapshot, run, None) for run in episodes["run_id"]} == {score}
+        assert {outcomes.choose_score_of_run(snapshot, run, None) for run in episodes["run_id"]} == {score}
         means = snapshot.sql("SELECT group_id, score, scored FROM groups")
         assert set(means["score"]) == {score}
         assert means["scored"].sum() == len(said)
         # The two that write: what is selected by the score, and what leaves with it.
         lowest = min(said.values())
         chosen = run_select(self.lk, Selection(name="best", filters=(MinReward(at_least=lowest),)))
-        assert (chosen.score.name, chosen.kept) == (score, len(said))
-        manifest = export(self.lk, Request(target("messages"), Path(self.folder.name) / "out" / f"{self.left}.jsonl"))
+        assert (chosen.score.name, chosen.kept_episodes) == (score, len(said))
+        manifest = export(
+            self.lk, ExportRequest(find_target("messages"), Path(self.folder.name) / "out" / f"{self.left}.jsonl")
+        )
         rows = map(json.loads, Path(self.folder.name, "out", f"{self.left}.jsonl").read_text("utf-8").splitlines())
         self.left += 1
         assert {ids.from_text(row["id"]): row["reward"] for row in rows if row["reward"] is not None} == said

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 import lake
 from lake.formats import FORMATS
 from lake.formats.base import json_array
-from lake.formats.base.rows import Item
+from lake.formats.base.format import Item
 from lake.formats.jsonl import Lines
 from lake.records import EpisodeRecord, Reject, identify
 from lake.tables import TABLES
 from lake.tables.contracts import conform
 from lake.write.ingest import ingest
-from lake.write.rows import episodes_frame, steps_frame, tokens_frame
+from lake.write.rows import build_episodes_frame, build_steps_frame, build_tokens_frame
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode, line
 from testkit.examples import examples
@@ -75,7 +75,11 @@ def read(name: str, path: Path, content: bytes) -> list[Item]:
 def storable(record: EpisodeRecord) -> None:
     """The record's frames keep the contracts of their tables."""
     record.run_id = "run"
-    for name, make in (("episodes", episodes_frame), ("steps", steps_frame), ("tokens", tokens_frame)):
+    for name, make in (
+        ("episodes", build_episodes_frame),
+        ("steps", build_steps_frame),
+        ("tokens", build_tokens_frame),
+    ):
         frame = conform(make([record], [identify(record, "run")], 1), TABLES[name])
         assert name != "steps" or frame.height == len(record.steps)
 

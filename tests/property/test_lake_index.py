@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lake import ids
-from lake.care.compaction import compact
+from lake.care.maintenance import compact
 from lake.records import EpisodeRecord, Identity, identify
 from lake.storage.objects import Objects
 from lake.storage.store import Store
 from lake.tables import TABLES
 from lake.tables.contracts import conform
-from lake.write.index import EpisodeIndex, Newest
-from lake.write.rows import episodes_frame
+from lake.write.ledger import EpisodeIndex, LatestAttempt
+from lake.write.rows import build_episodes_frame
 from testkit.episodes import episode
 from testkit.examples import examples
 
@@ -50,7 +50,7 @@ def row(key: Key, identity: Identity) -> tuple[Any, ...]:
 
 def append(store: Store, keys: Sequence[Key]) -> None:
     records, identities = zip(*map(made, keys), strict=True)
-    frame = episodes_frame(list(records), list(identities), ids.fresh_id())
+    frame = build_episodes_frame(list(records), list(identities), ids.fresh_id())
     store.append("episodes", conform(frame, TABLES["episodes"]))
 
 
@@ -59,15 +59,15 @@ def assert_agree(index: EpisodeIndex, oracle: dict[int, tuple[Any, ...]]) -> Non
     some = list(oracle)[::2]
     absent = [0, 1, ids.MASK]
     for asked in ([], absent, [*oracle, *absent, *oracle], some):
-        found = {key: content for key, (content, _) in index.known(asked, ()).contents.items()}
+        found = {key: content for key, (content, _) in index.look_up(asked, ()).contents.items()}
         assert found == {key: oracle[key][1] for key in asked if key in oracle}
     groups = {value[2] for value in oracle.values()}
     for chosen in ([], absent, list(groups), [*absent, *list(groups)[:1]]):
-        newest: dict[tuple[Any, ...], Newest] = {}
+        newest: dict[tuple[Any, ...], LatestAttempt] = {}
         for episode_id, content, *slot, attempt in sorted(oracle.values(), key=lambda value: value[-1]):
             if slot[0] in chosen:
-                newest[tuple(slot)] = Newest(attempt, episode_id, content)
-        assert index.known((), chosen).newest == newest
+                newest[tuple(slot)] = LatestAttempt(attempt, episode_id, content)
+        assert index.look_up((), chosen).newest == newest
 
 
 @settings(max_examples=examples(15))
@@ -106,4 +106,4 @@ def test_an_empty_lake_holds_nothing(empty: Path) -> None:
     index = EpisodeIndex(Store(Objects(empty)))
     assert index.refresh() == 0
     assert_agree(index, {})
-    assert index.known([1], [1]).forgotten == set()
+    assert index.look_up([1], [1]).forgotten == set()

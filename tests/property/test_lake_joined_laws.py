@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 import lake
-from lake.read.query import Session
-from lake.read.query_views import views
+from lake.read.query import QuerySession
+from lake.read.query_views import read_views
 from lake.read.snapshot import Snapshot
-from lake.search.find import holding
+from lake.search.query import search_episodes
 from lake.tables import TABLES
-from lake.tables.judgements import JUDGEMENTS
+from lake.tables.definitions import JUDGEMENTS
 from testkit.copies import empty_lake
 from testkit.examples import examples
 from testkit.lakes import RUN, add_credit, sample_episodes, siblings
@@ -25,7 +25,7 @@ _OF_A_WRITE = {"write_id", "job_id", "source_id", "at", "started_at", "ended_at"
 """Columns that differ between two lakes that were written by different jobs."""
 
 
-def rows(session: Session, name: str) -> pl.DataFrame:
+def rows(session: QuerySession, name: str) -> pl.DataFrame:
     """The rows of a table or view that do not depend on when and by what they were written, in order."""
     frame = session.query(f"SELECT * FROM {name}")
     kept = [column for column in frame.columns if column not in _OF_A_WRITE]
@@ -36,7 +36,7 @@ def without_lineage() -> list[str]:
     """Tables of facts, and views: what is current, of whichever jobs."""
     lineage = {"jobs", "job_runs", "credit_series", "checkpoints", "metrics", "batches", "retractions"}
     of_jobs = {table.name for table in JUDGEMENTS}
-    return [name for name in (*TABLES, *views()) if name not in lineage | of_jobs]
+    return [name for name in (*TABLES, *read_views()) if name not in lineage | of_jobs]
 
 
 @settings(max_examples=examples(3), phases=[Phase.generate])
@@ -70,7 +70,7 @@ def test_lakes_read_together_are_one_lake(number: int) -> None:
                 # Sums of floats may go through the files in another order.
                 assert_frame_equal(rows(one, name), rows(other, name), rel_tol=1e-12)
         assert by_scan(seen).equals(by_scan(expected))
-        found = [holding(one, "hall 1").drop("step_index").sort("episode_id") for one in (seen, expected)]
+        found = [search_episodes(one, "hall 1").drop("step_index").sort("episode_id") for one in (seen, expected)]
         assert found[0].equals(found[1])
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lake import records
 from lake.formats.base import json_array
-from lake.formats.base.json_array import Damage, Element, read_array
+from lake.formats.base.json_array import Element, JsonDamage, read_array
 from lake.formats.base.source import Meter
 from testkit.examples import examples
 
@@ -69,14 +69,14 @@ def oracle(content: bytes) -> tuple[list[tuple[Any, str]], bool]:
     return found, after_space(place + 1) != len(text)
 
 
-def read(path: Path, content: bytes, window: int) -> tuple[list[Element], Damage | None]:
+def read(path: Path, content: bytes, window: int) -> tuple[list[Element], JsonDamage | None]:
     path.write_bytes(content)
     meter = Meter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_array, "_CHUNK", window)
         items = list(read_array(path, meter))
     assert 0 <= meter.done <= len(content)
-    damage = items.pop() if items and isinstance(items[-1], Damage) else None
+    damage = items.pop() if items and isinstance(items[-1], JsonDamage) else None
     elements = [item for item in items if isinstance(item, Element)]
     assert [element.index for element in elements] == list(range(len(items)))
     assert damage is not None or meter.done == len(content)
@@ -164,14 +164,14 @@ def test_whole_windows_are_decoded_at_once(path: Path, monkeypatch: pytest.Monke
     """The scanner is asked for the first element and for the end, the decoder once a window: not once an element."""
     scanned: list[int] = []
     decoded: list[int] = []
-    scan, compared = json_array._Reader._scanned, json_array.Rewriter.compared
-    monkeypatch.setattr(json_array._Reader, "_scanned", lambda reader: scanned.append(1) or scan(reader))
+    scan, compared = json_array._ArrayReader._scan_next, json_array.Rewriter.compare
+    monkeypatch.setattr(json_array._ArrayReader, "_scan_next", lambda reader: scanned.append(1) or scan(reader))
 
     def count(rewriter: json_array.Rewriter, text: bytes, value: Any) -> tuple[bool, bool]:
         decoded.append(len(text))
         return compared(rewriter, text, value)
 
-    monkeypatch.setattr(json_array.Rewriter, "compared", count)
+    monkeypatch.setattr(json_array.Rewriter, "compare", count)
     elements, _ = read(path, json.dumps(ROWS, indent=2).encode(), 1024)
     assert [element.value for element in elements] == ROWS
     assert all(element.is_plain for element in elements[1:])
@@ -184,14 +184,14 @@ def test_whole_windows_are_decoded_at_once(path: Path, monkeypatch: pytest.Monke
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of the window whenever it grew."""
     found: list[int] = []
-    grow = json_array._Window.grow
+    grow = json_array._ByteWindow.grow
 
     def measured(window: Any) -> bool:
         grown = grow(window)
-        found.append(len(window.data))
+        found.append(len(window.content))
         return grown
 
-    monkeypatch.setattr(json_array._Window, "grow", measured)
+    monkeypatch.setattr(json_array._ByteWindow, "grow", measured)
     return found
 
 
@@ -221,8 +221,8 @@ def test_looks_for_boundaries_that_never_come_get_rare(path: Path, monkeypatch: 
     """Each goes through the whole window: one an element would take time in the square of the window."""
     rows = [f'{{"key {n}": {n}{odd}}}' for n in range(1000)]
     looks: list[int] = []
-    look = json_array._Reader._next_end
-    monkeypatch.setattr(json_array._Reader, "_next_end", lambda reader, at: looks.append(at) or look(reader, at))
+    look = json_array._ArrayReader._find_end
+    monkeypatch.setattr(json_array._ArrayReader, "_find_end", lambda reader, at: looks.append(at) or look(reader, at))
     elements, damage = read(path, ("[" + ",".join(rows) + "]").encode(), 256)
     assert damage is None
     assert [element.raw for element in elements] == rows

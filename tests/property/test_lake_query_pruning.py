@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import lake
 from lake import Lake, Snapshot, ids
 from lake.read import query_pruning, query_views
-from lake.read.query import Session
-from lake.read.query_pruning import Condition, parsed, planner
+from lake.read.query import QuerySession
+from lake.read.query_pruning import Condition, get_planner, parse_condition
 from lake.tables import TABLES
 from testkit.episodes import episode
 from testkit.examples import examples
@@ -49,7 +49,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 @pytest.fixture(scope="module")
-def pruning(lk: Lake) -> Iterator[Session]:
+def pruning(lk: Lake) -> Iterator[QuerySession]:
     """A session that takes every chance to leave files out, however little there is to read."""
     few = query_pruning.FEW_FILES
     query_pruning.FEW_FILES = 0
@@ -67,7 +67,7 @@ def oracle(lk: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
         frame = snapshot.scan(name).collect()
         connection.register("frame", frame.to_arrow())
         connection.execute(f"CREATE TABLE {name} AS FROM frame")
-    for text in [*query_views.macros(), *query_views.views().values()]:
+    for text in [*query_views.read_macros(), *query_views.read_views().values()]:
         connection.execute(text)
     yield connection
     connection.close()
@@ -132,7 +132,7 @@ def literal(value: int | str, shown: bool) -> str:
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_pruned_answers_are_the_answers(
-    lk: Lake, pruning: Session, oracle: duckdb.DuckDBPyConnection, data: st.DataObject
+    lk: Lake, pruning: QuerySession, oracle: duckdb.DuckDBPyConnection, data: st.DataObject
 ) -> None:
     source = data.draw(st.sampled_from(SOURCES))
     wheres = data.draw(st.lists(conditions(facts(lk)), min_size=1, max_size=3))
@@ -149,7 +149,7 @@ def rows(frame: pl.DataFrame) -> list[str]:
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_parameters_prune_as_literals_do(
-    lk: Lake, pruning: Session, oracle: duckdb.DuckDBPyConnection, data: st.DataObject
+    lk: Lake, pruning: QuerySession, oracle: duckdb.DuckDBPyConnection, data: st.DataObject
 ) -> None:
     values = facts(lk)
     wanted = {name: data.draw(st.sampled_from(values[name])) for name in values}
@@ -178,7 +178,7 @@ def total(snapshot: Snapshot, name: str) -> int:
 @pytest.mark.parametrize(
     "source", ["steps", "trajectory", "(SELECT s.* FROM steps s JOIN episodes e USING (episode_id, group_id))"]
 )
-def test_a_point_query_opens_the_files_of_its_episode(lk: Lake, pruning: Session, source: str) -> None:
+def test_a_point_query_opens_the_files_of_its_episode(lk: Lake, pruning: QuerySession, source: str) -> None:
     snapshot = lk.snapshot()
     assert total(snapshot, "steps") >= ROUNDS // 2
     episodes = snapshot.scan("episodes").collect()
@@ -190,13 +190,13 @@ def test_a_point_query_opens_the_files_of_its_episode(lk: Lake, pruning: Session
         assert 1 <= opened(lk, f"SELECT * FROM {source} WHERE group_id = {row['group_id']}")["steps"] <= 3
 
 
-def test_tokens_that_a_job_rendered_are_found_too(lk: Lake, pruning: Session) -> None:
+def test_tokens_that_a_job_rendered_are_found_too(lk: Lake, pruning: QuerySession) -> None:
     wanted = lk.scan("episodes").collect()["episode_id"][0]
     found = pruning.query(f"SELECT provenance, count(*) AS n FROM tokens WHERE episode_id = {wanted} GROUP BY ALL")
     assert sorted(found.rows()) == [("engine", 2), ("rendered", 2)]
 
 
-def test_a_run_opens_the_files_of_its_run(lk: Lake, pruning: Session) -> None:
+def test_a_run_opens_the_files_of_its_run(lk: Lake, pruning: QuerySession) -> None:
     snapshot = lk.snapshot()
     bound = opened(lk, "SELECT count(*) FROM steps WHERE run_id = 'run 0'")["steps"]
     assert 0 < bound < total(snapshot, "steps")
@@ -231,12 +231,12 @@ def test_a_run_opens_the_files_of_its_run(lk: Lake, pruning: Session) -> None:
     ],
 )
 def test_a_condition_is_read_as_it_is_meant_or_not_at_all(text: str, condition: Condition | None) -> None:
-    assert parsed(text) == condition
+    assert parse_condition(text) == condition
 
 
 @given(st.text(max_size=60), st.integers(-(2**63), 2**63 - 1))
 def test_what_duckdb_prints_is_what_was_asked(text: str, number: int) -> None:
-    found = planner().plan("SELECT * FROM steps WHERE run_id = ? AND episode_id = ?", [text, number]).scans
+    found = get_planner().plan("SELECT * FROM steps WHERE run_id = ? AND episode_id = ?", [text, number]).scans
     (scan,) = found["steps"]
     asked = {condition.column: condition.values for condition in scan}
     assert asked.get("episode_id") == {number}
@@ -264,4 +264,4 @@ def test_a_file_is_excluded_only_if_none_of_its_values_will_do(
 
 def test_a_query_that_cannot_be_planned_leaves_nothing_out() -> None:
     for query in ("SELEC 1", "SELECT * FROM nowhere", "SELECT * FROM read_text('/etc/passwd')", "SELECT error('x')"):
-        assert not any(scan for scans in planner().plan(query).scans.values() for scan in scans)
+        assert not any(scan for scans in get_planner().plan(query).scans.values() for scan in scans)

@@ -19,12 +19,12 @@ import lake
 from lake import Lake
 from lake.errors import LakeAccessError, SearchIndexError
 from lake.records import EpisodeRecord, StepRecord
-from lake.search import index as index_module
-from lake.search import pieces, place, words
-from lake.search.find import holding
+from lake.search import index
 from lake.search.index import Index
-from lake.write.annotations import Annotation, annotate
+from lake.search.query import search_episodes
+from lake.storage.local_cache import CACHE_VARIABLE
 from lake.write.ingest import ingest
+from lake.write.scores import Annotation, annotate
 from testkit.copies import copied
 from testkit.examples import examples
 from testkit.lakes import build_lake
@@ -60,7 +60,7 @@ def add(lk: Lake, *episodes: EpisodeRecord) -> None:
 def tasks(lk: Lake, text: str) -> list[str]:
     """Tasks of the episodes that hold a text, through the one function that readers use; None of a hidden episode."""
     names = lk.sql("SELECT episode_id, task_id FROM episodes")
-    return holding(lk.snapshot(), text).join(names, on="episode_id", how="left")["task_id"].sort().to_list()
+    return search_episodes(lk.snapshot(), text).join(names, on="episode_id", how="left")["task_id"].sort().to_list()
 
 
 def vocabulary(path: Path) -> set[str]:
@@ -71,7 +71,7 @@ def vocabulary(path: Path) -> set[str]:
     return set(b"".join(held).decode().split())
 
 
-def says(text: str, term: words.Term) -> bool:
+def says(text: str, term: index.Term) -> bool:
     """Whether a text holds a term; what an escaped line break separates is two words."""
     plain = " ".join(text.lower().replace("\\n", " ").split())
     if len(term.text) == 1 and term.text.isascii():
@@ -112,11 +112,11 @@ def many(texts: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) 
 @example('"gold_key"')
 @example("key key")
 def test_what_is_found_is_what_a_loop_over_the_texts_finds(many: Lake, texts: dict[str, list[str]], query: str) -> None:
-    terms = words.terms(query)
+    terms = index.parse_terms(query)
     holds = {task: [all(says(text, term) for term in terms) for text in said] for task, said in texts.items()}
     expected = [(task, steps.index(True), sum(steps)) for task, steps in holds.items() if any(steps)]
     facts = many.sql("SELECT episode_id, task_id FROM episodes")
-    found = holding(many.snapshot(), query).join(facts, on="episode_id")
+    found = search_episodes(many.snapshot(), query).join(facts, on="episode_id")
     assert sorted(found.select("task_id", "step_index", "steps").iter_rows()) == sorted(expected)
 
 
@@ -131,7 +131,7 @@ def test_what_is_found_is_what_a_loop_over_the_texts_finds(many: Lake, texts: di
     ],
 )
 def test_what_a_query_asks_for(query: str, found: list[str]) -> None:
-    wanted = [term.text for term in words.terms(query)]
+    wanted = [term.text for term in index.parse_terms(query)]
     assert wanted == (["red", "door"] if query == "Red DOOR" else found)
 
 
@@ -139,21 +139,21 @@ def test_a_document_is_read_as_its_contents() -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "book", "arguments": '{"seat": "12A"}'}}
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello"}, image]}, {"tool_calls": [call]}]
-    found = words.document(msgspec.json.encode(messages).decode())
+    found = index.document_text(msgspec.json.encode(messages).decode())
     assert found == 'Hello\nimage_url\nurl\nbook\n{"seat": "12A"}'
-    assert words.document("[]") is words.document(None) is None
-    assert words.document("no JSON") == "no JSON"
+    assert index.document_text("[]") is index.document_text(None) is None
+    assert index.document_text("no JSON") == "no JSON"
 
 
 def test_only_what_is_new_is_read(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tasks(lk, "door") == ["one", "two"]
     add(lk, episode("three", "a blue door"))
-    index = Index(place.path(lk.uri))
-    assert {piece.rows for piece in index.missing(lk.snapshot())} == {1}
+    words = Index(index.index_path(lk.uri))
+    assert {piece.rows for piece in words.missing(lk.snapshot())} == {1}
     asked: list[int] = []
-    index.update(lk.snapshot(), lambda _done, of: asked.append(of))
+    words.update(lk.snapshot(), lambda _done, of: asked.append(of))
     assert set(asked) == {2}, "a step and an episode"
-    assert index.missing(lk.snapshot()) == []
+    assert words.missing(lk.snapshot()) == []
     assert tasks(lk, "door") == ["one", "three", "two"]
 
 
@@ -161,17 +161,17 @@ def test_an_earlier_snapshot_finds_what_it_holds(lk: Lake) -> None:
     before = lk.snapshot()
     add(lk, episode("three", "a blue door"))
     assert tasks(lk, "door") == ["one", "three", "two"]
-    assert holding(before, "door").height == 2
-    assert holding(before, "blue").height == 0
+    assert search_episodes(before, "door").height == 2
+    assert search_episodes(before, "blue").height == 0
 
 
 def test_many_small_writes_become_one_segment(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_FEW", 3)
+    monkeypatch.setattr(index, "_FEW", 3)
     for number in range(10):
         add(lk, episode(str(number), f"a door to {number}"))
         if number % 3 == 0:
             assert len(tasks(lk, "door")) == number + 3
-    with closing(sqlite3.connect(place.path(lk.uri))) as connection:
+    with closing(sqlite3.connect(index.index_path(lk.uri))) as connection:
         # Of steps and of episodes.
         assert connection.execute("SELECT count(*) FROM segments").fetchone()[0] <= 2 * 4
     assert tasks(lk, "door") == sorted(["one", "two", *map(str, range(10))])
@@ -185,7 +185,7 @@ def test_a_compacted_lake_is_searched_as_before(lk: Lake) -> None:
 
 
 def test_whoever_stops_an_update_loses_no_segment(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "ROWS", 1)
+    monkeypatch.setattr(index, "SEGMENT_ROWS", 1)
     told: list[int] = []
 
     def stop(done: int, of: int) -> None:
@@ -194,9 +194,9 @@ def test_whoever_stops_an_update_loses_no_segment(lk: Lake, monkeypatch: pytest.
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        holding(lk.snapshot(), "door", stop)
+        search_episodes(lk.snapshot(), "door", stop)
     assert told == [0, 1, 2]
-    assert len(Index(place.path(lk.uri)).missing(lk.snapshot())) == 2
+    assert len(Index(index.index_path(lk.uri)).missing(lk.snapshot())) == 2
     assert tasks(lk, "door") == ["one", "two"]
 
 
@@ -204,13 +204,13 @@ def test_several_build_it_at_once(lk: Lake) -> None:
     """Threads with an index of their own each, as processes have."""
     for number in range(5):
         add(lk, episode(str(number), f"a door to {number}"))
-    path, gate = place.path(lk.uri), threading.Barrier(6)
+    path, gate = index.index_path(lk.uri), threading.Barrier(6)
 
     def build(_: int) -> int:
-        index = Index(path)
+        words = Index(path)
         gate.wait()
-        index.update(lk.snapshot())
-        found = index.find(lk.snapshot(), words.terms("door"))
+        words.update(lk.snapshot())
+        found = words.find(lk.snapshot(), index.parse_terms("door"))
         assert found is not None
         return int(found["steps"].sum())
 
@@ -226,7 +226,7 @@ def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeyp
         update(self, *args)
         if left[0]:
             left[0] -= 1
-            with closing(sqlite3.connect(place.path(lk.uri))) as connection, connection:
+            with closing(sqlite3.connect(index.index_path(lk.uri))) as connection, connection:
                 connection.execute("DELETE FROM pieces")
 
     monkeypatch.setattr(Index, "update", and_lost)
@@ -235,12 +235,12 @@ def test_what_another_process_took_apart_is_put_together_again(lk: Lake, monkeyp
 
 
 def test_an_index_that_cannot_be_used_is_told(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = place.path(lk.uri)
+    path = index.index_path(lk.uri)
     path.mkdir()
     with pytest.raises(SearchIndexError, match="TRAJLAKE_CACHE"):
         tasks(lk, "door")
     with pytest.raises(LakeAccessError, match=f"{path} holds texts of .*delete it yourself"):
-        place.delete(lk.uri)
+        index.delete_index(lk.uri)
 
 
 def test_a_cache_that_cannot_be_written_leaves_a_folder_of_the_process_alone(
@@ -248,17 +248,17 @@ def test_a_cache_that_cannot_be_written_leaves_a_folder_of_the_process_alone(
 ) -> None:
     """A folder that others know beforehand could be theirs."""
     (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv(place.ENVIRONMENT, str(tmp_path / "file"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     assert tasks(lk, "door") == ["one", "two"]
-    path = place.path(lk.uri)
+    path = index.index_path(lk.uri)
     assert path.parent.stat().st_mode & 0o077 == 0
-    assert place.path(lk.uri) == path, "it is searched again there"
+    assert index.index_path(lk.uri) == path, "it is searched again there"
     lk.forget(lk.sql("SELECT episode_id FROM episodes")["episode_id"])
     assert not path.exists()
 
 
 def test_a_damaged_index_is_made_anew(lk: Lake) -> None:
-    path = place.path(lk.uri)
+    path = index.index_path(lk.uri)
     path.write_bytes(b"no database, and longer than its first page would be" * 100)
     assert tasks(lk, "door") == ["one", "two"]
 
@@ -266,7 +266,7 @@ def test_a_damaged_index_is_made_anew(lk: Lake) -> None:
 def test_retracted_and_forgotten_episodes_are_not_found_and_leave_no_word(lk: Lake) -> None:
     assert tasks(lk, "door") == ["one", "two"]
     gone, other = lk.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
-    path = place.path(lk.uri)
+    path = index.index_path(lk.uri)
     lk.retract([other], reason="wrong")
     assert tasks(lk, "door") == ["one"]
     lk.forget([gone])
@@ -276,7 +276,7 @@ def test_retracted_and_forgotten_episodes_are_not_found_and_leave_no_word(lk: La
 
 def test_words_that_another_machine_forgot_go_with_the_next_search(lk: Lake, tmp_path: Path) -> None:
     assert tasks(lk, "door") == ["one", "two"]
-    path = place.path(lk.uri)
+    path = index.index_path(lk.uri)
     kept = path.read_bytes()
     lk.forget([lk.sql("SELECT episode_id FROM episodes WHERE task_id = 'one'")["episode_id"].item()])
     path.write_bytes(kept)  # as it would lie there
@@ -289,15 +289,17 @@ def test_nothing_is_written_into_the_lake(lk: Lake) -> None:
     before = sorted(Path(lk.uri).rglob("*"))
     assert tasks(lk, "door") == ["one", "two"]
     assert sorted(Path(lk.uri).rglob("*")) == before
-    assert place.path(lk.uri).stat().st_mode & 0o77 == 0
+    assert index.index_path(lk.uri).stat().st_mode & 0o77 == 0
 
 
 def test_calls_of_the_real_tau_bench_file_are_found(tmp_path: Path) -> None:
     lk = lake.open(tmp_path / "lake", create=True)
     ingest(lk, shared_data("tau_bench", "gpt-4o-airline.json"))
     query = "SELECT DISTINCT episode_id FROM steps WHERE contains(tool_calls, 'get_reservation_details')"
-    assert set(holding(lk.snapshot(), "GET_reservation_details")["episode_id"]) == set(lk.sql(query)["episode_id"])
-    assert holding(lk.snapshot(), "get_reservation_details").height == 165
+    assert set(search_episodes(lk.snapshot(), "GET_reservation_details")["episode_id"]) == set(
+        lk.sql(query)["episode_id"]
+    )
+    assert search_episodes(lk.snapshot(), "get_reservation_details").height == 165
 
 
 def test_what_was_said_is_found_as_long_as_it_counts(lk: Lake) -> None:
@@ -315,10 +317,12 @@ def test_what_was_said_is_found_as_long_as_it_counts(lk: Lake) -> None:
     assert tasks(lk, "door guess") == [], "of two texts"
     judge("2", "It asked for the code", 0)
     assert tasks(lk, "guessed") == [], "a version that no longer counts"
-    assert holding(lk.snapshot(), "asked").rows() == [(first, 0, 1)]
+    assert search_episodes(lk.snapshot(), "asked").rows() == [(first, 0, 1)]
     note = Annotation(episode_id=second, label="note", text="Asked nobody")
     annotate(lk, [note], "me")
-    assert holding(lk.snapshot(), "asked").select("episode_id").to_series().sort().to_list() == sorted((first, second))
+    assert search_episodes(lk.snapshot(), "asked").select("episode_id").to_series().sort().to_list() == sorted(
+        (first, second)
+    )
     annotate(lk, [msgspec.structs.replace(note, text=None)], "me")
     assert tasks(lk, "nobody") == []
     assert tasks(lk, "red") == ["one"]

@@ -13,7 +13,7 @@ from pipelines.collect.environments.house import (
     HouseScript,
     Split,
     draw_world,
-    split_of,
+    get_split,
 )
 from pipelines.collect.policies import Turn
 from testkit.houses import solution, walk, world_of
@@ -73,7 +73,7 @@ def test_splits_are_disjoint_by_the_hash_of_the_initial_world(drawn, rooms):
     worlds = {split: [draw_world(seed, rooms, split) for seed in drawn] for split in Split}
     hashes = {split: {world.hash() for world in worlds[split]} for split in Split}
     assert not hashes[Split.TRAIN] & hashes[Split.HELD_OUT]
-    assert all(split_of(world) is split for split in Split for world in worlds[split])
+    assert all(get_split(world) is split for split in Split for world in worlds[split])
 
 
 @given(seeds, st.lists(sentences, max_size=12))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.score.reward_definition import Component, RewardDefinition
-from pipelines.score.rewards import error_of, rewarded
+from pipelines.score.rewards import Component, RewardDefinition, compute_rewards, name_error_column
 from testkit.examples import examples
 from testkit.scorer_oracles import weighted
 
@@ -43,7 +42,7 @@ def frame(rows: list[list[float | None]]) -> pl.DataFrame:
 def test_weighted_sums(table: tuple[list[float], list[list[float | None]]], renormalise: bool) -> None:
     weights, rows = table
     definition = defined(weights, on_null="renormalise" if renormalise else "null")
-    found = rewarded(frame(rows), definition)
+    found = compute_rewards(frame(rows), definition)
     assert found["episode_id"].to_list() == list(range(len(rows)))
     for row, value, reason, error, metrics in zip(
         rows, found["value"], found["reason"], found["error"], found["metrics"], strict=True
@@ -65,9 +64,9 @@ def test_laws_of_renormalised_sums(table: tuple[list[float], list[list[float | N
     weights, rows = table
     plain, scaled = defined(weights), defined(weights, on_null="renormalise")
     complete = [[0.0 if score is None else score for score in row] for row in rows]
-    assert rewarded(frame(complete), plain)["value"].equals(rewarded(frame(complete), scaled)["value"])
+    assert compute_rewards(frame(complete), plain)["value"].equals(compute_rewards(frame(complete), scaled)["value"])
     alike = [[None if score is None else 0.5 for score in row] for row in rows]
-    for row, value in zip(alike, rewarded(frame(alike), scaled)["value"], strict=True):
+    for row, value in zip(alike, compute_rewards(frame(alike), scaled)["value"], strict=True):
         assert value is None if row.count(None) == len(row) else math.isclose(value, 0.5 * sum(weights), rel_tol=1e-9)
 
 
@@ -76,8 +75,8 @@ def test_laws_of_renormalised_sums(table: tuple[list[float], list[list[float | N
 def test_a_sum_in_sql_is_the_sum(table: tuple[list[float], list[list[float | None]]]) -> None:
     weights, rows = table
     text = " + ".join(f"{weight!r} * s{n}" for n, weight in enumerate(weights))
-    in_sql = rewarded(frame(rows), defined([1.0] * len(weights), sql=text))["value"]
-    for mine, plain in zip(in_sql, rewarded(frame(rows), defined(weights))["value"], strict=True):
+    in_sql = compute_rewards(frame(rows), defined([1.0] * len(weights), sql=text))["value"]
+    for mine, plain in zip(in_sql, compute_rewards(frame(rows), defined(weights))["value"], strict=True):
         assert (mine is None) == (plain is None)
         assert mine is None or math.isclose(mine, plain, rel_tol=1e-12, abs_tol=1e-9)
 
@@ -96,8 +95,8 @@ def test_a_sum_in_sql_is_the_sum(table: tuple[list[float], list[list[float | Non
 )
 def test_reasons(row: list[Any], options: Any, value: Any, reason: Any, error: Any) -> None:
     why = pl.Series([None if row[1] is not None else "no judge"], dtype=pl.String)
-    components = frame([row]).with_columns(why.alias(error_of("s1")))
-    found = rewarded(components, defined([1.0, 2.0], **options))
+    components = frame([row]).with_columns(why.alias(name_error_column("s1")))
+    found = compute_rewards(components, defined([1.0, 2.0], **options))
     assert found.drop("episode_id", "metrics").rows() == [(value, reason, error)]
 
 
@@ -114,17 +113,17 @@ def test_reasons(row: list[Any], options: Any, value: Any, reason: Any, error: A
 )
 def test_formulas_that_fail_are_unknown(sql: str, row: list[Any], value: Any, why: Any) -> None:
     """An unknown component is a reason; a formula that gives no number of known ones is an error."""
-    found = rewarded(frame([row]), defined([1.0, 1.0], sql=sql))
+    found = compute_rewards(frame([row]), defined([1.0, 1.0], sql=sql))
     column, other = ("error", "reason") if None not in row else ("reason", "error")
     assert (found["value"].item(), found[column].item(), found[other].item()) == (value, why, None)
 
 
 def test_an_overflowing_sum_is_unknown() -> None:
-    found = rewarded(frame([[1e308, 1e308]]), defined([10.0, 10.0]))
+    found = compute_rewards(frame([[1e308, 1e308]]), defined([10.0, 10.0]))
     assert found["value"].item() is None
     assert "no finite number" in found["error"].item()
 
 
 def test_minus_zero_is_zero() -> None:
-    found = rewarded(frame([[0.5, 0.5]]), defined([1.0, 1.0], sql="-abs(s0 - s1)"))["value"].item()
+    found = compute_rewards(frame([[0.5, 0.5]]), defined([1.0, 1.0], sql="-abs(s0 - s1)"))["value"].item()
     assert math.copysign(1.0, found) == 1.0

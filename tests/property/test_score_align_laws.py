@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipelines.score import StepOutput
-from pipelines.score.rows import align
+from pipelines.score.rows import align_steps
 
 
 @st.composite
@@ -58,7 +58,7 @@ def oracle(indices: list[Any], steps: list[int], messages: list[int], meaning: s
 def test_it_agrees_with_the_obvious_reading(episode: Any, indices: list[Any], meaning: Any) -> None:
     steps, messages = episode
     outputs = [StepOutput(step_index=index, base_reward=float(n)) for n, index in enumerate(indices)]
-    found = align(outputs, steps, messages, meaning)
+    found = align_steps(outputs, steps, messages, meaning)
     expected, faults = oracle(indices, steps, messages, meaning)
     assert {step: int(output.base_reward or 0) for step, output in found.outputs.items()} == expected
     assert len(found.faults) == faults
@@ -68,7 +68,7 @@ def test_it_agrees_with_the_obvious_reading(episode: Any, indices: list[Any], me
 @example(([0, 1, 2], [2, 4, 6]), [2, "x"], "auto")
 def test_every_output_is_a_step_or_a_fault(episode: Any, indices: list[Any], meaning: Any) -> None:
     steps, messages = episode
-    found = align([StepOutput(index, 0.0) for index in indices], steps, messages, meaning)
+    found = align_steps([StepOutput(index, 0.0) for index in indices], steps, messages, meaning)
     assert len(found.outputs) + len(found.faults) == len(indices)
     assert set(found.outputs) <= set(steps)
 
@@ -79,6 +79,6 @@ def test_outputs_for_all_steps_are_understood_either_way(episode: Any, data: st.
     steps, messages = list(range(len(episode[0]))), [2 * n + 2 for n in range(len(episode[0]))]
     by_message = data.draw(st.booleans())
     indices = messages if by_message else steps
-    found = align([StepOutput(index, float(n)) for n, index in enumerate(indices)], steps, messages)
+    found = align_steps([StepOutput(index, float(n)) for n, index in enumerate(indices)], steps, messages)
     assert found.faults == []
     assert [found.outputs[step].base_reward for step in steps] == [float(n) for n in range(len(steps))]

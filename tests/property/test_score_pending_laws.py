@@ -16,7 +16,7 @@ from lake import Lake
 from lake.errors import UsageError
 from pipelines.score.functions import ScoreConfig
 from pipelines.score.job import run_score
-from pipelines.score.rollouts import Rollout
+from pipelines.score.rollouts import RolloutInput
 from testkit.copies import empty_lake
 from testkit.examples import examples
 from testkit.score_lakes import InProcess, conversation
@@ -89,7 +89,7 @@ class History:
     def score(self, how: str, tasks: Sequence[int], failing: set[int], commit: int) -> None:
         expected = self.expected(how, tasks)
 
-        def call(rollouts: Sequence[Rollout]) -> list[Any]:
+        def call(rollouts: Sequence[RolloutInput]) -> list[Any]:
             numbers = [self.places[rollout.episode_id][1] for rollout in rollouts]
             if self.grouped and failing & set(numbers):
                 msg = "on purpose"

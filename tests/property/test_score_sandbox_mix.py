@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
-from pipelines.score.sandbox.levels import obstacle
+from pipelines.score.sandbox.launch import find_obstacle
 from pipelines.score.sandbox.pool import Sandbox
 from testkit.examples import examples
 
 pytestmark = pytest.mark.skipif(
-    obstacle("strong") is not None, reason=f"no strong isolation here: {obstacle('strong')}"
+    find_obstacle("strong") is not None, reason=f"no strong isolation here: {find_obstacle('strong')}"
 )
 
 FUNCTION = """

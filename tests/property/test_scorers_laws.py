@@ -14,7 +14,7 @@ from pipelines.score.scorers import (
     ExactMatch,
     FormatValidity,
     FuzzyMatch,
-    Length,
+    LengthPenalty,
     ScorerInputs,
     ToolSuccess,
 )
@@ -26,7 +26,7 @@ LAWS: list[Callable[[], Any]] = [
     FuzzyMatch,
     ToolSuccess,
     AnswerQuality,
-    lambda: Length(max_length=20, cache=10, unit="characters", of="steps"),
+    lambda: LengthPenalty(max_length=20, cache=10, unit="characters", of="steps"),
     lambda: FormatValidity(rule={"kind": "regex", "pattern": "cat"}, of="actions"),
 ]
 

@@ -20,14 +20,14 @@ from pipelines.score.scorers import (
     FormatValidity,
     FuzzyMatch,
     KlInReward,
-    Length,
+    LengthPenalty,
     Restart,
     RubricTerms,
     Scorer,
     ToolSuccess,
     Voting,
 )
-from pipelines.score.scorers.texts import Normalise
+from pipelines.score.scorers.protocol import Normalise
 from testkit import scorer_oracles as oracle
 from testkit.examples import examples
 from testkit.scorer_frames import coordination, scored, values, vote
@@ -211,7 +211,7 @@ def length_options(draw: Any) -> dict[str, Any]:
 @FEW
 @given(rollouts=some(st.lists(st.tuples(TEXTS, FLAG, FLAG), max_size=5)), options=length_options())
 def test_length(rollouts: list[Any], options: dict[str, Any]) -> None:
-    scorer = Length(**options)
+    scorer = LengthPenalty(**options)
     config = scorer.model_dump()
     cases: list[Case] = []
     for rows in rollouts:

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from testkit.examples import examples, mostly_slow_cases
 from testkit.plans import EPISODES, Episodes, episode_of, plan_of, selection_of
 from testkit.training import config
-from trainer.data.plan.plan import OptimizerStep, Plan
-from trainer.data.stream.aggregation import Aggregation, Atom, Unit
-from trainer.data.stream.collate import Shares
-from trainer.data.stream.stream import shares_of
-from trainer.runs.batches import batches_frame
+from trainer.data.collate import MemberWeights
+from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.stream import compute_weights
+from trainer.losses.base import Aggregation, Atom, Unit
+from trainer.runs.loop import build_batch_rows
 
 MODES = [("token_mean", unit) for unit in ("token", "turn", "sequence", "episode")] + [
     (mode, unit)
@@ -73,10 +73,10 @@ def planned(episodes: Episodes, mode: str, unit: str, **fields: Any) -> Plan:
     )
 
 
-def parts_of(plan: Plan, step: OptimizerStep, ranks: int) -> list[tuple[list[int], Shares]]:
+def parts_of(plan: Plan, step: OptimizerStep, ranks: int) -> list[tuple[list[int], MemberWeights]]:
     """Sequences and shares of each rank."""
-    dealt = [[q for items in bins for q in items] for bins in plan.micro_batches(step, ranks)]
-    return [(mine, shares_of(plan, step, np.array(mine))) for mine in dealt if mine]
+    dealt = [[q for items in bins for q in items] for bins in plan.pack_micro_batches(step, ranks)]
+    return [(mine, compute_weights(plan, step, np.array(mine))) for mine in dealt if mine]
 
 
 @pytest.mark.parametrize(("mode", "unit"), MODES)
@@ -91,7 +91,7 @@ def test_each_token_weighs_what_the_definition_says_on_any_number_of_ranks(
         expected = slow_weights(tokens, mode, unit)
         found: dict[Key, float] = {}
         for sequences, shares in parts_of(plan, step, ranks):
-            chosen_M, members_Q = plan.members_of(np.array(sequences))
+            chosen_M, members_Q = plan.list_members(np.array(sequences))
             of_member = np.repeat(sequences, members_Q).tolist()
             for q, m, weight in zip(of_member, chosen_M.tolist(), shares.weight_M.tolist(), strict=True):
                 if plan.trained_M[m]:
@@ -115,7 +115,7 @@ def test_units_are_numbered_in_order_and_counted_over_all_ranks(unit: str, episo
         assert step.units == len({unit_of(key, unit) for key in tokens})
         seen = 0
         for sequences, shares in parts_of(plan, step, ranks):
-            chosen_M, members_Q = plan.members_of(np.array(sequences))
+            chosen_M, members_Q = plan.list_members(np.array(sequences))
             assert shares.unit_M is not None
             assert shares.unit_weight == 1 / step.units
             trained_M = plan.trained_M[chosen_M]
@@ -141,7 +141,7 @@ def test_without_units_nothing_is_numbered(episodes: Episodes) -> None:
 def test_a_repeated_episode_is_two_units() -> None:
     """A mixture may draw an episode twice into one optimizer step."""
     plan = planned({1: [[(2, True)], [(3, True)]]}, "unit_mean_token_mean", "episode")
-    shares = shares_of(plan, plan.steps[0], np.array([0, 1, 0, 1]))
+    shares = compute_weights(plan, plan.steps[0], np.array([0, 1, 0, 1]))
     assert shares.unit_M is not None
     assert shares.unit_M.tolist() == [0, 0, 1, 1]
 
@@ -179,7 +179,7 @@ def test_what_each_step_weighed_is_on_record(mode: str, unit: str, episodes: Epi
     steps = members["step_index"].to_list()
     for step in plan.steps:
         weights = slow_weights(trained_tokens(plan, step), mode, unit)
-        rows = batches_frame(plan, [step])
+        rows = build_batch_rows(plan, [step])
         for row in rows.iter_rows(named=True):
             mine = {steps[m]: float(weight) for (e, _, m), weight in weights.items() if e == row["episode_id"]}
             span = range(row["first_step"], row["last_step"] + 1)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testkit.training import sequences_of
-from trainer.data.stream.batch import PackedBatch
-from trainer.data.stream.collate import Members, Shares, TokenArrays, collate
+from trainer.data.batch import PackedBatch
+from trainer.data.collate import MemberColumns, MemberWeights, TokenArrays, collate
 
 Turn = dict[str, Any]
 
@@ -50,7 +50,7 @@ def laid_out(sequences: list[list[Turn]], counts: list[int], *, all_masked: bool
     """In micro-batches of so many sequences."""
     flat = [turn for sequence in sequences for turn in sequence]
     masks = [[True] * len(turn["action"]) if all_masked else turn["mask"] for turn in flat]
-    members = Members(
+    members = MemberColumns(
         n_context_M=np.array([len(turn["context"]) for turn in flat]),
         n_action_M=np.array([len(turn["action"]) for turn in flat]),
         trained_M=np.array([turn["trained"] for turn in flat]),
@@ -59,7 +59,7 @@ def laid_out(sequences: list[list[Turn]], counts: list[int], *, all_masked: bool
         temperature_M=np.array([turn["temperature"] for turn in flat], np.float32),
         step_index_M=np.array([turn["step"] for turn in flat], np.int32),
     )
-    shares = Shares(np.array([turn["weight"] for turn in flat], np.float32))
+    shares = MemberWeights(np.array([turn["weight"] for turn in flat], np.float32))
     actions = sum(len(turn["action"]) for turn in flat)
     tokens = TokenArrays(
         context_C=np.array([token for turn in flat for token in turn["context"]], np.int32),

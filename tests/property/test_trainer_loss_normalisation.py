@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor  # noqa: TID253
@@ -18,8 +18,8 @@ from torch import Tensor  # noqa: TID253
 from testkit.examples import examples
 from testkit.loss_rows import random_rows, required_, units_of
 from testkit.training import config
-from trainer.data.stream.aggregation import Aggregation, Atom, Unit, Weighting
 from trainer.losses import LOSSES, Loss, LossRows
+from trainer.losses.base import Aggregation, Atom, Unit, Weighting
 
 FEW = settings(max_examples=examples(50))
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.plan.packing import pack
+from trainer.data.plan import pack
 
 LENGTHS = st.lists(st.integers(1, 120), max_size=60)
 BUDGET = st.integers(1, 150)

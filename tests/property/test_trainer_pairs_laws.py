@@ -29,10 +29,10 @@ from testkit.pair_worlds import (
 )
 from testkit.plans import EPISODES, Episodes, episode_of, selection_of
 from testkit.training import config
-from trainer.data.plan.plan import Plan
-from trainer.data.select.pairs import PairsConfig, episode_pairs, labels, match
-from trainer.data.select.selection import Selection, select
-from trainer.data.stream.stream import shares_of
+from trainer.data.plan import Plan
+from trainer.data.preferences import PairsConfig, label_episodes, match_pairs, pair_episodes
+from trainer.data.selection import TrainingSelection, select
+from trainer.data.stream import compute_weights
 
 OUTCOMES = st.dictionaries(
     st.integers(0, 2**63 - 1), st.sampled_from([0.0, 0.25, 1.0, 1.5, None, float("nan")]), max_size=12
@@ -67,9 +67,9 @@ def known(outcomes: dict[int, float | None]) -> dict[int, float]:
 def test_episodes_are_paired_as_the_slow_oracle_pairs_them(
     groups: list[dict[int, float | None]], margin: float
 ) -> None:
-    found = episode_pairs(frame_of(groups), PairsConfig(margin=margin))
+    found = pair_episodes(frame_of(groups), PairsConfig(margin=margin))
     expected = [pair for outcomes in groups for pair in slow_episode_pairs(known(outcomes), margin)]
-    assert len(expected) == found.sides.height // 2 == found.findings[-1].number
+    assert len(expected) == found.sides.height // 2 == found.candidate_counts[-1].number
     assert pairs_of(found.sides) == set(expected)
 
 
@@ -78,9 +78,9 @@ def test_episodes_are_paired_as_the_slow_oracle_pairs_them(
 def test_episodes_that_are_cut_might_as_well_not_be_there(
     groups: list[dict[int, float | None]], margin: float, cut: set[int]
 ) -> None:
-    found = episode_pairs(frame_of(groups), PairsConfig(margin=margin), pl.Series(sorted(cut), dtype=pl.Int64))
+    found = pair_episodes(frame_of(groups), PairsConfig(margin=margin), pl.Series(sorted(cut), dtype=pl.Int64))
     left = [{key: value for key, value in outcomes.items() if key not in cut} for outcomes in groups]
-    assert pairs_of(found.sides) == pairs_of(episode_pairs(frame_of(left), PairsConfig(margin=margin)).sides)
+    assert pairs_of(found.sides) == pairs_of(pair_episodes(frame_of(left), PairsConfig(margin=margin)).sides)
 
 
 @limited(max_examples=examples(50))
@@ -89,7 +89,7 @@ def test_no_episode_is_in_two_pairs_and_the_best_pairs_are_kept(
     outcomes: dict[int, float | None], margin: float, limit: int
 ) -> None:
     everything = slow_episode_pairs(known(outcomes), margin)
-    found = episode_pairs(frame_of([outcomes]), PairsConfig(margin=margin, per_group=limit)).sides
+    found = pair_episodes(frame_of([outcomes]), PairsConfig(margin=margin, per_group=limit)).sides
     assert found["episode_id"].is_unique().all()
     assert pairs_of(found) == set(everything[:limit])
     for chosen, rejected in pairs_of(found):
@@ -102,17 +102,17 @@ def test_the_order_of_rows_does_not_matter(groups: list[dict[int, float | None]]
     frame = frame_of(groups)
     order = list(range(frame.height))
     random.shuffle(order)
-    assert episode_pairs(frame[order], PairsConfig()).sides.equals(episode_pairs(frame, PairsConfig()).sides)
+    assert pair_episodes(frame[order], PairsConfig()).sides.equals(pair_episodes(frame, PairsConfig()).sides)
 
 
 @limited(max_examples=examples(50))
 @given(OUTCOMES, OUTCOMES)
 def test_another_group_or_source_changes_nothing(one: dict[int, float | None], other: dict[int, float | None]) -> None:
     other = {key: value for key, value in other.items() if key not in one}
-    alone, both = (episode_pairs(frame_of(groups), PairsConfig()).sides for groups in ([one], [one, other]))
+    alone, both = (pair_episodes(frame_of(groups), PairsConfig()).sides for groups in ([one], [one, other]))
     assert alone.join(both, on=alone.columns, how="anti", nulls_equal=True).is_empty()
     apart = pl.concat([frame_of([one]), frame_of([other]).with_columns(source=pl.lit(1, pl.Int32))])
-    assert episode_pairs(apart, PairsConfig()).sides.equals(both)
+    assert pair_episodes(apart, PairsConfig()).sides.equals(both)
 
 
 @given(
@@ -122,7 +122,7 @@ def test_another_group_or_source_changes_nothing(one: dict[int, float | None], o
 )
 def test_matching_leaves_nothing_that_could_be_paired(rows: list[list[bool]]) -> None:
     allowed_II = np.array(rows, bool).reshape(len(rows), len(rows))
-    matched = match(np.zeros(len(rows), np.int64), {"any": lambda part: allowed_II[part, part]})
+    matched = match_pairs(np.zeros(len(rows), np.int64), {"any": lambda part: allowed_II[part, part]})
     possible = [(i, j) for i, j in combinations(range(len(rows)), 2) if allowed_II[i, j]]
     assert matched.possible["any"] == (len(possible), int(bool(possible)))
     assert set(matched.pairs) <= set(possible)
@@ -133,20 +133,20 @@ def test_matching_leaves_nothing_that_could_be_paired(rows: list[list[bool]]) ->
 
 @given(OUTCOMES, st.sampled_from([None, 0.0, 0.25, 1.0]))
 def test_labels_are_the_sign_or_the_threshold(outcomes: dict[int, float | None], threshold: float | None) -> None:
-    found = labels(frame_of([outcomes]), threshold)
+    found = label_episodes(frame_of([outcomes]), threshold)
     signs = {key: (value > 0) - (value < 0) for key, value in known(outcomes).items()}
     if threshold is not None:
         signs = {key: 1 if value >= threshold else -1 for key, value in known(outcomes).items()}
     expected = {key: sign for key, sign in signs.items() if sign}
     assert dict(found.sides.select("episode_id", "sign").iter_rows()) == expected
     good = sum(sign > 0 for sign in expected.values())
-    assert [f.number for f in found.findings] == [good, len(expected) - good, len(outcomes) - len(expected)]
+    assert [f.number for f in found.candidate_counts] == [good, len(expected) - good, len(outcomes) - len(expected)]
 
 
 # ---------------------------------------------------------------- steps, on lakes
 
 
-def selected(lk: Lake, **pairs: Any) -> Selection:
+def selected(lk: Lake, **pairs: Any) -> TrainingSelection:
     settings = config("dpo", options={"pairs": {"kind": "step", **pairs}})
     snapshot = lk.snapshot()
     return select(snapshot, settings, settings.loss.needs, source=find_credit(snapshot, None))
@@ -193,10 +193,10 @@ def assert_paired(lk: Lake, steps: list[Step], margin: float, limit: int | None,
     assert chosen.keys() == rejected.keys()
     found = {(*chosen[pair], *rejected[pair]) for pair in chosen}
     assert found == {(a.episode, a.index, b.episode, b.index) for a, b in expected}
-    numbers = {finding.name: finding.number for finding in selection.findings}
+    numbers = {finding.name: finding.number for finding in selection.candidate_counts}
     for name, (pairs, groups) in slow_counts(steps, rules).items():
         assert numbers[name] == pairs
-        assert f"in {groups} anchors" in next(f.note for f in selection.findings if f.name == name)
+        assert f"in {groups} anchors" in next(f.note for f in selection.candidate_counts if f.name == name)
     assert numbers["chosen"] == len(expected)
     if graft:
         assert numbers["identical contexts anyway"] == sum(a.context == b.context for a, b in expected)
@@ -237,7 +237,7 @@ def test_a_side_is_all_before_the_action_and_the_action(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- plans of pairs
 
 
-def paired(episodes: Episodes) -> Selection:
+def paired(episodes: Episodes) -> TrainingSelection:
     """Made-up episodes in pairs, in the order of their ids; an odd one is left out."""
     selection = selection_of(episodes)
     ids = sorted(episodes)[: len(episodes) // 2 * 2]
@@ -268,12 +268,12 @@ def test_pairs_are_whole_on_one_rank_and_in_one_step(
         assert [partner[key] for key in consumed[::2]] == consumed[1::2]
         assert len(consumed) <= max(2, per_step)
         assert step.units == len(consumed)
-        for bins in plan.micro_batches(step, ranks):
+        for bins in plan.pack_micro_batches(step, ranks):
             for items in bins:
                 owners = list(dict.fromkeys(episode_of(plan, q) for q in items))
                 assert [partner[key] for key in owners[::2]] == owners[1::2]
                 if items:
-                    shares = shares_of(plan, step, np.array(items))
+                    shares = compute_weights(plan, step, np.array(items))
                     assert shares.pair_U is not None
                     assert shares.sign_U is not None
                     assert shares.pair_U.tolist() == [unit // 2 for unit in range(len(owners))]

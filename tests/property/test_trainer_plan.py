@@ -8,16 +8,15 @@ from hypothesis import strategies as st
 
 from testkit import plans
 from testkit.training import config
-from trainer.data.plan.plan import Plan
-from trainer.data.select.mixture import order_keys
-from trainer.data.select.selection import Selection
+from trainer.data.plan import Plan, compute_order_keys
+from trainer.data.selection import TrainingSelection
 
 EPISODES = st.dictionaries(
     st.integers(0, 2**63 - 1), st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=25
 )
 
 
-def selection_of(episodes: dict[int, list[int]]) -> Selection:
+def selection_of(episodes: dict[int, list[int]]) -> TrainingSelection:
     """Episodes given by the lengths of their actions, each after one token of context."""
     return plans.selection_of({e: [[(length, True) for length in lengths]] for e, lengths in episodes.items()})
 
@@ -58,7 +57,7 @@ def test_the_token_budget_changes_micro_batches_only(episodes: dict[int, list[in
     assert [s.loss_tokens for s in plans[0].steps] == [s.loss_tokens for s in plans[1].steps]
     for plan in plans:
         for step in plan.steps:
-            packed = sorted(q for rank in plan.micro_batches(step) for batch in rank for q in batch)
+            packed = sorted(q for rank in plan.pack_micro_batches(step) for batch in rank for q in batch)
             assert packed == sorted(step.episodes_E.tolist())
 
 
@@ -66,7 +65,7 @@ def test_the_token_budget_changes_micro_batches_only(episodes: dict[int, list[in
 def test_what_a_step_consumed_adds_up(episodes: dict[int, list[int]]) -> None:
     plan = Plan(selection_of(episodes), config(episodes_per_step=3))
     for step in plan.steps:
-        rows = plan.consumed(step)
+        rows = plan.list_consumed(step)
         assert rows["episode_id"].to_list() == plan.episode_ids_E[step.episodes_E].tolist()
         assert rows["action_tokens"].sum() == step.loss_tokens
         assert rows["last_step"].to_list() == [len(episodes[e]) - 1 for e in rows["episode_id"]]
@@ -114,7 +113,7 @@ def test_another_advantage_changes_the_hash() -> None:
 
 def test_epochs_and_seeds_order_differently() -> None:
     episodes_E = np.arange(1000)
-    orders = [np.argsort(order_keys(episodes_E, seed, epoch)).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    orders = [np.argsort(compute_order_keys(episodes_E, seed, epoch)).tolist() for seed in (0, 1) for epoch in (0, 1)]
     assert len({tuple(order) for order in orders}) == 4
 
 
@@ -130,11 +129,11 @@ def splitmix(value: int) -> int:
 def test_keys_are_the_same_on_every_machine(episode: int, seed: int, epoch: int) -> None:
     assert splitmix(0) == 0xE220A8397B1DCDAF, "the published first output of seed 0"
     expected = splitmix(episode ^ splitmix((splitmix(seed) + epoch) % 2**64))
-    assert order_keys(np.array([episode]), seed, epoch).tolist() == [expected]
+    assert compute_order_keys(np.array([episode]), seed, epoch).tolist() == [expected]
 
 
 def test_keys_of_different_episodes_differ() -> None:
-    keys = order_keys(np.arange(100_000), 0, 0)
+    keys = compute_order_keys(np.arange(100_000), 0, 0)
     assert len(np.unique(keys)) == 100_000
     share = (keys < np.uint64(2**62)).mean()
     assert share == pytest.approx(0.25, abs=0.01)

@@ -19,10 +19,10 @@ from testkit.examples import examples, mostly_slow_cases
 from testkit.lakes import add_credit
 from testkit.training import config, token_episodes, token_step
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.select import portions
-from trainer.data.select.portions import Portions, compact, joined
-from trainer.data.select.selection import Selection, _drops, select
+from trainer.data import token_rows
+from trainer.data.plan import Plan
+from trainer.data.selection import TrainingSelection, _count_drops, select
+from trainer.data.token_rows import Portions, compact, concat_portions
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return made
 
 
-def selected(lk: Lake, settings: TrainConfig) -> Selection:
+def selected(lk: Lake, settings: TrainConfig) -> TrainingSelection:
     snapshot = lk.snapshot()
     return select(snapshot, settings, settings.loss.needs, source=find_credit(snapshot, None))
 
@@ -77,11 +77,11 @@ def test_any_number_of_portions_gives_the_same_selection_and_plan(
 ) -> None:
     settings = SETTINGS[name]
     whole = selected(lk, settings)
-    monkeypatch.setattr(portions, "PORTION", size)
+    monkeypatch.setattr(token_rows, "PORTION", size)
     episodes = lk.sql("SELECT episode_id, num_steps FROM episodes ORDER BY 1")
     assert len(Portions(episodes).episodes) > 2
     found = selected(lk, settings)
-    for field in fields(Selection):
+    for field in fields(TrainingSelection):
         assert same(getattr(found, field.name), getattr(whole, field.name)), field.name
     plans = [Plan(selection, settings) for selection in (found, whole)]
     assert plans[0].plan_hash == plans[1].plan_hash
@@ -105,7 +105,7 @@ def test_rows_are_dealt_to_their_episodes_portion(
     rnd.shuffle(rows)
     stored = pl.DataFrame(rows, schema={"episode_id": pl.Int64, "step": pl.Int64}, orient="row")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(portions, "PORTION", size)
+        patch.setattr(token_rows, "PORTION", size)
         made = Portions(frame)
         read = list(made.read([stored[:3].lazy(), stored[3:].lazy()]))
     assert_frame_equal(pl.concat(made.episodes), frame)
@@ -131,7 +131,7 @@ def test_no_value_changes_bit_for_bit_where_it_is_held_once(parts: list[list[tup
     def bits(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
         return [(None if value is None else np.float64(value).tobytes(), *rest) for value, *rest in frame.rows()]
 
-    for held in (compact(whole), joined([compact(frame) for frame in frames])):
+    for held in (compact(whole), concat_portions([compact(frame) for frame in frames])):
         assert held.schema == whole.schema
         for one, other in zip(
             bits(held.select("value", "word", "number", "part")),
@@ -156,4 +156,4 @@ def test_more_dropped_tokens_than_32_bits_hold_are_counted() -> None:
     )
     episodes = pl.DataFrame({"episode_id": [1, 2], "num_steps": [1, 3]}, schema_overrides={"num_steps": pl.Int32})
     expected = [("no_tokens", 1, 2, None), ("stale", 2, 2, 2 * (2**31 - 1))]
-    assert _drops([members], [episodes]).rows() == expected
+    assert _count_drops([members], [episodes]).rows() == expected

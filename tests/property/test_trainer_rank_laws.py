@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testkit.plans import EPISODES, Episodes, episode_of, plan_of
-from trainer.data.plan.packing import spread
-from trainer.data.plan.plan import OptimizerStep, Plan
+from trainer.data.plan import OptimizerStep, Plan, spread
 
 BUDGETS = st.integers(1, 120)
 RANKS = st.integers(1, 5)
@@ -17,7 +16,7 @@ UNITS = st.sampled_from(["token", "turn", "sequence", "episode"])
 
 def bins_of(plan: Plan, step: OptimizerStep, ranks: int) -> list[list[int]]:
     """All micro-batches of all ranks that hold something."""
-    return [items for bins in plan.micro_batches(step, ranks) for items in bins if items]
+    return [items for bins in plan.pack_micro_batches(step, ranks) for items in bins if items]
 
 
 @given(EPISODES, BUDGETS, RANKS, UNITS)
@@ -38,7 +37,7 @@ def test_the_steps_do_not_depend_on_budget_ranks_or_unit(
 ) -> None:
     one, other = plan_of(episodes), plan_of(episodes, token_budget=budget, options={"unit": unit})
     for step in other.steps:
-        other.micro_batches(step, ranks)
+        other.pack_micro_batches(step, ranks)
     assert [step.episodes_E.tolist() for step in one.steps] == [step.episodes_E.tolist() for step in other.steps]
     assert one.plan_hash == other.plan_hash
     for name in ("loss_tokens", "tokens", "squared_lengths"):
@@ -51,7 +50,7 @@ def test_every_rank_has_equally_many_micro_batches_and_the_empty_ones_last(
 ) -> None:
     plan = plan_of(episodes, token_budget=budget)
     for step in plan.steps:
-        dealt = plan.micro_batches(step, ranks)
+        dealt = plan.pack_micro_batches(step, ranks)
         assert len(dealt) == ranks
         assert len({len(bins) for bins in dealt}) == 1
         for bins in dealt:
@@ -80,7 +79,7 @@ def test_an_episode_that_is_the_unit_stays_together_and_in_order(episodes: Episo
 def test_loads_differ_by_no_more_than_the_costliest_micro_batch(episodes: Episodes, budget: int, ranks: int) -> None:
     plan = plan_of(episodes, token_budget=budget, episodes_per_step=12)
     for step in plan.steps:
-        dealt = plan.micro_batches(step, ranks)
+        dealt = plan.pack_micro_batches(step, ranks)
         costs = [[sum(int(plan.tokens_Q[q]) ** 2 for q in items) for items in bins] for bins in dealt]
         loads = [sum(of_rank) for of_rank in costs]
         assert max(loads) - min(loads) <= max(cost for of_rank in costs for cost in of_rank)
@@ -92,7 +91,7 @@ def test_loads_differ_by_no_more_than_the_costliest_micro_batch(episodes: Episod
 def test_it_is_the_same_every_time(episodes: Episodes, budget: int, ranks: int) -> None:
     one, other = (plan_of(episodes, token_budget=budget) for _ in range(2))
     for a, b in zip(one.steps, other.steps, strict=True):
-        assert one.micro_batches(a, ranks) == other.micro_batches(b, ranks)
+        assert one.pack_micro_batches(a, ranks) == other.pack_micro_batches(b, ranks)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +115,6 @@ def test_one_long_sequence_among_short_ones_leaves_the_others_to_the_other_rank(
     episodes: Episodes = {0: [[(99, True)]]} | {n: [[(39, True)]] for n in range(1, 5)}
     plan = plan_of(episodes, token_budget=200, minibatches=1)
     (step,) = plan.steps
-    assert [[sorted(items) for items in bins] for bins in plan.micro_batches(step, 2)] == [[[0]], [[1, 2, 3, 4]]]
-    (alone,) = plan.micro_batches(step)
+    assert [[sorted(items) for items in bins] for bins in plan.pack_micro_batches(step, 2)] == [[[0]], [[1, 2, 3, 4]]]
+    (alone,) = plan.pack_micro_batches(step)
     assert len(alone) == 2, "one rank: as few as fit"

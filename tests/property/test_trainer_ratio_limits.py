@@ -3,21 +3,21 @@
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.read.ratio_limits import Fate, RatioLimits, limits_of
+from lake.read.training import ClipFlag, RatioLimits, read_limits
 from testkit.loss_rows import random_rows, value_and_gradient
 from testkit.training import config
 
 MASK = {"correction": {"method": "icepop", "low": 0.8, "high": 1.2}}
-STOPPED = {Fate.MASKED, Fate.ABOVE, Fate.BELOW, Fate.DUAL}
+STOPPED = {ClipFlag.MASKED, ClipFlag.ABOVE, ClipFlag.BELOW, ClipFlag.DUAL}
 
 
-def fates(limits: RatioLimits, ratio_N: Any, unit_ratio_N: Any, advantages_N: Any) -> list[Fate]:
-    told = [Fate.KEPT] * len(ratio_N)
-    for fate, where_N in reversed(limits.fates(ratio_N, unit_ratio_N, advantages_N)):
+def fates(limits: RatioLimits, ratio_N: Any, unit_ratio_N: Any, advantages_N: Any) -> list[ClipFlag]:
+    told = [ClipFlag.KEPT] * len(ratio_N)
+    for fate, where_N in reversed(limits.clip_flags(ratio_N, unit_ratio_N, advantages_N)):
         told = [fate if here else before for here, before in zip(where_N.tolist(), told, strict=True)]
     return told
 
@@ -38,7 +38,7 @@ def fates(limits: RatioLimits, ratio_N: Any, unit_ratio_N: Any, advantages_N: An
 def test_a_token_told_as_stopped_has_no_gradient_and_any_other_has(
     loss: str, options: dict[str, Any], seed: int
 ) -> None:
-    limits = limits_of(config(loss, options).loss.model_dump(mode="json"))
+    limits = read_limits(config(loss, options).loss.model_dump(mode="json"))
     assert isinstance(limits, RatioLimits)
     rows = random_rows(seed=seed)
     _, gradient_N = value_and_gradient(loss, rows, options)
@@ -63,6 +63,6 @@ def test_a_token_told_as_stopped_has_no_gradient_and_any_other_has(
     ids=str,
 )
 def test_what_cannot_be_told_is_not_guessed(loss: Any, why: str) -> None:
-    said = limits_of(loss)
+    said = read_limits(loss)
     assert isinstance(said, str)
     assert why in said

@@ -6,7 +6,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.select.sequences import link_sequences
+from trainer.data.sequences import link_sequences
 
 SCHEMA = {
     "episode_id": pl.Int64,

@@ -1,15 +1,14 @@
-"""Calls of simulated agents as the proxy's book takes them, with what each of them saw and got."""
+"""Calls of simulated agents as the proxy's session registry takes them, with what each of them saw and got."""
 
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lake.live.assembly import assemble
-from lake.live.calls.address import Address
-from lake.live.calls.shapes import CHAT, COMPLETIONS, answered, asked
+from lake.live.calls.address import RolloutAddress
+from lake.live.calls.apis import CHAT, COMPLETIONS, parse_answer, parse_request
 from lake.live.calls.steps import Call
-from lake.live.frames import NO_KEY, End, Frame, decode, encode
-from lake.live.proxy.book import Book
+from lake.live.frames import NO_KEY, EndFrame, Frame, assemble_episode, decode, encode
+from lake.live.proxy.sessions import SessionRegistry
 from lake.records import EpisodeRecord, StepRecord
 from testkit.engine_server import encoded, rendered, said_ids
 
@@ -18,12 +17,12 @@ Message = dict[str, Any]
 
 
 class Recording:
-    """A book whose frames are kept."""
+    """A session registry whose frames are kept."""
 
     def __init__(self, **limits: Any) -> None:
         self.frames: dict[bytes, list[Frame]] = {}
         self._limits = limits
-        self.book = Book(self._emit, **limits)
+        self.registry = SessionRegistry(self._emit, **limits)
 
     def _emit(self, key: bytes, number: int, frame: Frame, _: bool) -> None:
         kept = self.frames.setdefault(key, [])
@@ -36,14 +35,14 @@ class Recording:
         found = Recording(**self._limits)
         for key, frames in self.frames.items():
             found.frames[key] = list(frames)
-            if not isinstance(frames[-1], End):
-                found.book.resume(key, map(_copied, frames))
+            if not isinstance(frames[-1], EndFrame):
+                found.registry.resume(key, map(_copied, frames))
         return found
 
     def records(self) -> list[EpisodeRecord]:
         """The episodes, all of them ended, in the order in which they began."""
-        self.book.stop(START)
-        return [assemble(frames) for frames in self.frames.values()]
+        self.registry.stop(START)
+        return [assemble_episode(frames) for frames in self.frames.values()]
 
 
 def _copied(frame: Frame) -> Frame:
@@ -65,7 +64,7 @@ def result(name: str, text: str) -> Message:
 
 
 def chat(
-    address: Address,
+    address: RolloutAddress,
     messages: list[Message],
     *samples: Message,
     number: int = 0,
@@ -85,7 +84,7 @@ def chat(
     return _call(CHAT, address, body, None if error else told, number, error)
 
 
-def completion(address: Address, prompt: Any, text: str, *, number: int = 0, **body: Any) -> Call:
+def completion(address: RolloutAddress, prompt: Any, text: str, *, number: int = 0, **body: Any) -> Call:
     """A call of a text or of token ids, with its answer; a text's tokens are its bytes."""
     prompt_ids = encoded(prompt) if isinstance(prompt, str) else prompt
     choice = {"index": 0, "text": text, "finish_reason": "stop", "token_ids": encoded(text)}
@@ -93,19 +92,19 @@ def completion(address: Address, prompt: Any, text: str, *, number: int = 0, **b
     return _call(COMPLETIONS, address, {"model": "policy", "prompt": prompt} | body, told, number, None)
 
 
-def told(api: str, address: Address, body: dict[str, Any], answer: dict[str, Any], *, number: int = 0) -> Call:
+def told(api: str, address: RolloutAddress, body: dict[str, Any], answer: dict[str, Any], *, number: int = 0) -> Call:
     """A call by its request and its answer, as an API writes them."""
     return _call(api, address, body, answer, number, None)
 
 
 def _call(
-    api: str, address: Address, body: dict[str, Any], told: dict[str, Any] | None, number: int, error: str | None
+    api: str, address: RolloutAddress, body: dict[str, Any], told: dict[str, Any] | None, number: int, error: str | None
 ) -> Call:
     return Call(
         address=address,
         api=api,
-        asked=asked(api, body),
-        answer=None if told is None else answered(api, told),
+        request=parse_request(api, body),
+        answer=None if told is None else parse_answer(api, told),
         started_at=START + timedelta(seconds=number),
         latency=0.5,
         error=error,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.collect.agents import Agent, endpoint
+from pipelines.collect.agents import Agent, play_agent
 from pipelines.collect.agents.play_agent import AgentPlayer
 from pipelines.collect.environments import Task
 from pipelines.collect.players import Ending, Rollout
@@ -31,7 +31,7 @@ def fork_proxies(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
             started.append(Command(words[words.index("record") :], **options))
             return started[-1]
 
-    monkeypatch.setattr(endpoint, "subprocess", Forked)
+    monkeypatch.setattr(play_agent, "subprocess", Forked)
     return started
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import polars as pl
 
 from pipelines.credit.anchors import Anchors
-from pipelines.credit.inputs.batch import Bools, StepBatch
-from pipelines.credit.inputs.columns import InputNeeds, select_inputs
+from pipelines.credit.steps import Bools, InputNeeds, StepBatch, select_inputs
 
 Row = dict[str, Any]
 SCHEMA = {

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import chdir
 from typing import Any
 
-from lake.execution.executor import OfNode
+from lake.execution.executor import NodeResult
 
 
 class Away:
@@ -38,5 +38,5 @@ class Away:
             self.answers.append(waiting.pop(0))
             yield pickle.loads(self.answers[-1])
 
-    def on_nodes(self, task: Any, item: Any) -> list[OfNode[Any]]:
+    def on_nodes(self, task: Any, item: Any) -> list[NodeResult[Any]]:
         raise NotImplementedError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import lake
 from lake import Lake
+from pipelines.collect.environments.games import GroupConfig, collect_groups, distinct_seeds
 from pipelines.collect.environments.house import SENTENCES, House, HouseConfig, HouseScript
 from pipelines.collect.policies import Decision, Session, Turn
-from pipelines.collect.rollouts import GroupConfig, collect_groups, distinct_seeds
 
 WORLDS, SIBLINGS = 40, 8
 TRIES = 0.2

@@ -14,7 +14,7 @@ for _name in (
     "lake.cli",
     "pipelines.collect.commands",
     "pipelines.collect.environments.house",
-    "pipelines.collect.manager.shares",
+    "pipelines.collect.manager.run",
 ):
     importlib.import_module(_name)  # before the process forks
 

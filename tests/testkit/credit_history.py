@@ -17,7 +17,7 @@ from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError
 from lake.tables import TABLES
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.health.integrity import IntegrityConfig
+from pipelines.credit.health import IntegrityConfig
 from pipelines.credit.job import CreditReport, run_credit
 from testkit.copies import empty_lake
 

@@ -16,12 +16,12 @@ from typing import Any
 import polars as pl
 
 import lake
-from lake.execution.choice import executor_named
-from lake.write.parts import JobPart, Written
+from lake.execution import make_executor
+from lake.write.jobs import JobPart, WrittenRows
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators.protocol import CreditRows
-from pipelines.credit.inputs.batch import StepBatch
 from pipelines.credit.job import run_credit
+from pipelines.credit.steps import StepBatch
 
 TINY = 1e-6
 """A budget of memory that holds one group."""
@@ -63,7 +63,7 @@ class DoomedGiGPO(GiGPO):
 _WRITE = JobPart.write
 
 
-def _commits_and_dies(part: JobPart, name: str, frame: pl.DataFrame) -> Written | None:
+def _commits_and_dies(part: JobPart, name: str, frame: pl.DataFrame) -> WrittenRows | None:
     _WRITE(part, name, frame)
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
@@ -74,6 +74,6 @@ def main(args: Sequence[str]) -> None:
     uri, executor, fate, folder = args
     os.environ.update(HOME=folder, RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0")
     doomed = DoomedGiGPO(fate=fate, folder=folder)
-    options: dict[str, Any] = {"executor": executor_named(executor, 2), "memory_gb": TINY}
+    options: dict[str, Any] = {"executor": make_executor(executor, 2), "memory_gb": TINY}
     report = run_credit(lake.open(uri), doomed, **options)
     print(report.model_dump_json(include={"job_id", "skipped", "groups_computed"}))

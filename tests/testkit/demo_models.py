@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 import lake
-from trainer.online.demo import DemoConfig, warm_start
+from trainer.online.demo import DemoConfig, train_warm_start
 from trainer.policy.model_files import load_model, load_tokenizer
 
 
 def warm_policy(folder: Path) -> Path:
     """Train it; 20 seconds."""
     lk = lake.open(folder / "demo-lake", create=True)
-    return warm_start(lk, DemoConfig(traces=800), folder / "models", lambda _: None)
+    return train_warm_start(lk, DemoConfig(traces=800), folder / "models", lambda _: None)
 
 
 def near(policy: Path, folder: Path, seed: int) -> Path:

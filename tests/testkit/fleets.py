@@ -15,12 +15,10 @@ from typing import Any
 
 from lake.storage.objects import Objects
 from lake.storage.store import Store
-from lake.write.fleet import messages, rounds
-from lake.write.fleet.client import CommitterGoneError, Fleet
-from lake.write.fleet.messages import Bring, Done, Found, Look
-from lake.write.fleet.place import Place
-from lake.write.index import Known
-from lake.write.ledger import Attempt, Ledger
+from lake.write.group_commit import protocol, server
+from lake.write.group_commit.client import CommitterGoneError, GroupCommit
+from lake.write.group_commit.protocol import AttemptReply, AttemptRequest, LookupReply, LookupRequest, MeetingPoint
+from lake.write.ledger import Attempt, EpisodeLookup, Ledger
 
 _TIMEOUT = 60.0
 
@@ -29,7 +27,7 @@ def committer_of(objects: Objects) -> int | None:
     """The process id of a lake's committer; None if there is none that listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
-            connection.connect(Place(objects).socket)
+            connection.connect(MeetingPoint(objects).socket)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -41,9 +39,9 @@ def start_committer(objects: Objects) -> int:
 
     It ends within seconds of the last writer.
     """
-    place = Place(objects)
-    if (lock := place.elected()) is not None:
-        Fleet(objects)._start(place, lock)
+    place = MeetingPoint(objects)
+    if (lock := place.lock_committer()) is not None:
+        GroupCommit(objects)._start(place, lock)
         os.close(lock)
     deadline = time.monotonic() + _TIMEOUT
     while (pid := committer_of(objects)) is None:
@@ -64,11 +62,11 @@ class DyingFleet:
 
     Args:
         beside: another writer's request, for the same round as the first one of this writer.
-        line: at which it dies in its first round, counted over all lines of `rounds`, `ledger` and what they call in
+        line: at which it dies in its first round, counted over all lines of `server`, `ledger` and what they call in
             `lake.storage`; 0: never.
     """
 
-    def __init__(self, objects: Objects, beside: Bring | None = None, line: int = 0) -> None:
+    def __init__(self, objects: Objects, beside: AttemptRequest | None = None, line: int = 0) -> None:
         self._objects = objects
         self._beside = beside
         self._line = line
@@ -77,40 +75,42 @@ class DyingFleet:
         self.died = False
 
     @contextmanager
-    def committer(self, lost: int) -> Iterator[Any]:
-        """As that of `Fleet`."""
-        del lost
+    def connect(self, lost_races: int) -> Iterator[Any]:
+        """As that of `GroupCommit`."""
+        del lost_races
         try:
             yield self
         except CommitterGoneError:
             self.died = True
 
-    def look(self, episode_ids: set[int], group_ids: set[int]) -> Known:
+    def look_up(self, episode_ids: set[int], group_ids: set[int]) -> EpisodeLookup:
         """Look at the lake, at which it does not die."""
-        (answer,) = rounds.answered(Ledger(Store(self._objects)), [Look(list(episode_ids), list(group_ids))])
-        assert isinstance(answer, Found)
-        return answer.known
+        (answer,) = server.answer_requests(
+            Ledger(Store(self._objects)), [LookupRequest(list(episode_ids), list(group_ids))]
+        )
+        assert isinstance(answer, LookupReply)
+        return answer.lookup
 
     def accept(self, attempt: Attempt) -> bool:
         """A round with the attempt in it, and the other one if it is the first."""
-        requests = [messages.requests.decode(messages.packed(Bring.of(attempt))[4:])]
+        requests = [protocol.REQUEST_DECODER.decode(protocol.pack(AttemptRequest.from_attempt(attempt))[4:])]
         if self._beside is not None:
             requests.append(self._beside)
             self._beside = None
             sys.settrace(self._traced)
         try:
-            answer = rounds.answered(Ledger(Store(self._objects)), requests)[0]
+            answer = server.answer_requests(Ledger(Store(self._objects)), requests)[0]
         except _Killed as killed:
             raise CommitterGoneError from killed
         finally:
             sys.settrace(None)
-        assert isinstance(answer, Done)
+        assert isinstance(answer, AttemptReply)
         return answer.is_accepted
 
     def _traced(self, frame: FrameType, event: str, arg: object) -> Any:
         del arg
         name = frame.f_code.co_filename
-        if not name.endswith(("write/ledger.py", "fleet/rounds.py", "storage/store.py", "storage/commits.py")):
+        if not name.endswith(("write/ledger.py", "group_commit/server.py", "storage/store.py", "storage/commits.py")):
             return None
         if event == "line":
             self.lines += 1

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from hypothesis import settings
 from msgspec import UNSET
 
-from lake.formats import choose
-from lake.records import EpisodeRecord, Reject, check, identify, retyped
+from lake.formats import choose_format
+from lake.records import EpisodeRecord, Reject, check, identify, retype
 
 
 class Counts(NamedTuple):
@@ -32,13 +32,13 @@ class Counts(NamedTuple):
 
 def read_file(path: Path, run_id: str | None = None) -> tuple[list[EpisodeRecord], list[Reject]]:
     """Records and rejects of a file, its format recognised; every record can be stored and has a key of its own."""
-    fmt = choose(path)
+    fmt = choose_format(path)
     items = list(fmt.read(path, run_id=run_id))
     records = [item[1] for item in items if isinstance(item, tuple)]
     for record in records:
         assert record.source_format == fmt.name
         assert check(record) is None
-        assert retyped(record) == record, "a field is of a type that its column does not hold"
+        assert retype(record) == record, "a field is of a type that its column does not hold"
     keys = [identify(record, record.run_id or "run").episode_id for record in records]
     for record in records:
         spell_out(record)

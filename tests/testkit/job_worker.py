@@ -24,7 +24,7 @@ import msgspec
 
 import lake
 from lake import Lake
-from lake.execution.choice import executor_named
+from lake.execution import make_executor
 from lake.execution.executor import Executor
 
 ONE_COMMIT = 3600.0
@@ -106,11 +106,11 @@ def credit(lk: Lake, executor: Executor | None) -> dict[str, Any]:
 
 def export(lk: Lake, executor: Executor | None, out: str) -> dict[str, Any]:
     """`trajlake export`, in shards; what the files hold."""
-    from lake.export import target
+    from lake.export import find_target
+    from lake.export.job import ExportRequest
     from lake.export.job import export as run
-    from lake.export.request import Request
 
-    run(lk, Request(target("jsonl"), Path(out), shard_episodes=3), executor=executor)
+    run(lk, ExportRequest(find_target("jsonl"), Path(out), shard_episodes=3), executor=executor)
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(Path(out).glob("*.jsonl"))}
 
 
@@ -133,10 +133,10 @@ def rescore(lk: Lake, executor: Executor | None, model: str) -> dict[str, Any]:
 
 def ingest(lk: Lake, executor: Executor | None, source: str, part_bytes: int) -> dict[str, Any]:
     """`trajlake ingest`, in many parts."""
-    from lake.write import ingest_parts
+    from lake.write import ingest
     from lake.write.ingest import ingest as run
 
-    with patch.object(ingest_parts, "PART_BYTES", part_bytes):
+    with patch.object(ingest, "PART_BYTES", part_bytes):
         report = run(lk, source, executor=executor)
     return dict(json.loads(msgspec.json.encode(report, order="deterministic")))
 
@@ -149,7 +149,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
 def main(uri: str, storage: str, executor: str, fate: str, folder: str, *jobs: str) -> None:
     """Run the jobs."""
     Path(folder).mkdir(exist_ok=True)
-    there: Any = DoomedExecutor(executor_named(executor, 1 if executor == "processes" else 2), fate, folder)
+    there: Any = DoomedExecutor(make_executor(executor, 1 if executor == "processes" else 2), fate, folder)
     lk = lake.open(uri, storage_options=json.loads(storage))
     for job in jobs:
         name, _, arguments = job.partition(" ")

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
-from lake.live.proxy.rollouts import Ending
+from lake.live.proxy.sessions import EndRequest
 from lake.records import EpisodeRecord, ScoreRecord, SpanRecord, StepRecord
 
 MARK = "Zq7Kd93Lm2Px"
@@ -251,7 +251,7 @@ def _message(places: Places, where: str) -> dict[str, Any]:
 
 def ending(places: Places) -> dict[str, Any]:
     """The end of a rollout, with a key in each field, and the call's own bearer."""
-    found: dict[str, Any] = {name: f"{places.issued(f'end {name}')} {BEARER}" for name in _free(Ending)}
+    found: dict[str, Any] = {name: f"{places.issued(f'end {name}')} {BEARER}" for name in _free(EndRequest)}
     score = {name: f"{places.issued(f'end score {name}')} {BEARER}" for name in _free(ScoreRecord)}
     return found | {
         "ground_truth": {"answer": [places.issued("end ground_truth"), BEARER]},

@@ -18,7 +18,7 @@ import polars as pl
 
 import lake
 from lake import Lake
-from lake.care.compaction import FEW_FILES
+from lake.care.maintenance import FEW_FILES
 from lake.errors import ConflictError
 from lake.execution.local import LocalExecutor
 from lake.storage.store import Store
@@ -31,7 +31,7 @@ from testkit.episodes import episode
 
 _OPTIONS: dict[str, Any] = {"compact_above": FEW_FILES}
 """Of `lake.open` in this process."""
-_METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("_create", 0)}
+_METHODS = {"commit": ("_commit", 1), "write": ("_write", 0), "create": ("_create_table", 0)}
 """Places of faults: a method of the store, and which of its arguments names the table."""
 
 

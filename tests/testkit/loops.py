@@ -9,8 +9,8 @@ import lake
 from lake.lake import Lake
 from testkit.commands import Command
 from testkit.word_game import TARGET
-from trainer.online.rollouts import Evaluated
-from trainer.online.run import OnlineRun
+from trainer.online.loop import OnlineRun
+from trainer.online.rollouts import EvaluationScores
 from trainer.online.settings import OnlineConfig
 from trainer.online.start import run_loop
 
@@ -105,7 +105,7 @@ def run_of(config: OnlineConfig, metrics: Mapping[int, dict[str, float]], scores
     """A run that has come so far; nothing of it is played or trained."""
     nobody = cast("Any", None)
     evaluations = {
-        version: Evaluated(success=0.0, score=score, attempts=1, unscored=0) for version, score in scores.items()
+        version: EvaluationScores(success=0.0, score=score, attempts=1, unscored=0) for version, score in scores.items()
     }
     return OnlineRun(
         nobody, "run", config, nobody, nobody, nobody, nobody, nobody, print, nobody, dict(metrics), evaluations

@@ -97,7 +97,7 @@ def likelihood_terms(tokens: list[Token], beta: float, limit: float) -> list[Ter
 
 
 def kl_terms(tokens: list[Token], estimator: str, *, weighted: bool, limit: float = 10.0) -> list[Term]:
-    """The penalty, with the gradient that `trainer.losses.kl` promises for each estimator."""
+    """The penalty, with the gradient that `trainer.losses.policy` promises for each estimator."""
     terms = []
     for token in tokens:
         d = clamp(token["ref"] - token["lp"], -20, 20)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
 
 from testkit.training import config

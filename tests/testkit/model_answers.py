@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from lake.live.calls.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 
 
 class Piece(msgspec.Struct, frozen=True):

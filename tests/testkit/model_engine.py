@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lake.errors import TrajlakeError
 from pipelines.collect.engines import EngineCard, EngineError, EngineGoneError, Generation, Request
-from trainer.policy.model import Policy, load_policy
-from trainer.sync.probe import score
+from trainer.policy.model import PackedPolicy, load_policy
+from trainer.sync.targets import score_reference
 
 
 class ModelEngine:
@@ -31,7 +31,7 @@ class ModelEngine:
         """Come back with the weights of the first start and no version."""
         self.is_gone, self._version = False, None
         self.adapters = {}
-        self.policy: Policy = load_policy(self._first)
+        self.policy: PackedPolicy = load_policy(self._first)
 
     async def describe(self) -> EngineCard:
         self._answer()
@@ -43,7 +43,7 @@ class ModelEngine:
     async def logprobs(self, ids: Sequence[int], *, adapter: str | None = None) -> list[float]:
         self._answer()
         assert adapter is None or adapter in self.adapters
-        (found_N,) = score(self.policy, [ids]).logprobs
+        (found_N,) = score_reference(self.policy, [ids]).logprobs
         return [float(value) + self.error_in_logprobs for value in found_N]
 
     async def version(self) -> int | None:

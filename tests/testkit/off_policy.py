@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lake.statistics.intervals import Floats, Ints
-from trainer.evaluation.estimators.base import Turns
+from lake.statistics import Floats, Ints
+from trainer.evaluation.estimators.importance import Turns
 
 STATES, ACTIONS, HORIZON = 3, 2, 4
 

@@ -9,8 +9,8 @@ import pytest
 
 from lake import Lake
 from trainer.config import TrainConfig
+from trainer.runs.folder import RunFolder
 from trainer.runs.offline import resume, train
-from trainer.runs.runs import RunFolder
 
 
 def configured(model: Path, loss: str = "sft", options: Mapping[str, Any] | None = None, **fields: Any) -> TrainConfig:

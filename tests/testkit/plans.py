@@ -6,8 +6,8 @@ import polars as pl
 from hypothesis import strategies as st
 
 from testkit.training import config
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import Selection
+from trainer.data.plan import Plan
+from trainer.data.selection import TrainingSelection
 
 Turn = tuple[int, bool]
 """Tokens of the action, and whether it is trained."""
@@ -33,7 +33,7 @@ EPISODES: st.SearchStrategy[Episodes] = st.dictionaries(
 )
 
 
-def selection_of(episodes: Episodes) -> Selection:
+def selection_of(episodes: Episodes) -> TrainingSelection:
     """The episodes as judged rows; each turn has one token of context."""
     rows = []
     for episode in sorted(episodes):
@@ -43,7 +43,7 @@ def selection_of(episodes: Episodes) -> Selection:
                 end += 1 + length
                 loss_tokens = length if trained else 0
                 rows.append((episode, sequence, step, 1, length, end, trained, loss_tokens, 0.5 * step))
-    return Selection(
+    return TrainingSelection(
         members=pl.DataFrame(rows, schema=SCHEMA, orient="row"),
         drops=pl.DataFrame(),
         episodes=len(episodes),

@@ -16,7 +16,7 @@ from queue import Queue
 from typing import Any
 from unittest.mock import patch
 
-from lake.live.proxy.serve import Options, Outcome, serve
+from lake.live.proxy.serve import Options, ProxyReport, serve
 from testkit.commands import Command
 from testkit.engine_server import Engine
 from testkit.processes import environment
@@ -130,7 +130,7 @@ class ProxyHere(Client):
         self._options = Options(upstream=engine.url, lake_uri=self.lake, **about | options)
         self._ready: Queue[str] = Queue()
         self._stops: dict[int, Callable[[], object]] = {}
-        self._outcome: Future[Outcome] = Future()
+        self._outcome: Future[ProxyReport] = Future()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         # Signals are heard by main threads alone.
         with patch.object(asyncio.SelectorEventLoop, "add_signal_handler", self._handle):
@@ -149,7 +149,7 @@ class ProxyHere(Client):
             self._outcome.set_exception(error)
         self._ready.put("")
 
-    def end(self) -> Outcome:
+    def end(self) -> ProxyReport:
         """End it as a signal does; what became of its calls."""
         if not self._outcome.done():
             self._stops[signal.SIGTERM]()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lake
-from lake.live.proxy.forward import Settings
+from lake.live.proxy.relay import CallSettings
 from testkit.engine_server import EOS, engine_server
 from testkit.proxy_process import Client, proxy_here
 
@@ -142,7 +142,7 @@ SCENARIOS: dict[str, Callable[[Client, str, float], None]] = {
 
 def play_all(folder: Path) -> lake.Lake:
     """All scenarios through one proxy; the lake that it recorded into."""
-    settings = Settings(logprobs_mode="processed")
+    settings = CallSettings(logprobs_mode="processed")
     with engine_server() as engine, proxy_here(engine, folder, settings=settings) as at:
         for name, play in SCENARIOS.items():
             for rollout, reward in enumerate((1.0, 0.0)):

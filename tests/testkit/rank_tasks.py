@@ -1,5 +1,6 @@
 """What ranks do in tests: functions of a `Ranks` and picklable arguments; without ranks they run on one device."""
 
+import math
 import os
 import traceback
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 import lake
 from lake.errors import CheckpointError
@@ -19,13 +20,12 @@ from trainer.backends.base import PolicyBackend, SingleDevice
 from trainer.backends.ranks import Ranks, join_ranks, leave_ranks
 from trainer.backends.sharded import Sharded
 from trainer.config import LoRAConfig, OptimizerConfig, TrainConfig
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import Loss, LossResult, LossRows, Needs
 from trainer.policy import model as model_module
-from trainer.policy.lora import add_adapters
-from trainer.policy.model import Policy
+from trainer.policy.model import PackedPolicy, add_adapters
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.factories import make_backend, make_reference
 from trainer.runs.loop import fill_batches, run_steps
@@ -39,7 +39,7 @@ POSITION = State(optimizer_step=3, epoch=0, plan_hash="0123456789abc", snapshot=
 def backend_of(ranks: Ranks, *, seed: int = 0, lora: bool = False, **policy: Any) -> PolicyBackend:
     """The same random model on one device, or sharded over ranks."""
     model = random_model(seed)
-    made = Policy(model, **policy)
+    made = PackedPolicy(model, **policy)
     if lora:
         add_adapters(model, LoRAConfig(rank=2), seed=1)
         torch.manual_seed(2)
@@ -77,7 +77,7 @@ def gradients_of_steps(ranks: Ranks, uri: str, cases: list[tuple[str, dict[str, 
 def gradient(backend: PolicyBackend) -> Arrays:
     """The accumulated gradient, whole, on rank 0."""
     found = {name: p.grad for name, p in backend.policy.model.named_parameters() if p.grad is not None}
-    return arrays(backend._gathered(found))
+    return arrays(backend._gather_tensors(found))
 
 
 def arrays(tensors: dict[str, torch.Tensor]) -> Arrays:
@@ -97,6 +97,25 @@ def trajectory(ranks: Ranks, uri: str, loss: str, fields: dict[str, Any], policy
         "order": [plan.episode_ids_E[report.step.episodes_E].tolist() for report in reports],
         "metrics": [{n: v for n, v in report.metrics.items() if n != "seconds"} for report in reports],
     }
+
+
+def overflow_on_last_rank(ranks: Ranks, factor: float) -> dict[str, Any]:
+    """Two float16 updates; in the first the loss of the last rank is multiplied by a factor, and rank 0 has no data.
+
+    Returns:
+        Digest of the weights at the start and after each update, the loss scale then, and whether it was skipped.
+    """
+    backend, loss = backend_of(ranks, dtype="float16"), config("sft").loss
+    digests, scales, skips = [backend.digest()], [backend.loss_scale], []
+    for update in range(2):
+        batch = random_batch([9, 4, 7], seed=ranks.rank)
+        if update == 0:
+            batch = dummy_batch() if ranks.leads else replace(batch, weight_N=batch.weight_N * factor)
+        backend.forward_backward(batch, loss)
+        skips.append(not math.isfinite(backend.optim_step(1e-3)))
+        digests.append(backend.digest())
+        scales.append(backend.loss_scale)
+    return {"digests": digests, "scales": scales, "skips": skips}
 
 
 def whole_run(ranks: Ranks, uri: str, out: str, fields: dict[str, Any]) -> str:
@@ -216,7 +235,7 @@ def dummy_batch() -> Any:
 class Centred(Loss):
     """Squared distance to the mean log-ratio of the whole optimizer step."""
 
-    always: ClassVar[Needs] = Needs(reference_logprobs=True, proximal_logprobs=True, statistics=("gap", "tokens"))
+    base_needs: ClassVar[Needs] = Needs(reference_logprobs=True, proximal_logprobs=True, statistics=("gap", "tokens"))
 
     name: Literal["centred"] = "centred"
 

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 
 from lake import Lake
-from lake.export import target
-from lake.export.job import export
-from lake.export.request import Manifest, Request
+from lake.export import find_target
+from lake.export.job import ExportRequest, Manifest, export
 from lake.read.episodes import KEYS, read_episodes
 from lake.records import EpisodeRecord
 from testkit.copies import empty_lake
@@ -28,7 +27,7 @@ def records(lk: Lake) -> dict[int, EpisodeRecord]:
 
 def exported(lk: Lake, out: Path, name: str, **given: Any) -> Manifest:
     """Export in the format of a name."""
-    return export(lk, Request(target(name), out, **given))
+    return export(lk, ExportRequest(find_target(name), out, **given))
 
 
 def there_and_back(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 import lake
 from lake import Lake

@@ -7,10 +7,10 @@ from typing import Any
 import polars as pl
 
 from lake import EpisodeRecord, Lake, Snapshot, StepRecord
-from lake.read.episodes import parts
-from pipelines.score.rollouts import Rollout, read_rollouts
-from pipelines.score.rows import Reading, Scored, add_result
-from pipelines.score.work import Share
+from lake.read.episodes import split_batches
+from pipelines.score.functions import PartLimits
+from pipelines.score.rollouts import RolloutInput, read_rollouts
+from pipelines.score.rows import ResultReading, ScoredEpisodes, add_result
 from testkit.copies import copied, empty_lake
 
 
@@ -83,7 +83,7 @@ class InProcess:
 
     def __init__(
         self,
-        function: Callable[[Sequence[Rollout]], list[Any]],
+        function: Callable[[Sequence[RolloutInput]], list[Any]],
         *,
         name: str = "s",
         version: str = "1",
@@ -103,29 +103,31 @@ class InProcess:
     def is_current(self) -> bool:
         return True
 
-    asked = None
+    isolation = None
 
     def check(self, snapshot: Snapshot) -> None:
         pass
 
-    def score(self, snapshot: Snapshot, episodes: pl.DataFrame, share: Share | None = None) -> Iterator[Scored]:
-        for part in parts(episodes):
+    def score(
+        self, snapshot: Snapshot, episodes: pl.DataFrame, part_limits: PartLimits | None = None
+    ) -> Iterator[ScoredEpisodes]:
+        for part in split_batches(episodes):
             rollouts = read_rollouts(snapshot, part, {"messages"})
             for unit in self._units(rollouts):
                 self.calls.append([rollout.episode_id for rollout in unit])
-                scored = Scored()
+                scored = ScoredEpisodes()
                 try:
                     values, error = self.function(unit), None
                 except RuntimeError as fault:
                     values, error = [None] * len(unit), str(fault)
                 for rollout, value in zip(unit, values, strict=True):
-                    add_result(scored, rollout, value, error, Reading(), len(unit) if self.is_grouped else None)
+                    add_result(scored, rollout, value, error, ResultReading(), len(unit) if self.is_grouped else None)
                 yield scored
 
-    def _units(self, rollouts: list[Rollout]) -> list[list[Rollout]]:
+    def _units(self, rollouts: list[RolloutInput]) -> list[list[RolloutInput]]:
         if not self.is_grouped:
             return [rollouts[low : low + self.batch] for low in range(0, len(rollouts), self.batch)]
-        groups: dict[int, list[Rollout]] = {}
+        groups: dict[int, list[RolloutInput]] = {}
         for rollout in rollouts:
             groups.setdefault(rollout.group_id, []).append(rollout)
         return list(groups.values())

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 from hypothesis import strategies as st
 
-from lake.judgements.seeded_draws import draw_lots
+from lake.judgements.selections import draw_lots
 from pipelines.select import (
     Combined,
     DeadGroups,

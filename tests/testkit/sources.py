@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from lake.care.doctor import LAYERS
-from lake.write.batches import without_collector
+from lake.write.ingest import pause_gc
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = 5
@@ -42,7 +42,7 @@ class Source:
 def product() -> dict[str, Source]:
     """The files of the layers, by their path from the root."""
     paths = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
-    with without_collector():
+    with pause_gc():
         return {path.relative_to(ROOT).as_posix(): _source(path.read_text("utf-8")) for path in paths}
 
 
@@ -82,7 +82,7 @@ def asserted_sentences(text: str, known: frozenset[Sentence]) -> Iterator[tuple[
     spoken = re.sub(r"""\\[nt]|\b[rRfFbB]{1,2}(?=["'])""", " ", text)
     if known.isdisjoint(sentences_of(spoken)):
         return
-    with without_collector():
+    with pause_gc():
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Assert):
                 compared: ast.expr = node.test

@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lake.live.assembly import assembled
+from lake.live.delivery import EpisodeLog
 from lake.live.episode import Episode
-from lake.live.frames import SOURCE_FORMAT
-from lake.live.log import EpisodeLog
+from lake.live.frames import SOURCE_FORMAT, assemble_frames
 from lake.live.sink import Sink
 from lake.live.spool import Spool
 from lake.records import EpisodeRecord, check
@@ -35,8 +34,8 @@ class Spooled:
         self.sink.spool.sync(30)
         self._log.refresh()
         keys = self._log.finished
-        found = [record for key in keys for record in assembled(self._log.frames(key))]
-        self._log.let_go(keys)
+        found = [record for key in keys for record in assemble_frames(self._log.frames(key))]
+        self._log.release(keys)
         records = [record for record in found if isinstance(record, EpisodeRecord)]
         assert len(records) == len(found)
         for record in records:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
 
 from lake import Lake
@@ -13,8 +13,8 @@ from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.copies import copied, empty_lake
 from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig, TrainConfig
-from trainer.data.stream.batch import PackedBatch
-from trainer.policy.model import Policy
+from trainer.data.batch import PackedBatch
+from trainer.policy.model import PackedPolicy
 
 VOCABULARY = 40
 SAMPLING: dict[str, Any] = {
@@ -50,7 +50,7 @@ def random_model(seed: int = 0, vocabulary: int = VOCABULARY, **shape: Any) -> A
 
 def random_backend(seed: int = 0, **optimizer: Any) -> SingleDevice:
     """A backend on a random model."""
-    return SingleDevice(Policy(random_model(seed)), OptimizerConfig(**optimizer))
+    return SingleDevice(PackedPolicy(random_model(seed)), OptimizerConfig(**optimizer))
 
 
 def config(loss: str = "sft", options: Mapping[str, Any] | None = None, **fields: Any) -> TrainConfig:
@@ -84,7 +84,7 @@ def random_batch(lengths: Sequence[int], seed: int = 0, *, temperature: float | 
 def sequences_of(batch: PackedBatch) -> list[PackedBatch]:
     """The same sequences, each in a batch of its own."""
     parts = []
-    assert batch.unit_N is None, "units are numbered by `trainer.data.stream.collate`"
+    assert batch.unit_N is None, "units are numbered by `trainer.data.collate`"
     for low, high in zip(batch.boundaries[:-1], batch.boundaries[1:], strict=True):
         mine_N = (batch.predictor_N >= low) & (batch.predictor_N < high)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 import lake
 from testkit.vllm_server import vllm_python

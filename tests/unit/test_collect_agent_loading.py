@@ -50,8 +50,8 @@ def test_a_module_is_found_in_the_working_directory(file: Path, monkeypatch: pyt
     [
         ("one", "one(task) cannot be called with a task and a client: too many positional arguments"),
         ("keywords", "keywords(*, task, client) cannot be called with a task and a client"),
-        ("Agent", "is a class; valid: a function agent(task, client)"),
-        ("number", "is of type int; valid: a function agent(task, client)"),
+        ("Agent", "is a class; valid: a function or callable object: agent(task, client)"),
+        ("number", "is of type int; valid: a function or callable object: agent(task, client)"),
         ("missing", "has no `missing`"),
     ],
 )

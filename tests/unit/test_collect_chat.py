@@ -18,8 +18,8 @@ from pipelines.collect.engines import (
     Sampling,
 )
 from pipelines.collect.engines.chat import ChatEndpoint, ChatOptions, ChatPolicy
-from pipelines.collect.engines.http import key_of
-from pipelines.collect.engines.sharing import Shared, SharingConfig
+from pipelines.collect.engines.http import read_key
+from pipelines.collect.engines.pool import PoolConfig, ServerPool
 from pipelines.collect.policies import Decision
 from testkit.engine_server import Engine, engine_server
 from testkit.token_engine import Fault, token_engine
@@ -30,7 +30,7 @@ TOOL = {
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-QUICK = SharingConfig(first_pause=0.01, tries=3)
+QUICK = PoolConfig(first_pause=0.01, tries=3)
 
 
 def played(
@@ -44,7 +44,7 @@ def played(
     """What a coroutine gives that is handed a policy."""
 
     async def whole() -> Any:
-        shared = Shared([ChatEndpoint(url, timeout=timeout, key=key)], QUICK)
+        shared = ServerPool([ChatEndpoint(url, timeout=timeout, key=key)], QUICK)
         policy = ChatPolicy(shared, ChatOptions(**({"model": "policy"} | options)))
         try:
             return await do(policy)
@@ -129,8 +129,8 @@ def test_reasoning_is_kept_apart_and_not_sent_back() -> None:
 def test_what_is_asked_is_what_the_options_say() -> None:
     sampling = Sampling(temperature=0.7, max_tokens=9, top_p=0.9, stop=("x",))
     with engine_server() as server:
-        played(server.url, first, sampling=sampling, output_schema=SCHEMA, more={"reasoning_effort": "low"})
-        played(server.url, first, without={"seed", "max_tokens"}, more={"max_completion_tokens": 5})
+        played(server.url, first, sampling=sampling, output_schema=SCHEMA, extra_fields={"reasoning_effort": "low"})
+        played(server.url, first, without={"seed", "max_tokens"}, extra_fields={"max_completion_tokens": 5})
     one, other = ({key: value for key, value in call.body.items() if key != "messages"} for call in server.calls)
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
     told = {"temperature": 0.7, "max_tokens": 9, "top_p": 0.9, "stop": ["x"], "seed": 3}
@@ -139,7 +139,7 @@ def test_what_is_asked_is_what_the_options_say() -> None:
 
 
 def test_options_that_would_break_the_conversation_are_refused() -> None:
-    for wrong in ({"more": {"stream": True}}, {"without": {"messages"}}):
+    for wrong in ({"extra_fields": {"stream": True}}, {"without": {"messages"}}):
         with pytest.raises(UsageError, match="messages, stream and n"):
             played("http://127.0.0.1:1", first, **wrong)
 
@@ -148,11 +148,11 @@ def test_a_key_reaches_the_endpoint_and_nothing_else(monkeypatch: pytest.MonkeyP
     key = "no-known-form"
     monkeypatch.setenv("ENDPOINT_KEY", key)
     with engine_server() as server:
-        decision = played(server.url, first, key=key_of("ENDPOINT_KEY"))
+        decision = played(server.url, first, key=read_key("ENDPOINT_KEY"))
         assert server.calls[0].headers["Authorization"] == f"Bearer {key}"
         assert key not in repr(decision)
         with pytest.raises(EngineRefusedError, match="no access with") as found:
-            played(server.url, first, key=key_of("ENDPOINT_KEY"), model="echo-401")
+            played(server.url, first, key=read_key("ENDPOINT_KEY"), model="echo-401")
     assert key not in str(found.value)
 
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.collect.children import guarded
+from pipelines.collect.children import guard_command
 
 SLEEP = "[sys.executable, '-c', 'import time; time.sleep(600)']"
 SLEEPER = f"import subprocess, sys; subprocess.run({SLEEP}, start_new_session=True)"
 # In a thread that ends before its process does: the children stay.
 PARENT = f"""
 import subprocess, sys, threading, time
-from pipelines.collect.children import guarded
+from pipelines.collect.children import guard_command
 
 def start():
-    print(subprocess.Popen(guarded([sys.executable, "-c", {SLEEPER!r}])).pid, flush=True)
+    print(subprocess.Popen(guard_command([sys.executable, "-c", {SLEEPER!r}])).pid, flush=True)
 
 starter = threading.Thread(target=start)
 starter.start()
@@ -71,12 +71,12 @@ def test_a_kill_of_the_command_ends_what_it_started_too(parent: "subprocess.Pope
 
 def test_it_ends_as_its_command_does_or_when_it_is_told_to() -> None:
     def status(program: str) -> int:
-        return subprocess.run(guarded([sys.executable, "-c", program]), check=False, timeout=120).returncode
+        return subprocess.run(guard_command([sys.executable, "-c", program]), check=False, timeout=120).returncode
 
     assert status("raise SystemExit(3)") == 3
     assert status("import os; os.kill(os.getpid(), 9)") == 128 + 9
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    told = subprocess.Popen(guarded([sys.executable, "-c", stubborn], leaving=0.1), stdout=subprocess.PIPE)
+    told = subprocess.Popen(guard_command([sys.executable, "-c", stubborn], leaving=0.1), stdout=subprocess.PIPE)
     assert told.stdout is not None
     told.stdout.readline()
     told.terminate()
@@ -85,7 +85,7 @@ def test_it_ends_as_its_command_does_or_when_it_is_told_to() -> None:
 
 
 def test_a_command_whose_parent_is_gone_is_not_started() -> None:
-    interpreter, *options, _, leaving = guarded([])
+    interpreter, *options, _, leaving = guard_command([])
     command = [interpreter, *options, str(psutil.Process().ppid()), leaving, sys.executable, "-c", "print('started')"]
     orphan = subprocess.run(command, check=False, timeout=120, stdout=subprocess.PIPE)
     assert (orphan.returncode, orphan.stdout) == (1, b"")

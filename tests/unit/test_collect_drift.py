@@ -4,8 +4,14 @@ import asyncio
 
 import pytest
 
-from pipelines.collect.policies.drift import Drift, DriftCounts, between, is_left_out, record_of
-from pipelines.collect.policies.engine_policy import EnginePolicy
+from pipelines.collect.policies.engine_policy import (
+    Drift,
+    DriftCounts,
+    EnginePolicy,
+    build_drift_record,
+    compute_drift,
+    is_left_out,
+)
 from testkit.chat_models import ToyEngine, generated, tokenizer_of
 
 
@@ -91,11 +97,11 @@ def test_both_kinds_of_one_decision_are_stored():
 
 
 def test_differences_are_between_the_first_and_the_last():
-    assert between("rewritten", [1, 2, 3], [1, 2, 3]) is None
-    assert between("rewritten", [1, 2, 3, 4], [1, 9, 9, 4], offset=10) == Drift("rewritten", 11, 2)
-    assert between("rewritten", [1, 2], [1, 5, 2]) == Drift("rewritten", 1, 0)
-    assert between("rewritten", [1, 1, 1], [1]) == Drift("rewritten", 1, 2)
-    assert between("rewritten", [], [1]) == Drift("rewritten", 0, 0)
+    assert compute_drift("rewritten", [1, 2, 3], [1, 2, 3]) is None
+    assert compute_drift("rewritten", [1, 2, 3, 4], [1, 9, 9, 4], offset=10) == Drift("rewritten", 11, 2)
+    assert compute_drift("rewritten", [1, 2], [1, 5, 2]) == Drift("rewritten", 1, 0)
+    assert compute_drift("rewritten", [1, 1, 1], [1]) == Drift("rewritten", 1, 2)
+    assert compute_drift("rewritten", [], [1]) == Drift("rewritten", 0, 0)
 
 
 def test_left_out_is_what_only_lacks_something():
@@ -117,4 +123,4 @@ def test_counts_are_of_decisions_and_of_tokens():
         "rewritten": 0,
         "rewritten_tokens": 0,
     }
-    assert record_of([Drift("unrendered", 3, 4)]) == {"unrendered": {"first": 3, "tokens": 4}}
+    assert build_drift_record([Drift("unrendered", 3, 4)]) == {"unrendered": {"first": 3, "tokens": 4}}

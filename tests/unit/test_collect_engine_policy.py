@@ -9,7 +9,7 @@ from lake.errors import DataRefusedError, UsageError
 from lake.ids import key_hash
 from lake.records import EpisodeRecord, StepRecord, check
 from pipelines.collect.engines import ContextFullError, EngineGoneError, Sampling
-from pipelines.collect.policies.engine_policy import EnginePolicy, SpeakerOptions
+from pipelines.collect.policies.engine_policy import EnginePolicy, EnginePolicyOptions
 from pipelines.collect.policies.rendering import ContextRenderer
 from testkit.chat_models import LOOK, TEMPLATES, ToyEngine, generated, saying, tokenizer_of
 from trainer.online.demo import build_tokenizer
@@ -22,7 +22,7 @@ def user(text: str) -> list[dict]:
 
 
 def conversation(engine: ToyEngine, manner: str = "chatml", *, seed=7, tools=None, **options):
-    policy = EnginePolicy(engine, tokenizer_of(manner), name="tiny", options=SpeakerOptions(**options))
+    policy = EnginePolicy(engine, tokenizer_of(manner), name="tiny", options=EnginePolicyOptions(**options))
     return policy, policy.open(seed, key="run/0", tools=tools)
 
 

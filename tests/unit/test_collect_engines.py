@@ -27,8 +27,7 @@ from pipelines.collect.engines import (
     Request,
     Sampling,
 )
-from pipelines.collect.engines.http import key_of, seconds_of
-from pipelines.collect.engines.models import Model, Models, served
+from pipelines.collect.engines.http import ListedModel, ModelList, find_model, parse_retry_after, read_key
 from pipelines.collect.engines.sglang import SglangEngine
 from pipelines.collect.engines.vllm import VllmEngine
 from testkit.token_engine import Fault, TokenEngine, logprob, token_engine
@@ -155,7 +154,7 @@ def test_it_describes_itself(server: TokenEngine) -> None:
 
 
 def test_a_model_that_is_not_served_is_named() -> None:
-    with token_engine() as server, pytest.raises(EngineError, match=r"'other'; it serves policy"):
+    with token_engine() as server, pytest.raises(EngineError, match=r"'other', and the engine serves policy"):
         run(server, lambda engine: engine.describe(), model="other")
 
 
@@ -360,14 +359,14 @@ def test_no_message_holds_a_key(server: TokenEngine, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ENGINE_KEY", key)
     server.always = Fault(status=401, text=f'{{"error": {{"message": "no access with Bearer {key}"}}}}')
     with pytest.raises(EngineRefusedError, match=r"no access with") as found:
-        run(server, lambda engine: engine.generate(asking()), key=key_of("ENGINE_KEY"))
+        run(server, lambda engine: engine.generate(asking()), key=read_key("ENGINE_KEY"))
     assert key not in str(found.value)
 
 
 def test_a_key_that_is_not_there_is_asked_for() -> None:
     with pytest.raises(UsageError, match="NO_SUCH_KEY is not set"):
-        key_of("NO_SUCH_KEY")
-    assert key_of(None) is None
+        read_key("NO_SUCH_KEY")
+    assert read_key(None) is None
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://a/v1/completions"])
@@ -377,20 +376,24 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 
 
 def test_the_pause_that_is_asked_for() -> None:
-    assert seconds_of("3") == 3
-    assert seconds_of("-1") == 0
+    assert parse_retry_after("3") == 3
+    assert parse_retry_after("-1") == 0
     for said in (None, "soon", "nan", "inf"):
-        assert seconds_of(said) is None
-    later = seconds_of(format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True))
+        assert parse_retry_after(said) is None
+    later = parse_retry_after(format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True))
     assert later is not None
     assert 0 < later <= 90
-    assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
 
 
 def test_several_names_of_one_model_are_one_and_two_models_are_not() -> None:
     """`trajlake serve` gives a model two names; which of two models is meant, nobody can know."""
-    names = [Model(id="policy", root="/m"), Model(id="m", root="/m"), Model(id="pi", root="/a", parent="policy")]
-    assert served(Models(names), None).id == "policy"
-    assert served(Models(names), "m").id == "m"
-    with pytest.raises(EngineError, match="that is no adapter"):
-        served(Models([*names, Model(id="other", root="/o")]), None)
+    names = [
+        ListedModel(id="policy", root="/m"),
+        ListedModel(id="m", root="/m"),
+        ListedModel(id="pi", root="/a", parent="policy"),
+    ]
+    assert find_model(ModelList(names), None).id == "policy"
+    assert find_model(ModelList(names), "m").id == "m"
+    with pytest.raises(EngineError, match="that is not an adapter"):
+        find_model(ModelList([*names, ListedModel(id="other", root="/o")]), None)

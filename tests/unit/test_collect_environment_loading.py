@@ -11,10 +11,8 @@ import pytest
 
 from lake.errors import UsageError
 from pipelines.collect.environments import Environment, Outcome, Task
-from pipelines.collect.environments.checked import EnvironmentFaultError
 from pipelines.collect.environments.house import House, HouseConfig
-from pipelines.collect.environments.loading import load_environment
-from pipelines.collect.environments.prompts import Prompt
+from pipelines.collect.environments.loading import EnvironmentFaultError, Prompt, load_environment
 
 HEAD = """
 from pipelines.collect.environments import Outcome
@@ -147,9 +145,9 @@ def test_one_that_cannot_be_closed_is_told_in_one_line(error: str, written: Call
         ("castle", {}, "valid: house, FILE.py:make, package.module:make, gymnasium:FrozenLake-v1"),
         ("house", {"rooms": 1}, "rooms"),
         ("house", {"size": 3}, "size"),
-        ("gymnasium:", {}, "For example gymnasium:FrozenLake-v1"),
-        ("nowhere.py:make", {}, "there is no file nowhere.py"),
-        ("no.such.package:make", {}, "there is no module no"),
+        ("gymnasium:", {}, "for example gymnasium:FrozenLake-v1"),
+        ("nowhere.py:make", {}, "file not found: nowhere.py"),
+        ("no.such.package:make", {}, "no module no is installed"),
         ("{file}:1", {}, "write FILE.py:NAME"),
         ("{file}:Env2", {}, "has no `Env2`; it has said, Env"),
         ("{file}:Env", {"begin": 3}, "unexpected keyword argument 'begin'; it takes: start=0"),
@@ -209,9 +207,9 @@ def test_what_make_gives_is_looked_at_before_anything_is_played(
         ("said('x', is_error=1)", "is_error 1; valid: True, False, or None"),
         ("said('x', tools={'look': {}})", "`tools` that are an object of type dict; valid: a list of schemas"),
         ("said('x', task_id=5)", "`task_id` that is an object of type int; valid: a text"),
-        (r"said('a file \udcff')", r"`messages[0]` that is no JSON ('utf-8' codec can't encode character '\udcff'"),
-        (r"said('x', extra={'y': '\ud800'})", "`extra` that is no JSON"),
-        (r"said('x', task_id='\ud800')", "`task_id` that is no JSON"),
+        (r"said('a file \udcff')", r"`messages[0]` that is not JSON ('utf-8' codec can't encode character '\udcff'"),
+        (r"said('x', extra={'y': '\ud800'})", "`extra` that is not JSON"),
+        (r"said('x', task_id='\ud800')", "`task_id` that is not JSON"),
     ],
 )
 @pytest.mark.parametrize("kind", ["async ", ""])

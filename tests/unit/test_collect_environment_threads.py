@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipelines.collect.environments import Outcome, Task
-from pipelines.collect.environments.threads import InThread
 from pipelines.collect.policies import Message
+from pipelines.collect.user_code import ThreadEnvironment
 
 SAID: Message = {"role": "assistant", "content": ""}
 
@@ -37,8 +37,8 @@ class Watched:
         self.is_closed.set()
 
 
-def in_thread(environment: Any) -> InThread:
-    return InThread(lambda: environment, name="watched", split=None)
+def in_thread(environment: Any) -> ThreadEnvironment:
+    return ThreadEnvironment(lambda: environment, name="watched", split=None)
 
 
 def test_an_environment_lives_in_one_thread_and_not_in_the_loops() -> None:
@@ -49,7 +49,7 @@ def test_an_environment_lives_in_one_thread_and_not_in_the_loops() -> None:
         return made[-1]
 
     async def play() -> None:
-        environments = [InThread(make, name="watched", split=None) for _ in range(20)]
+        environments = [ThreadEnvironment(make, name="watched", split=None) for _ in range(20)]
         for environment in environments:
             await environment.reset(Task())
         await asyncio.gather(*(environment.step(SAID) for environment in environments))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lake.errors import UsageError
-from pipelines.collect.engines.find import refuse_unserved
+from pipelines.collect.engines.find import require_model
 
 LISTED = {"/v1/models": {"data": [{"id": f"m{number}"} for number in range(30)]}}
 
@@ -51,11 +51,11 @@ def endpoint(pages: dict[str, Any]) -> Iterator[str]:
 )
 def test_a_name_that_is_served_or_cannot_be_looked_up_is_used(pages: dict[str, Any]) -> None:
     with endpoint(pages) as url:
-        refuse_unserved(f"{url}/v1", "a name")
+        require_model(f"{url}/v1", "a name")
 
 
 def test_another_name_is_refused_with_the_first_of_those_that_are_served() -> None:
     with endpoint(LISTED) as url, pytest.raises(UsageError) as refused:
-        refuse_unserved(url, "m30")
+        require_model(url, "m30")
     names = ", ".join(f"m{number}" for number in range(20))
     assert str(refused.value) == f"{url} serves no model 'm30'; valid for --model: {names}, ..."

@@ -9,7 +9,7 @@ import pytest
 
 from lake.errors import UsageError
 from pipelines.collect.environments import Outcome, Task
-from pipelines.collect.environments.ansi import plain
+from pipelines.collect.environments.gymnasium_text import convert_ansi
 from pipelines.collect.environments.loading import load_environment
 
 gymnasium = pytest.importorskip("gymnasium", reason='pip install "trajlake[gymnasium]"')
@@ -175,4 +175,4 @@ def test_what_cannot_be_played_is_told(name: str, arguments: dict[str, Any], tol
     ],
 )
 def test_escapes_become_brackets_and_a_legend(drawing: str, text: str) -> None:
-    assert plain(drawing) == text
+    assert convert_ansi(drawing) == text

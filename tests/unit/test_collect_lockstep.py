@@ -7,13 +7,11 @@ import pytest
 
 from lake.errors import ContractError, UsageError
 from pipelines.collect.environments import Task
-from pipelines.collect.environments.games import GameEnvironment
-from pipelines.collect.environments.house import House, HouseConfig, HouseScript, vocabulary
+from pipelines.collect.environments.games import GameEnvironment, play
+from pipelines.collect.environments.house import House, HouseConfig, HouseScript, list_vocabulary
 from pipelines.collect.players import ReplayError, Rollout
 from pipelines.collect.policies import Decision, PolicyCard
-from pipelines.collect.policies.lockstep import LockStepSpeaker
-from pipelines.collect.policies.transformers_policy import TransformersPolicy
-from pipelines.collect.rollouts import play
+from pipelines.collect.policies.transformers_policy import LockStepClient, TransformersPolicy
 from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
 
 
@@ -21,7 +19,7 @@ def house(index: int) -> House:
     return House(HouseConfig(horizon=4 + index % 3))
 
 
-async def episode(speaker: LockStepSpeaker, index: int) -> list[Decision]:
+async def episode(speaker: LockStepClient, index: int) -> list[Decision]:
     environment = GameEnvironment(house(index))
     now = await environment.reset(Task(seed=index))
     found = []
@@ -32,7 +30,7 @@ async def episode(speaker: LockStepSpeaker, index: int) -> list[Decision]:
     return found
 
 
-async def episodes(speaker: LockStepSpeaker, count: int) -> list[list[Decision]]:
+async def episodes(speaker: LockStepClient, count: int) -> list[list[Decision]]:
     return await asyncio.gather(*(episode(speaker, index) for index in range(count)))
 
 
@@ -43,19 +41,19 @@ def in_lock_step(policy, count: int):
 
 @pytest.fixture(scope="module")
 def model():
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
     return TransformersPolicy(build_model(tokenizer, TinyPolicyConfig(), seed=0).eval(), tokenizer, name="t", version=3)
 
 
 def test_a_script_plays_as_it_plays_in_lock_step():
-    speaker = LockStepSpeaker(HouseScript(0.5))
+    speaker = LockStepClient(HouseScript(0.5))
     said = [[decision.action for decision in each] for each in asyncio.run(episodes(speaker, 12))]
     assert said == [[step.action for step in record.steps] for record in in_lock_step(HouseScript(0.5), 12)]
     assert speaker.counts == {"decisions": sum(map(len, said))}
 
 
 def test_a_model_in_this_process_records_the_same_tokens(model):
-    speaker = LockStepSpeaker(model)
+    speaker = LockStepClient(model)
     found = asyncio.run(episodes(speaker, 5))
     for mine, record in zip(found, in_lock_step(model, 5), strict=True):
         assert [d.tokens.action_ids for d in mine] == [s.tokens.action_ids for s in record.steps]
@@ -76,7 +74,7 @@ class Counting:
 
 
 def test_those_that_begin_together_are_decided_for_together_and_others_come_next():
-    speaker = LockStepSpeaker(Counting())
+    speaker = LockStepClient(Counting())
 
     async def play_all():
         first, second = speaker.open(0, key="0"), speaker.open(1, key="1")
@@ -114,13 +112,13 @@ def test_a_cohort_waits_for_those_on_the_way_and_its_rows_are_in_the_order_of_ke
         return await asyncio.gather(*asking, third.decide([]))
 
     started: list[list[int]] = []
-    speaker = LockStepSpeaker(Seeds())
+    speaker = LockStepClient(Seeds())
     assert [decision.action for decision in asyncio.run(play_all())] == ["3 True ()"] * 3
     assert started == [[9, 7, 8]]
 
 
 def test_a_conversation_that_is_cancelled_holds_nobody_up():
-    speaker = LockStepSpeaker(Counting())
+    speaker = LockStepClient(Counting())
 
     async def play_all():
         first, second = speaker.open(0, key="0"), speaker.open(1, key="1")
@@ -144,7 +142,7 @@ def test_what_the_policy_raises_reaches_all_that_asked():
         await speaker.close()
         return found
 
-    speaker = LockStepSpeaker(Broken())
+    speaker = LockStepClient(Broken())
     assert [str(error) for error in asyncio.run(play_all())] == ["out of memory"] * 3
 
 
@@ -162,7 +160,7 @@ def test_a_policy_that_answers_too_few_fails_all_that_asked(answer):
         return await asyncio.wait_for(asyncio.gather(*(t.decide([]) for t in talks), return_exceptions=True), 5)
 
     asked: list[int] = []
-    speaker = LockStepSpeaker(Short())
+    speaker = LockStepClient(Short())
     assert [type(error) for error in asyncio.run(play_all())] == [ContractError] * 3
     assert asked == [3]
     assert speaker.counts == {"decisions": 0}
@@ -177,7 +175,7 @@ def test_a_policy_that_answers_too_many_fails_all_that_asked():
         talks = [speaker.open(index, key=str(index)) for index in range(2)]
         return await asyncio.wait_for(asyncio.gather(*(t.decide([]) for t in talks), return_exceptions=True), 5)
 
-    speaker = LockStepSpeaker(Long())
+    speaker = LockStepClient(Long())
     assert [type(error) for error in asyncio.run(play_all())] == [ContractError] * 2
 
 
@@ -197,7 +195,7 @@ def test_a_policy_that_cannot_start_fails_all_that_asked_and_the_next_cohort_is_
         return [*first, await asyncio.wait_for(speaker.open(2, key="2").decide([]), 5)]
 
     starts: list[list[int]] = []
-    speaker = LockStepSpeaker(Late())
+    speaker = LockStepClient(Late())
     *failed, decision = asyncio.run(play_all())
     assert [type(error) for error in failed] == [ValueError] * 2
     assert decision.action == "1 True ()"
@@ -206,7 +204,7 @@ def test_a_policy_that_cannot_start_fails_all_that_asked_and_the_next_cohort_is_
 
 def test_what_a_batched_policy_cannot_do_is_refused():
     async def refused():
-        speaker = LockStepSpeaker(HouseScript())
+        speaker = LockStepClient(HouseScript())
         with pytest.raises(UsageError, match="trajlake serve"):
             speaker.open(0, key="k", tools=[{}])
         talk = speaker.open(0, key="k")

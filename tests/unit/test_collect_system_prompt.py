@@ -7,9 +7,8 @@ import pytest
 
 from lake.errors import UsageError
 from pipelines.collect.environments import Outcome, Task
-from pipelines.collect.environments.prompts import Prompt
-from pipelines.collect.environments.system_prompt import prompt_text, prompting, with_system_prompt
-from pipelines.collect.wiring import PlayerOptions, player_of
+from pipelines.collect.environments.loading import Prompt, add_system_prompt, read_system_prompt, with_system_prompt
+from pipelines.collect.factory import PlayerOptions, build_player
 
 USER = {"role": "user", "content": "Room hall."}
 
@@ -39,7 +38,7 @@ def test_the_environments_own_system_message_goes_on_after_it(own: object, expec
 
 def test_only_the_opening_is_prompted() -> None:
     async def played() -> tuple[Outcome, Outcome]:
-        environment = prompting(Prompt, "Be brief.")()
+        environment = add_system_prompt(Prompt, "Be brief.")()
         first = await environment.reset(Task(messages=[USER]))
         return first, await environment.step({"role": "assistant", "content": "no"})
 
@@ -49,17 +48,17 @@ def test_only_the_opening_is_prompted() -> None:
 
 
 def test_without_a_prompt_nothing_stands_between() -> None:
-    assert prompting(Prompt, None) is Prompt
+    assert add_system_prompt(Prompt, None) is Prompt
 
 
 def test_a_file_that_says_nothing_is_refused(tmp_path: Path) -> None:
     for name, data in (("empty", b" \n"), ("binary", b"\xff\xfe")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UsageError, match=f"system prompt .*{name}"):
-            prompt_text(tmp_path / name)
+            read_system_prompt(tmp_path / name)
 
 
 def test_an_agent_takes_no_system_prompt() -> None:
     options = PlayerOptions(agent="agent.py:play", system_prompt="Be brief.", engines=("http://127.0.0.1:1",))
     with pytest.raises(UsageError, match="--system-prompt is for environments"):
-        player_of(options, "lake", "run")
+        build_player(options, "lake", "run")

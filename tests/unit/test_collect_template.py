@@ -17,9 +17,9 @@ from pipelines.collect.agents import Client, Result
 from pipelines.collect.agents.loading import load_agent
 from pipelines.collect.environments import Task
 from pipelines.collect.environments.loading import load_environment
-from pipelines.collect.manager.rounds import Wanted
+from pipelines.collect.manager.rounds import RunSettings
 from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import Limits
+from pipelines.collect.manager.scheduler import RolloutLimits
 from pipelines.collect.play_environment import EnvironmentPlayer
 from pipelines.collect.policies import Decision, Message, PolicyCard
 from testkit import engine_server as engines
@@ -75,8 +75,8 @@ def test_the_environment_that_is_written_is_played(tmp_path: Path, monkeypatch: 
     collect(
         lk,
         EnvironmentPlayer(load_environment(f"{file}:make", {}), Halving()),
-        tasks.seeds(0, 8),
-        Collection(wanted=Wanted(run="r", groups=8, group_size=2), limits=Limits(), rounds=1),
+        tasks.list_seed_tasks(0, 8),
+        Collection(run_settings=RunSettings(run="r", groups=8, group_size=2), limits=RolloutLimits(), rounds=1),
         say=lambda line: None,
         progress=lambda line: None,
     )
@@ -124,10 +124,10 @@ def test_the_agent_that_is_written_is_played(is_good: bool, tmp_path: Path, monk
 def test_what_is_there_already_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("precious")
-    with pytest.raises(TrajlakeError, match=r"mine\.py is .*; give another name"):
+    with pytest.raises(TrajlakeError, match=r"mine\.py already exists; choose another name"):
         written("environment", file)
     assert file.read_text() == "precious"
-    with pytest.raises(TrajlakeError, match=r"call it .*mine\.py"):
+    with pytest.raises(TrajlakeError, match=r"name it .*mine\.py"):
         written("agent", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
     with pytest.raises(TrajlakeError, match=r"nowhere/mine\.py cannot be written: No such file or directory"):

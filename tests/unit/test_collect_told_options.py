@@ -1,6 +1,6 @@
 """What a job's parameters say of how it was collected: all but keys, passwords and users in addresses."""
 
-from pipelines.collect.wiring import PlayerOptions, told_options
+from pipelines.collect.factory import PlayerOptions, describe_options
 
 
 def test_a_jobs_parameters_hold_no_secret() -> None:
@@ -10,7 +10,7 @@ def test_a_jobs_parameters_hold_no_secret() -> None:
         "header": "Authorization: Bearer hidden3hidden3",
     }
     engines = ("http://ann:hidden-4@10.0.0.1:8000", "http://10.0.0.2:8000/v1")
-    told = told_options(PlayerOptions(env="gym:X", env_args={**secret, "level": 3}, engines=engines))
+    told = describe_options(PlayerOptions(env="gym:X", env_args={**secret, "level": 3}, engines=engines))
     assert "hidden" not in repr(told)
     assert told["engines"] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     assert told["env_args"]["level"] == 3

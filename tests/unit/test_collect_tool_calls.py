@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lake.errors import UsageError
-from pipelines.collect.policies.tool_calls import format_of, take_apart
+from pipelines.collect.policies.rendering import parse_answer_text, resolve_tool_format
 from testkit.examples import examples
 
 
@@ -41,7 +41,7 @@ TWO = [("f", {}), ("g", {})]
     ],
 )
 def test_calls_are_read_as_models_write_them(tool_format, text, left, calls):
-    said = take_apart(text, tool_format)
+    said = parse_answer_text(text, tool_format)
     assert (said.text, functions(said), said.fault, said.reasoning) == (left, calls, None, None)
 
 
@@ -49,23 +49,23 @@ def test_calls_are_read_as_models_write_them(tool_format, text, left, calls):
     ("tool_format", "text", "fault"),
     [
         ("hermes", '<tool_call>{"name": "f"}', "a <tool_call> is not closed by </tool_call>"),
-        ("hermes", "<tool_call>f(1)</tool_call>", "a tool call is no JSON"),
+        ("hermes", "<tool_call>f(1)</tool_call>", "a tool call is not JSON"),
         ("hermes", "<tool_call></tool_call>", "a tool call is 0 JSON values instead of one"),
         ("hermes", '<tool_call>{"name": "f"}; {"name": "g"}</tool_call>', "a tool call is 2 JSON values"),
         ("hermes", "<tool_call>[1]</tool_call>", "a tool call names no function"),
         ("hermes", '<tool_call>{"name": ""}</tool_call>', "a tool call names no function"),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "the arguments of a call of 'f' are no"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "a tool call is no JSON"),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "a tool call is not JSON"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "NaN is not JSON"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>', "holds half a character"),
-        ("hermes", f"<tool_call>{'[' * 100_000}</tool_call>", "a tool call is no JSON"),
-        ("llama", '{"name": "f", "parameters": {', "a tool call is no JSON"),
-        ("llama", '{"name": "f"} and more', "behind a tool call stands something that is none"),
-        ("llama", "<|python_tag|>print(1)", "a tool call is no JSON"),
+        ("hermes", f"<tool_call>{'[' * 100_000}</tool_call>", "a tool call is not JSON"),
+        ("llama", '{"name": "f", "parameters": {', "a tool call is not JSON"),
+        ("llama", '{"name": "f"} and more', "the text after a tool call is not a tool call"),
+        ("llama", "<|python_tag|>print(1)", "a tool call is not JSON"),
     ],
 )
 def test_what_begins_as_a_call_and_is_none_is_a_fault_and_stays(tool_format, text, fault):
-    said = take_apart(text, tool_format)
+    said = parse_answer_text(text, tool_format)
     assert (said.text, said.tool_calls) == (text, [])
     assert fault in said.fault
 
@@ -83,7 +83,7 @@ def test_what_begins_as_a_call_and_is_none_is_a_fault_and_stays(tool_format, tex
     ],
 )
 def test_reasoning_is_taken_from_the_beginning_alone(text, is_thinking, reasoning, left):
-    said = take_apart(text, "hermes", is_thinking=is_thinking)
+    said = parse_answer_text(text, "hermes", is_thinking=is_thinking)
     assert (said.reasoning, said.text, said.tool_calls, said.fault) == (reasoning, left, [], None)
 
 
@@ -104,13 +104,13 @@ PIECES = [
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4))).map("".join), st.booleans())
 def test_nothing_that_a_model_writes_is_an_exception(text, is_thinking):
     for tool_format in ("hermes", "llama", "none"):
-        said = take_apart(text, tool_format, is_thinking=is_thinking)
+        said = parse_answer_text(text, tool_format, is_thinking=is_thinking)
         assert said.fault is None or not said.tool_calls
 
 
 def test_the_format_is_the_templates_unless_it_is_named():
-    assert format_of("auto", "... <tool_call> ...") == "hermes"
-    assert format_of("auto", "... <|python_tag|> ...") == "llama"
-    assert format_of("none", "... <tool_call> ...") == "none"
+    assert resolve_tool_format("auto", "... <tool_call> ...") == "hermes"
+    assert resolve_tool_format("auto", "... <|python_tag|> ...") == "llama"
+    assert resolve_tool_format("none", "... <tool_call> ...") == "none"
     with pytest.raises(UsageError, match="hermes, llama, or none"):
-        format_of("auto", "plain")
+        resolve_tool_format("auto", "plain")

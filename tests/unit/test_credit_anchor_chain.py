@@ -13,11 +13,11 @@ from pipelines.credit.anchors import (
     LastStates,
     NoErrors,
     SimilarText,
+    StateFunction,
     Substitutions,
     ToolResults,
-    UserFunction,
 )
-from pipelines.credit.anchors.texts import Substitution
+from pipelines.credit.anchors.definitions import Substitution
 from testkit.anchor_keys import keys_of, partition, steps_frame, texts
 from testkit.shared import CHECKOUT
 
@@ -33,7 +33,7 @@ EVERY: list[Anchors] = [
     SimilarText(threshold=0.9),
     DIGITS,
     ToolResults(roles=("tool", "function")),
-    UserFunction(source="a.py:f", version="0123456789abc", workers=2),
+    StateFunction(source="a.py:f", version="0123456789abc", workers=2),
 ]
 
 
@@ -95,7 +95,7 @@ def test_filters_before_columns_that_leave_the_state_out() -> None:
     assert partition(keys_of(chain, steps_frame(rows))) == [0, None, 0]
 
 
-@pytest.mark.parametrize("definition", [one for one in EVERY if not isinstance(one, Chain | UserFunction)])
+@pytest.mark.parametrize("definition", [one for one in EVERY if not isinstance(one, Chain | StateFunction)])
 def test_a_chain_of_one_is_that_one(definition: Anchors) -> None:
     rows = [
         {"episode_id": e, "step_index": n, "state": s, "state_role": "tool", "state_is_error": False, "agent_id": "a"}
@@ -113,7 +113,7 @@ def test_a_chain_of_one_is_that_one(definition: Anchors) -> None:
         (DIGITS, ("state_hash", "state")),
         (CanonicalJson(), ("state_hash", "state")),
         (SimilarText(), ("state_hash", "state")),
-        (UserFunction(source="a.py:f"), ("state_hash", "state")),
+        (StateFunction(source="a.py:f"), ("state_hash", "state")),
         (LastStates(), ("state_hash",)),
         (ToolResults(), ("state_hash", "state_role")),
         (NoErrors(), ("state_hash", "state_is_error")),
@@ -135,7 +135,7 @@ def test_no_more_is_read_than_needed(definition: Anchors, read: tuple[str, ...])
         ((LastStates(), DIGITS), "substitutions reads texts, and last_states before it leaves only keys"),
         ((SimilarText(), CanonicalJson()), "Put it before similarity"),
         ((ChosenColumns(names=("state",)), NoErrors(pattern="x")), "no_errors reads texts, and columns"),
-        ((DIGITS, ChosenColumns(names=("agent_id",))), "so substitutions before it is in vain"),
+        ((DIGITS, ChosenColumns(names=("agent_id",))), "so substitutions before it has no effect"),
         ((LastStates(), ChosenColumns(names=("agent_id",))), 'Add "state" to its names'),
         ((Chain(steps=(DIGITS,)),), "chain"),
     ],
@@ -168,7 +168,7 @@ def test_definitions_are_frozen_and_closed(definition: Anchors) -> None:
 
 @pytest.mark.parametrize("definition", EVERY[:-1])
 def test_what_holds_no_code_is_pinned_already(definition: Anchors) -> None:
-    assert definition.pinned() == definition
+    assert definition.pin_version() == definition
 
 
 def test_every_definition_is_in_the_page() -> None:

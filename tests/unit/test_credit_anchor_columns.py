@@ -11,7 +11,7 @@ from lake.errors import ContractError
 from lake.ids import key_hash, text_hash
 from pipelines.credit import GiGPO
 from pipelines.credit.anchors import ChosenColumns
-from pipelines.credit.anchors.key_stages import DECIDED_LATER
+from pipelines.credit.anchors.definitions import DECIDED_LATER
 from testkit.anchor_keys import batch_of, keys_of, partition, steps_frame
 
 
@@ -114,7 +114,7 @@ def test_what_happened_after_the_decision_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "context:", "context:name", ":$.a"])
 def test_names_that_are_none_are_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="is no column"):
+    with pytest.raises(ValidationError, match="is not a column"):
         ChosenColumns(names=(name,))
 
 
@@ -125,7 +125,7 @@ def test_the_hash_of_the_state_is_chosen_by_its_name() -> None:
 
 def test_an_estimator_asks_for_the_chosen_columns() -> None:
     config = GiGPO(anchors={"kind": "columns", "names": ["agent_id", "context:$[-1].name"]})
-    assert config.needed(["state", "state_hash", "agent_id", "context"]).anchor_columns == ("agent_id", "context")
+    assert config.input_needs(["state", "state_hash", "agent_id", "context"]).anchor_columns == ("agent_id", "context")
     steps = steps_frame([{"agent_id": "a"}]).with_columns(episode_score=pl.lit(1.0), reward=pl.lit(0.0))
     with pytest.raises(ContractError, match="column context is missing"):
         config.advantages(steps.lazy())

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from lake.ids import bytes_hash, text_hash
 from pipelines.credit.anchors import ExactText, LastStates
-from pipelines.credit.anchors.key_stages import history_keys
-from pipelines.credit.inputs.batch import Segments
+from pipelines.credit.anchors.definitions import hash_history
+from pipelines.credit.steps import Segments
 from testkit.anchor_keys import keys_of, labelled, naive_history, partition, steps_frame
 from testkit.examples import examples
 
@@ -69,7 +69,7 @@ def test_inactive_steps_are_no_part_of_a_window() -> None:
 
 def test_a_key_does_not_collide_with_a_shorter_window() -> None:
     keys_N = pl.Series([0, 0, 0], dtype=pl.Int64)
-    found = history_keys(keys_N, Segments(np.array([0]), np.array([3])), 3).to_list()
+    found = hash_history(keys_N, Segments(np.array([0]), np.array([3])), 3).to_list()
     assert found == [bytes_hash(bytes(8 * n)) for n in (1, 2, 3)]
 
 

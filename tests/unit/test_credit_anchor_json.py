@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from lake.ids import text_hash
 from pipelines.credit.anchors import CanonicalJson
-from pipelines.credit.anchors.texts import DEEPEST, canonical_json
+from pipelines.credit.anchors.definitions import DEEPEST, canonicalise_json
 from testkit.anchor_keys import keys_of, partition, steps_frame, texts
 
 
@@ -36,8 +36,8 @@ from testkit.anchor_keys import keys_of, partition, steps_frame, texts
     ],
 )
 def test_canonical_forms(text: str, expected: str) -> None:
-    assert canonical_json(text) == expected
-    assert canonical_json(expected) == expected, "a canonical form is its own"
+    assert canonicalise_json(text) == expected
+    assert canonicalise_json(expected) == expected, "a canonical form is its own"
 
 
 @pytest.mark.parametrize(
@@ -60,39 +60,39 @@ def test_canonical_forms(text: str, expected: str) -> None:
     ],
 )
 def test_what_is_no_json(text: str) -> None:
-    assert canonical_json(text) is None
+    assert canonicalise_json(text) is None
 
 
 def test_the_limit_of_nesting_is_the_same_everywhere() -> None:
-    assert canonical_json("[" * DEEPEST + "]" * DEEPEST) == "[" * DEEPEST + "]" * DEEPEST
-    assert canonical_json("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2)) is None
-    assert canonical_json("[" * 100_000 + "]" * 100_000) is None
+    assert canonicalise_json("[" * DEEPEST + "]" * DEEPEST) == "[" * DEEPEST + "]" * DEEPEST
+    assert canonicalise_json("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2)) is None
+    assert canonicalise_json("[" * 100_000 + "]" * 100_000) is None
 
 
 def test_numbers_too_fine_for_a_float_stay_apart() -> None:
     first, second = "9007199254740992", "9007199254740993"
     assert float(first) == float(second)
-    assert canonical_json(first) != canonical_json(second)
-    assert canonical_json("0.1") != canonical_json("0.1000000000000000055511151231257827")
+    assert canonicalise_json(first) != canonicalise_json(second)
+    assert canonicalise_json("0.1") != canonicalise_json("0.1000000000000000055511151231257827")
 
 
 def test_a_number_is_no_text_and_true_is_no_number() -> None:
-    found = [canonical_json(text) for text in ("1", '"1"', "true", '"true"', "null", '"null"')]
+    found = [canonicalise_json(text) for text in ("1", '"1"', "true", '"true"', "null", '"null"')]
     assert len(set(found)) == 6
 
 
 def test_dropped_keys_and_paths() -> None:
     text = json.dumps({"id": 7, "meta": {"id": 8, "at": 1}, "rows": [{"id": 9, "at": 2, "v": 3}, [4, 5]], "at": 6})
-    assert canonical_json(text, frozenset({"id"})) == '{"at":6,"meta":{"at":1},"rows":[{"at":2,"v":3},[4,5]]}'
-    assert canonical_json(text, paths=[("at",), ("meta", "id")]) == (
+    assert canonicalise_json(text, frozenset({"id"})) == '{"at":6,"meta":{"at":1},"rows":[{"at":2,"v":3},[4,5]]}'
+    assert canonicalise_json(text, paths=[("at",), ("meta", "id")]) == (
         '{"id":7,"meta":{"at":1},"rows":[{"at":2,"id":9,"v":3},[4,5]]}'
     )
-    assert canonical_json(text, paths=[("rows", "*", "at"), ("rows", "1", "0")]) == (
+    assert canonicalise_json(text, paths=[("rows", "*", "at"), ("rows", "1", "0")]) == (
         '{"at":6,"id":7,"meta":{"at":1,"id":8},"rows":[{"id":9,"v":3},[5]]}'
     )
-    assert canonical_json(text, paths=[("*",)]) == "{}"
-    assert canonical_json("[1,2,3]", paths=[("1",)]) == "[1,3]"
-    assert canonical_json("7", paths=[("1",)]) == "7"
+    assert canonicalise_json(text, paths=[("*",)]) == "{}"
+    assert canonicalise_json("[1,2,3]", paths=[("1",)]) == "[1,3]"
+    assert canonicalise_json("7", paths=[("1",)]) == "7"
 
 
 def test_equal_values_share_a_key_whatever_their_spelling() -> None:
@@ -121,5 +121,5 @@ def test_dropping_joins_results_that_differ_in_a_timestamp() -> None:
 
 @pytest.mark.parametrize("field", ["", "$", "$a", "$.", "$.a.", "$.a..b"])
 def test_fields_that_are_none_are_refused(field: str) -> None:
-    with pytest.raises(ValidationError, match="is no field"):
+    with pytest.raises(ValidationError, match="is not a field"):
         CanonicalJson(drop=(field,))

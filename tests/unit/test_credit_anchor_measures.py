@@ -20,8 +20,15 @@ from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import DataRefusedError, UsageError
 from pipelines.credit import GiGPO, summarise
 from pipelines.credit.anchors import Anchors, ChosenColumns, ExactText, LastStates, NoErrors, SimilarText
-from pipelines.credit.anchors.command import anchors
-from pipelines.credit.anchors.measures import CANDIDATES, Walks, columns_of, largest_anchors, measure, steps_to_measure
+from pipelines.credit.anchors.measures import (
+    CANDIDATES,
+    Walks,
+    collect_columns,
+    find_largest_anchors,
+    measure,
+    scan_steps,
+)
+from pipelines.credit.commands import anchors
 from testkit.command_line import Cli, runner
 from testkit.copies import copied
 from testkit.examples import examples
@@ -33,7 +40,7 @@ from testkit.wording import Wording
 
 
 def measure_anchors(steps: pl.LazyFrame, definitions: dict[str, Anchors]) -> pl.DataFrame:
-    columns = columns_of(definitions.values(), steps.collect_schema().names())
+    columns = collect_columns(definitions.values(), steps.collect_schema().names())
     return measure(Walks.of(steps, columns), definitions)
 
 
@@ -189,13 +196,13 @@ def slow_largest(rows: list[Step]) -> list[Row]:
 def test_the_largest_anchors_equal_a_slow_count(seed: int) -> None:
     world = {"a": {"x": "b", "y": "c"}, "b": {"x": "a", "z": "b"}, "c": {"x": "a", "y": "a"}, "d": {"x": "d"}}
     rows = walk_rows(world, seed, groups=3, siblings=3, steps=4)
-    found = largest_anchors(walks_of(rows), ExactText(), 10)
+    found = find_largest_anchors(walks_of(rows), ExactText(), 10)
     assert found["steps"].is_sorted(descending=True)
     assert found.sort("state").to_dicts() == [
         {name: pytest.approx(value) if name == "score_std" else value for name, value in row.items()}
         for row in sorted(slow_largest(rows), key=lambda row: row["state"])
     ]
-    assert largest_anchors(walks_of(rows), ExactText(), 2).equals(found.head(2))
+    assert find_largest_anchors(walks_of(rows), ExactText(), 2).equals(found.head(2))
 
 
 def test_an_unknown_state_is_shared_with_nothing() -> None:
@@ -205,8 +212,8 @@ def test_an_unknown_state_is_shared_with_nothing() -> None:
     walks = walks_of(rows)
     figures = measure_anchors(pl.LazyFrame(rows, schema=GAME), {"exact": ExactText()}).row(0, named=True)
     assert figures["known"] == pytest.approx(1 - unknown / len(rows))
-    assert set(largest_anchors(walks, ExactText(), 10)["state"]) == {"left", "right"}
-    assert largest_anchors(walks, ExactText(), 10)["states_before"].to_list() == [0, 0]
+    assert set(find_largest_anchors(walks, ExactText(), 10)["state"]) == {"left", "right"}
+    assert find_largest_anchors(walks, ExactText(), 10)["states_before"].to_list() == [0, 0]
     credit = GiGPO(step_source="terminal_score").advantages(pl.LazyFrame(rows, schema=GAME)).collect()
     lonely = credit.filter(pl.col("flags").str.contains("unknown_state"))
     assert lonely.height == unknown
@@ -226,18 +233,18 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 def test_steps_of_a_lake(lk: Lake) -> None:
     definitions: list[Anchors] = [ChosenColumns(names=("state", "task_id", "model")), SimilarText()]
     snapshot = lk.snapshot()
-    steps = steps_to_measure(snapshot, definitions).collect()
+    steps = scan_steps(snapshot, definitions).collect()
     assert steps.height == snapshot.scan("steps").collect().height
     assert {"state", "state_hash", "task_id", "model", "action", "episode_score", "status"} <= set(steps.columns)
-    some = steps_to_measure(snapshot, definitions, groups=2).collect()
+    some = scan_steps(snapshot, definitions, groups=2).collect()
     all_groups = sorted(steps["group_id"].unique())
     assert sorted(some["group_id"].unique()) == all_groups[:2]
-    chosen = steps_to_measure(snapshot, definitions, where="task_id = 'dead'").collect()
+    chosen = scan_steps(snapshot, definitions, where="task_id = 'dead'").collect()
     assert set(chosen["task_id"]) == {"dead"}
     with pytest.raises(UsageError):
-        steps_to_measure(snapshot, definitions, where="no such thing")
+        scan_steps(snapshot, definitions, where="no such thing")
     with pytest.raises(DataRefusedError):
-        steps_to_measure(snapshot, definitions, where="task_id = 'none'")
+        scan_steps(snapshot, definitions, where="task_id = 'none'")
 
 
 def run(lk: Lake, *options: str) -> Any:
@@ -355,7 +362,7 @@ def test_the_command_takes_definitions_as_json_and_from_files(lk: Lake, tmp_path
     ("given", "fault"),
     [
         ('{"kind": "nearest"}', "it has the kind 'nearest'; valid: 'chain', 'json'"),
-        ('{"kind": "exact"', "it is no JSON: EOF while parsing"),
+        ('{"kind": "exact"', "it is not JSON: EOF while parsing"),
         ("missing.json", "neither a JSON object nor a file"),
         ('{"kind": "substitutions", "substitutions": [{"pattern": "("}]}', "unclosed group"),
     ],

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from lake.ids import text_hash
 from pipelines.credit.anchors import Substitutions
-from pipelines.credit.anchors.texts import Substitution, check_pattern
+from pipelines.credit.anchors.definitions import Substitution, check_pattern
 from testkit.anchor_keys import keys_of, steps_frame, texts
 from testkit.examples import examples
 

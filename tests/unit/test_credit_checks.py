@@ -70,7 +70,9 @@ def test_an_episode_in_two_groups() -> None:
 @pytest.mark.parametrize("status", ["done", "Completed", None])
 def test_an_unknown_status(status: str | None) -> None:
     message = error(frame([*episode(7, 1), *episode(8, 1, status=status)]))
-    assert message.startswith(f"steps: episode 8, step_index 0: status {status!r} is none of completed, truncated")
+    assert message.startswith(
+        f"steps: episode 8, step_index 0: status {status!r} is invalid; valid: completed, truncated"
+    )
 
 
 @pytest.mark.parametrize(("column", "values"), [("status", ["completed", "failed"]), ("episode_score", [1.0, None])])

@@ -10,9 +10,9 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.credit import Credit, covering, find_credit, jobs_of
+from lake.judgements.credit import Credit, find_covering, find_credit, find_jobs
 from lake.records import EpisodeRecord, StepRecord
-from pipelines.credit.compare import LEVELS, Comparison, compare
+from pipelines.credit.compare import LEVELS, CreditComparison, compare
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.full_lake import advantages
@@ -112,7 +112,7 @@ def test_a_series_is_named_in_four_ways(lk: Lake, how: str) -> None:
     wanted = {"estimator": "gigpo", "series": text, "beginning of the series": text[:8]}.get(how)
     chosen = find_credit(lk.snapshot(), wanted)
     assert (chosen.job_id, chosen.text, chosen.title) == (None, text, f"gigpo, series {text}")
-    assert jobs_of(lk.snapshot(), chosen) == tuple(sorted((ids.from_text(first), ids.from_text(last))))
+    assert find_jobs(lk.snapshot(), chosen) == tuple(sorted((ids.from_text(first), ids.from_text(last))))
 
 
 def test_a_series_takes_each_group_from_its_newest_job(lk: Lake) -> None:
@@ -154,7 +154,7 @@ def test_a_beginning_of_several_is_refused_with_them(tmp_path: Path) -> None:
         if first in seen:
             break
         seen.add(first)
-    with pytest.raises(UsageError, match=rf"'{first}' begins several ids; the newest: gigpo, series "):
+    with pytest.raises(UsageError, match=rf"'{first}' is the beginning of several ids; the newest: gigpo, series "):
         find_credit(lk.snapshot(), first)
 
 
@@ -172,12 +172,12 @@ def test_a_job_that_failed_cannot_be_meant(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(lk: Lake) -> Comparison:
+def found(lk: Lake) -> CreditComparison:
     first, second, _ = jobs(lk)
     return compare(lk.snapshot(), first, second, examples=3)
 
 
-def test_levels_are_compared_over_steps_that_both_define(found: Comparison) -> None:
+def test_levels_are_compared_over_steps_that_both_define(found: CreditComparison) -> None:
     assert found.levels["level"].to_list() == list(LEVELS)
     row = found.levels.row(0, named=True)
     counts = {name: row[name] for name in ("covered_1", "covered_2", "defined_2", "shared", "only_1", "only_2")}
@@ -189,7 +189,7 @@ def test_levels_are_compared_over_steps_that_both_define(found: Comparison) -> N
     assert steps["pearson"] is steps["spearman"] is None, "a constant has no correlation"
 
 
-def test_groups_whose_signal_changed_come_first(found: Comparison) -> None:
+def test_groups_whose_signal_changed_come_first(found: CreditComparison) -> None:
     shown = found.groups.select("task_id", "state_1", "state_2", "change", "shared", "only_1", "flips", "max_change")
     assert shown.rows() == [
         ("t1", "dead", "live", "gained", 6, 0, 0, 0.5),
@@ -198,7 +198,7 @@ def test_groups_whose_signal_changed_come_first(found: Comparison) -> None:
     assert found.signal.rows() == [("dead", "live", "gained", 1), ("live", "live", "same", 1)]
 
 
-def test_examples_show_the_values_and_an_excerpt_of_the_action(found: Comparison) -> None:
+def test_examples_show_the_values_and_an_excerpt_of_the_action(found: CreditComparison) -> None:
     rows = found.examples.select("step_index", "advantage_1", "advantage_2", "change", "action").rows()
     assert rows[0][:4] == (2, 1.0, -1.0, -2.0)
     assert rows[1] == (1, 1.0, 2.0, 1.0, 'find({"x": 1})')
@@ -269,7 +269,7 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 def test_a_job_means_its_series_as_it_was_then(grown: Lake) -> None:
     snapshot = grown.snapshot()
     chosen = [find_credit(snapshot, job) for job in jobs(grown)]
-    assert [len(jobs_of(snapshot, side)) for side in chosen] == [1, 2, 3, 1]
+    assert [len(find_jobs(snapshot, side)) for side in chosen] == [1, 2, 3, 1]
     shown = []
     for side in chosen:
         groups = grown.sql(
@@ -311,7 +311,7 @@ def test_a_series_of_one_job_has_the_rows_that_comparing_all_jobs_would_leave(gr
     snapshot = grown.snapshot()
     chosen = [find_credit(snapshot, job) for job in jobs(grown)] + [find_credit(snapshot)]
     (group,) = grown.sql("SELECT DISTINCT group_id FROM episodes WHERE task_id = 't0'")["group_id"]
-    covers = [one.credit for one in covering(snapshot, group_id=group)]
+    covers = [one.credit for one in find_covering(snapshot, group_id=group)]
     assert covers == [find_credit(snapshot), find_credit(snapshot, series(grown, jobs(grown)[0]))]
     assert [credit.only_job is not None for credit in (*chosen, *covers)] == [
         True,

@@ -5,8 +5,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from pipelines.credit.health.diagnosis import CreditDiagnosis, diagnose
-from pipelines.credit.health.groups import SCHEMA
+from pipelines.credit.health import SCHEMA, CreditDiagnosis, diagnose
 
 FINE: dict[str, Any] = {
     "episodes": 40,

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.credit import GiGPO, summarise
-from pipelines.credit.flags import Flag, join_flags
+from pipelines.credit.estimators.protocol import Flag, join_flags
 from testkit.credit_strategies import frame
 
 

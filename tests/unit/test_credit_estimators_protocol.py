@@ -11,9 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from lake.errors import ContractError, UsageError
-from pipelines.credit.estimators import ESTIMATORS, REFUSED, estimator_class, needs_siblings
+from pipelines.credit.estimators import ESTIMATORS, REFUSED, find_estimator, needs_siblings
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.credit.inputs.columns import InputNeeds, output_schema
+from pipelines.credit.steps import InputNeeds, make_output_schema
 from testkit.estimator_strategies import IN_BATCHES, INCREMENTAL, NAMES, wide_frame
 
 ROWS = [
@@ -29,7 +29,7 @@ def made(name: str, **options: Any) -> Estimator:
     needed: dict[str, Any] = {"batch_key": "policy_version"} if name in IN_BATCHES else {}
     if name == "gdpo":
         needed["components"] = {"a": 1.0, "b": 2.0}
-    return estimator_class(name)(**{**needed, **options})
+    return find_estimator(name)(**{**needed, **options})
 
 
 # ---------------------------------------------------------------- registry and refusals
@@ -67,21 +67,21 @@ def test_what_needs_siblings_gives_a_lone_episode_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_refusal_says_why_and_what_instead(name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} is not offered: .+ Instead: .+\.") as refused:
-        estimator_class(name)
+        find_estimator(name)
     assert REFUSED[name] in str(refused.value)
     assert name not in ESTIMATORS
 
 
 def test_token_level_methods_are_refused() -> None:
     with pytest.raises(UsageError, match=r"forward pass.*value_estimate"):
-        estimator_class("token_gae")
+        find_estimator("token_gae")
     with pytest.raises(UsageError, match=r"part of the loss.*`kl_in_reward` .*`ratios`"):
-        estimator_class("token_kl")
+        find_estimator("token_kl")
 
 
 def test_an_unknown_name_lists_what_is_valid() -> None:
     with pytest.raises(UsageError, match=r"no estimator 'gigpoo'; valid: batch_std, .*, rloo"):
-        estimator_class("gigpoo")
+        find_estimator("gigpoo")
 
 
 # ---------------------------------------------------------------- options
@@ -157,16 +157,16 @@ def test_the_others_are_incremental() -> None:
     ],
 )
 def test_needed_columns(name: str, options: dict[str, Any], wanted: InputNeeds) -> None:
-    assert made(name, **options).needed() == wanted
+    assert made(name, **options).input_needs() == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_needed_is_enough_and_none_of_it_can_be_missing(name: str) -> None:
     estimator = made(name)
     steps = wide_frame(ROWS)
-    required = estimator.needed(steps.columns).required
+    required = estimator.input_needs(steps.columns).required
     found = estimator.advantages(steps.select(required).lazy()).collect()
-    assert found.schema == output_schema(steps.schema)
+    assert found.schema == make_output_schema(steps.schema)
     assert found["advantage"].null_count() == 0
     for column in required:
         asked = "state" if column == "state_hash" else column  # without the hash, the text would do
@@ -175,7 +175,7 @@ def test_what_is_needed_is_enough_and_none_of_it_can_be_missing(name: str) -> No
 
 
 def test_the_column_of_a_component_is_named_after_its_scorer() -> None:
-    assert made("gdpo").needed().of_episodes == ("policy_version", "score_a", "score_b")
+    assert made("gdpo").input_needs().of_episodes == ("policy_version", "score_a", "score_b")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -190,7 +190,7 @@ def test_no_rows_give_no_rows() -> None:
     for name in NAMES:
         found = made(name).advantages(wide_frame([]).lazy()).collect()
         assert found.is_empty()
-        assert found.schema == output_schema(wide_frame([]).schema)
+        assert found.schema == make_output_schema(wide_frame([]).schema)
 
 
 # ---------------------------------------------------------------- checks of what only some estimators read

@@ -223,7 +223,7 @@ def test_the_order_of_the_rewards_does_not_matter() -> None:
     one, other = ({"a": 0.1, "b": 0.7}, {"b": 0.7, "a": 0.1})
     configs = [ESTIMATORS["gdpo"](batch_key="all", components=weights) for weights in (one, other)]
     assert configs[0].model_dump_json() == configs[1].model_dump_json()
-    assert configs[1].needed().components == ("a", "b")
+    assert configs[1].input_needs().components == ("a", "b")
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 1.0, "b": 0.0}, {"a": math.inf}])

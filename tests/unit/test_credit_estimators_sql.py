@@ -15,7 +15,7 @@ from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.estimators.protocol import Estimator
 from pipelines.credit.estimators.sql import TWINS, estimator_relation, estimator_sql
-from pipelines.credit.inputs.columns import output_schema
+from pipelines.credit.steps import make_output_schema
 from testkit.credit_strategies import frame
 from testkit.examples import mostly_slow
 
@@ -52,7 +52,7 @@ def test_the_header_names_every_option_and_every_output_column(name: str) -> Non
     used = set(re.findall(r"\$(\w+)", text))
     assert used == set(re.findall(r"\$(\w+)", header))
     assert set(ESTIMATORS[name].model_fields) - {"anchors"} <= used
-    for column in output_schema(frame([]).schema):
+    for column in make_output_schema(frame([]).schema):
         assert column in header
     assert "-- include" not in text
 
@@ -62,7 +62,7 @@ def test_schema_and_order_are_the_estimators(name: str) -> None:
     known = {"episode_score": 1.0, "reward": 1.0, "state_hash": 1}
     rows = [*steps(0, 1, **known), *steps(0, **known | {"episode_id": 7})]
     found = run(build(name), rows).pl()
-    assert found.schema == output_schema(frame([]).schema)
+    assert found.schema == make_output_schema(frame([]).schema)
     assert found.select("episode_id", "step_index").rows() == [(7, 0), (8, 0), (8, 1)]
 
 
@@ -110,8 +110,8 @@ SECOND_SCORE = [*steps(0, episode_score=1.0), *steps(1, episode_score=None)]
         (NULL_GROUP, "episode 8, step_index 1: group_id is NULL"),
         ([*steps(0), {**steps(0)[0], "episode_id": None}], "step_index 0: episode_id is NULL"),
         ([*steps(0, 1), *steps(None, is_active=False)], "episode 8: step_index is NULL"),
-        (steps(0, status="done"), "episode 8, step_index 0: status is none of completed"),
-        (steps(0, status=None, is_active=False), "episode 8, step_index 0: status is none of completed"),
+        (steps(0, status="done"), "episode 8, step_index 0: status is invalid; valid: completed"),
+        (steps(0, status=None, is_active=False), "episode 8, step_index 0: status is invalid; valid: completed"),
         ([*steps(0), *steps(1, status="truncated")], "episode 8, step_index 1: another status than the step before"),
         (SECOND_SCORE, "episode 8, step_index 1: another episode_score than the step before"),
         (steps(0, reward=float("nan")), "episode 8, step_index 0: reward is not a finite number"),

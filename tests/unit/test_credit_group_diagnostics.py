@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 
 from lake.ids import text_hash
-from lake.read.query_views import macros
+from lake.read.query_views import read_macros
 from lake.tables import TABLES
 from pipelines.credit import GiGPO
-from pipelines.credit.health.groups import FILLED_IN_BY_THE_JOB, SCHEMA, group_diagnostics, without_call_ids
+from pipelines.credit.health import JOB_COLUMNS, SCHEMA, diagnose_groups, drop_call_ids
 from testkit.credit_strategies import frame
 
 Row = dict[str, Any]
@@ -55,8 +55,8 @@ def only_row(lazy: pl.LazyFrame) -> Row:
 
 def test_the_columns_are_those_of_the_table() -> None:
     table = TABLES["credit_groups"]
-    assert [name for name in table.names if name not in FILLED_IN_BY_THE_JOB] == list(SCHEMA)
-    found = group_diagnostics(advantages("ab", "ab"), episodes({}, {})).collect()
+    assert [name for name in table.names if name not in JOB_COLUMNS] == list(SCHEMA)
+    found = diagnose_groups(advantages("ab", "ab"), episodes({}, {})).collect()
     assert found.schema == SCHEMA
     required = [column.name for column in table.columns if column.required and column.name in SCHEMA]
     assert found.select(required).null_count().sum_horizontal().item() == 0
@@ -65,7 +65,7 @@ def test_the_columns_are_those_of_the_table() -> None:
 def test_a_group_by_hand() -> None:
     """Two scored siblings meet in `a`; `b` and `c` are each seen by one; the first comes back to `a`."""
     rows = advantages("aba", "ac", scores=[1.0, 0.0], gamma=1.0)
-    found = only_row(group_diagnostics(rows, episodes({"episode_score": 1.0}, {"episode_score": 0.0})))
+    found = only_row(diagnose_groups(rows, episodes({"episode_score": 1.0}, {"episode_score": 0.0})))
     assert {name: found[name] for name in ("anchors", "singleton_steps", "shared_steps", "anchor_episodes_mean")} == {
         "anchors": 3,
         "singleton_steps": 2,
@@ -80,13 +80,13 @@ def test_a_group_by_hand() -> None:
 
 
 def test_a_group_of_ties_is_dead() -> None:
-    found = only_row(group_diagnostics(advantages("a", "a", scores=[1.0, 1.0]), episodes({}, {})))
+    found = only_row(diagnose_groups(advantages("a", "a", scores=[1.0, 1.0]), episodes({}, {})))
     assert (found["is_dead"], found["score_std"], found["advantage_max"]) == (True, 0.0, 0.0)
 
 
 def test_unscored_episodes_are_counted_and_have_no_part_in_the_figures() -> None:
     known = episodes({"policy_version": 1}, {"episode_score": None, "policy_version": 2}, {"episode_score": 0.0})
-    found = only_row(group_diagnostics(advantages("a", "a", "a", scores=[1.0, None, 0.0]), known))
+    found = only_row(diagnose_groups(advantages("a", "a", "a", scores=[1.0, None, 0.0]), known))
     assert (found["episodes"], found["scored"], found["policy_versions"]) == (3, 2, 1)
     assert found["score_mean"] == 0.5
     assert found["defined_steps"] == 2
@@ -94,15 +94,15 @@ def test_unscored_episodes_are_counted_and_have_no_part_in_the_figures() -> None
 
 def test_what_was_not_read_is_null_and_what_was_not_found_is_0() -> None:
     rows, known = advantages("ab", "cd"), episodes({}, {})
-    unread = only_row(group_diagnostics(rows, known))
+    unread = only_row(diagnose_groups(rows, known))
     assert [unread[name] for name in PURITY] == [None] * 5
     quiet = [("go", None, False)] * 2
-    read = only_row(group_diagnostics(rows, known, steps(quiet, quiet)))
+    read = only_row(diagnose_groups(rows, known, steps(quiet, quiet)))
     assert [read[name] for name in PURITY] == [None, 0, 0, 0, 0], "no shared anchor: nothing to take a mean of"
     marks_only = steps(quiet, quiet).drop("action", "tool_calls")
-    assert [only_row(group_diagnostics(rows, known, marks_only))[name] for name in PURITY] == [None, None, 0, 0, 0]
+    assert [only_row(diagnose_groups(rows, known, marks_only))[name] for name in PURITY] == [None, None, 0, 0, 0]
     actions_only = steps(quiet, quiet).drop("tool_calls", "state_is_error", "state_hash")
-    found = only_row(group_diagnostics(rows, known, actions_only))
+    found = only_row(diagnose_groups(rows, known, actions_only))
     assert [found[name] for name in PURITY] == [None, 0, None, None, None]
 
 
@@ -112,7 +112,7 @@ def test_purity_by_hand() -> None:
         [("left", None, False), ("again", None, True)],
         [("right", None, False), ("again", None, True)],
     )
-    found = only_row(group_diagnostics(advantages("ax", "ax"), episodes({}, {}), walks))
+    found = only_row(diagnose_groups(advantages("ax", "ax"), episodes({}, {}), walks))
     assert found["one_action_anchors"] == 1
     assert found["last_actions_mean"] == (0 + 2) / 2
     assert (found["error_anchors"], found["error_steps"], found["empty_steps"]) == (1, 2, 2)
@@ -122,10 +122,10 @@ def test_the_same_call_with_another_id_is_the_same_action() -> None:
     first = '[{"id":"call_a","name":"f","arguments":{"id":"1"}}]'
     second = first.replace("call_a", "call_b")
     alike = steps([("", first, False)], [("", second, False)])
-    found = only_row(group_diagnostics(advantages("a", "a"), episodes({}, {}), alike))
+    found = only_row(diagnose_groups(advantages("a", "a"), episodes({}, {}), alike))
     assert found["one_action_anchors"] == 1
     other = steps([("", first, False)], [("", second.replace('"id":"1"', '"id":"2"'), False)])
-    found = only_row(group_diagnostics(advantages("a", "a"), episodes({}, {}), other))
+    found = only_row(diagnose_groups(advantages("a", "a"), episodes({}, {}), other))
     assert found["one_action_anchors"] == 0, "the id of an argument is not the id of a call"
 
 
@@ -142,7 +142,7 @@ def test_call_ids_are_taken_out_and_nothing_else() -> None:
             None,
         ]
     )
-    assert without_call_ids(calls).to_list() == [
+    assert drop_call_ids(calls).to_list() == [
         '[{"name":"f"},{"name":"g"}]',
         '[{"name":"f"}]',
         '[{"name":"f","arguments":"{\\"id\\": 3}"}]',
@@ -153,11 +153,11 @@ def test_call_ids_are_taken_out_and_nothing_else() -> None:
         None,
     ]
     with duckdb.connect() as connection:
-        for script in macros():
+        for script in read_macros():
             connection.execute(script)
         query = "SELECT without_call_ids(calls) FROM (SELECT unnest(?::VARCHAR[]) AS calls)"
         said = [row[0] for row in connection.execute(query, [calls.to_list()]).fetchall()]
-    assert [text and _read(text) for text in said] == [text and _read(text) for text in without_call_ids(calls)]
+    assert [text and _read(text) for text in said] == [text and _read(text) for text in drop_call_ids(calls)]
 
 
 def _read(text: str) -> Any:
@@ -168,23 +168,23 @@ def _read(text: str) -> Any:
 
 
 def test_a_group_of_several_runs_has_no_run() -> None:
-    found = only_row(group_diagnostics(advantages("a", "a"), episodes({"run_id": "r"}, {"run_id": "s"})))
+    found = only_row(diagnose_groups(advantages("a", "a"), episodes({"run_id": "r"}, {"run_id": "s"})))
     assert found["run_id"] is None
     bare = episodes({}, {}).drop("run_id", "policy_version")
-    found = only_row(group_diagnostics(advantages("a", "a"), bare))
+    found = only_row(diagnose_groups(advantages("a", "a"), bare))
     assert (found["run_id"], found["policy_versions"]) == (None, 0)
 
 
 def test_a_group_without_active_steps_has_a_row() -> None:
     known = episodes({}, {}, {"group_id": 9})
-    found = group_diagnostics(advantages("a", "a"), known, findings=pl.DataFrame({"group_id": [9], "findings": ["x"]}))
+    found = diagnose_groups(advantages("a", "a"), known, findings=pl.DataFrame({"group_id": [9], "findings": ["x"]}))
     last = found.collect().row(1, named=True)
     assert (last["group_id"], last["episodes"], last["scored"], last["steps"], last["anchors"]) == (9, 1, 0, 0, 0)
     assert (last["is_dead"], last["score_mean"], last["advantage_mean"], last["findings"]) == (False, None, None, "x")
 
 
 def test_no_groups_give_no_rows() -> None:
-    none = group_diagnostics(advantages(), episodes({}).filter(pl.lit(value=False))).collect()
+    none = diagnose_groups(advantages(), episodes({}).filter(pl.lit(value=False))).collect()
     assert none.schema == SCHEMA
     assert none.is_empty()
 
@@ -192,7 +192,7 @@ def test_no_groups_give_no_rows() -> None:
 def test_signs_that_disagree_are_counted() -> None:
     """The winner took the longer way from `a`: below average there, above average as a whole."""
     rows = advantages("ab", "a", scores=[1.0, 0.9], gamma=0.5)
-    found = only_row(group_diagnostics(rows, episodes({}, {})))
+    found = only_row(diagnose_groups(rows, episodes({}, {})))
     signs = rows.collect().select("a_episode", "a_step").rows()
     assert [a * b < 0 for a, b in signs] == [True, False, True]
     assert found["sign_disagreements"] == 2

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from lake import ids
 from lake.errors import DataRefusedError
-from pipelines.credit.health.integrity import FINDINGS, IntegrityConfig, IntegrityReport, check_groups
-from pipelines.credit.inputs.ranges import episode_figures
+from pipelines.credit.health import FINDINGS, IntegrityConfig, IntegrityReport, check_groups
+from pipelines.credit.inputs import measure_episodes
 from testkit.wording import Wording
 
 Row = dict[str, Any]
@@ -110,7 +110,7 @@ def decided(*walks: str | None, active: int | None = None) -> pl.DataFrame:
         for index, letter in enumerate(walk or "")
     ]
     types = {"episode_id": pl.Int64, "step_index": pl.Int32, "state_hash": pl.Int64, "taken": pl.UInt64}
-    return episode_figures(pl.DataFrame(rows, schema=types | {"is_active": pl.Boolean}))
+    return measure_episodes(pl.DataFrame(rows, schema=types | {"is_active": pl.Boolean}))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_copies_in_other_groups_are_no_siblings() -> None:
     rows = episodes({"group_id": 1}, {"group_id": 2}, {"group_id": 2}).with_columns(expected_group_size=None)
     report = check_groups(rows, decided("ab", "ab", "ab").lazy(), IntegrityConfig(singleton="off"))
     assert found(report) == {2: "copied_siblings"}
-    assert IntegrityReport.merged([report, report]).counts() == {"copied_siblings": 2, "copies": 2}
+    assert IntegrityReport.merge([report, report]).counts() == {"copied_siblings": 2, "copies": 2}
 
 
 def test_steps_after_the_end_make_no_difference_to_a_copy() -> None:
@@ -217,25 +217,25 @@ def test_reports_of_parts_make_the_report_of_the_whole() -> None:
     config = IntegrityConfig(examples=2, one_task="warn")
     whole = check_groups(rows, config=config)
     parts = [check_groups(rows.filter(pl.col("group_id") % 2 == part), config=config) for part in (1, 0)]
-    merged = IntegrityReport.merged(parts)
+    merged = IntegrityReport.merge(parts)
     assert merged.checked == whole.checked
     assert merged.problems == whole.problems
     assert merged.findings.equals(whole.findings)
 
 
 def test_a_report_of_nothing() -> None:
-    empty = IntegrityReport.merged([])
+    empty = IntegrityReport.merge([])
     assert (empty.checked, empty.problems, empty.findings.height) == (0, (), 0)
     none = check_groups(episodes({}).filter(pl.lit(value=False)))
     assert (none.checked, none.problems) == (0, ())
-    assert IntegrityReport.merged([none, none]).findings.schema == empty.findings.schema
+    assert IntegrityReport.merge([none, none]).findings.schema == empty.findings.schema
 
 
 def test_every_finding_has_its_check_and_its_place_in_the_documentation() -> None:
     assert list(FINDINGS) == sorted(FINDINGS)
     for name, finding in FINDINGS.items():
         assert finding.check in IntegrityConfig.model_fields
-        assert len(finding.what) > 10
+        assert len(finding.fault) > 10
         assert len(finding.then) > 10
         assert name.isidentifier()
 

@@ -15,14 +15,13 @@ import pytest
 import pipelines.credit
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import ConflictError, ContractError, UsageError
-from lake.write.parts import JobPart, Written
-from pipelines.credit import incremental
+from lake.write.jobs import JobPart, WrittenRows
+from pipelines.credit import inputs
 from pipelines.credit.estimators import ESTIMATORS
-from pipelines.credit.incremental import deciding_modules
-from pipelines.credit.inputs.ranges import budget_rows, bytes_per_step
+from pipelines.credit.inputs import compute_budget_rows, estimate_bytes_per_step, find_deciding_modules
 from testkit.copies import empty_lake
 
-HOW_A_JOB_RUNS = ("job", "inputs.ranges", "range_task", "incremental", "commands", "health.diagnosis", "compare")
+HOW_A_JOB_RUNS = ("job", "inputs", "commands", "health", "compare", "step_log", "anchors.measures")
 
 
 def names(modules: tuple[ModuleType, ...]) -> set[str]:
@@ -34,28 +33,29 @@ def names(modules: tuple[ModuleType, ...]) -> set[str]:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimators_code_is_its_own_and_what_it_imports(name: str) -> None:
-    found = names(deciding_modules(*ESTIMATORS[name].code()))
-    assert {"inputs.batch", "inputs.columns", "estimators.protocol", f"estimators.{name}"} <= found
+    found = names(find_deciding_modules(*ESTIMATORS[name].code()))
+    assert {"steps", "estimators.normalise", "estimators.protocol", f"estimators.{name}"} <= found
     assert not found & set(HOW_A_JOB_RUNS), "how a job runs decides no number"
 
 
 def test_code_that_an_estimator_does_not_use_is_not_its_code() -> None:
-    assert "estimators.anchor_groups" in names(deciding_modules(*ESTIMATORS["gigpo"].code()))
-    assert "estimators.gae" not in names(deciding_modules(*ESTIMATORS["gigpo"].code()))
+    assert "estimators.anchored" in names(find_deciding_modules(*ESTIMATORS["gigpo"].code()))
+    assert "estimators.anchored" not in names(find_deciding_modules(*ESTIMATORS["grpo"].code()))
+    assert "estimators.gae" not in names(find_deciding_modules(*ESTIMATORS["gigpo"].code()))
 
 
 def test_imports_are_followed_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(
-        "import os.path, pipelines.credit.flags\n"
-        "from pipelines.credit.inputs import columns\n"
+        "import os.path, pipelines.credit.compare\n"
+        "from pipelines.credit.anchors import similar\n"
         "def f():\n    from pipelines.credit.estimators.normalise import Norm\n    from . import nothing\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     mine = __import__("mine")
     monkeypatch.setitem(sys.modules, "mine", mine)
-    found = names(deciding_modules(mine))
-    assert {"mine", "flags", "inputs.columns", "estimators.normalise", "inputs.batch"} <= found
-    assert "estimators.options" not in found
+    found = names(find_deciding_modules(mine))
+    assert {"mine", "compare", "anchors.similar", "estimators.normalise", "steps"} <= found
+    assert not found & {"estimators.gae", "job"}
 
 
 # ---------------------------------------------------------------- memory
@@ -71,23 +71,23 @@ def lk(tmp_path: Path) -> Lake:
 
 def test_texts_make_ranges_shorter_and_workers_share_the_budget(lk: Lake) -> None:
     snapshot = lk.snapshot()
-    hashes = bytes_per_step(snapshot, ["episode_id", "state_hash"])
-    texts = bytes_per_step(snapshot, ["episode_id", "state"])
-    numbers = budget_rows(hashes, 1.0, 1)
-    assert 5 < numbers / budget_rows(texts, 1.0, 1) < 15
-    assert abs(budget_rows(hashes, 1.0, 4) - numbers // 4) <= 1
-    assert budget_rows(hashes, 1e-9, 1) == 1
+    hashes = estimate_bytes_per_step(snapshot, ["episode_id", "state_hash"])
+    texts = estimate_bytes_per_step(snapshot, ["episode_id", "state"])
+    numbers = compute_budget_rows(hashes, 1.0, 1)
+    assert 5 < numbers / compute_budget_rows(texts, 1.0, 1) < 15
+    assert abs(compute_budget_rows(hashes, 1.0, 4) - numbers // 4) <= 1
+    assert compute_budget_rows(hashes, 1e-9, 1) == 1
 
 
 def test_a_lake_without_steps_has_a_budget_too(tmp_path: Path) -> None:
     empty = empty_lake(tmp_path / "empty").snapshot()
-    assert bytes_per_step(empty, ["state"]) == bytes_per_step(empty, ["state_hash"])
+    assert estimate_bytes_per_step(empty, ["state"]) == estimate_bytes_per_step(empty, ["state_hash"])
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
 def test_a_budget_that_holds_nothing_is_refused(budget: float) -> None:
     with pytest.raises(UsageError, match=r"default is 2\.0"):
-        budget_rows(400.0, budget, 1)
+        compute_budget_rows(400.0, budget, 1)
 
 
 # ---------------------------------------------------------------- parts of jobs
@@ -95,15 +95,15 @@ def test_a_budget_that_holds_nothing_is_refused(budget: float) -> None:
 
 def label(lk: Lake) -> pl.DataFrame:
     """A row for the table `groupings`."""
-    episodes = lk.scan("episodes").select("episode_id", "group_id", "run_id").collect()
-    return episodes.with_columns(grouping=pl.lit("g"), collected_group_id="group_id")
+    inputs = lk.scan("episodes").select("episode_id", "group_id", "run_id").collect()
+    return inputs.with_columns(grouping=pl.lit("g"), collected_group_id="group_id")
 
 
 def test_a_part_writes_elsewhere_and_counts_when_it_is_taken(lk: Lake) -> None:
     with lk.job(kind="group") as job:
         part: JobPart = pickle.loads(pickle.dumps(job.part()))
         taken, lost = part.write("groupings", label(lk)), part.write("groupings", label(lk))
-        assert isinstance(taken, Written)
+        assert isinstance(taken, WrittenRows)
         assert lost is not None
         assert taken.rows == 1
         job.take(taken)
@@ -152,9 +152,9 @@ def test_imports_are_found_as_a_parser_finds_them() -> None:
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 whole = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
-                names |= {name if incremental._is_module(name) else module for name, module in whole}
+                names |= {name if inputs._is_module(name) else module for name, module in whole}
         return {name for name in names if name.startswith("pipelines.credit.")}
 
     modules = [import_module(m.name) for m in pkgutil.walk_packages(pipelines.credit.__path__, "pipelines.credit.")]
-    assert len(modules) > 40
-    assert {m.__name__: set(incremental._imported(m)) for m in modules} == {m.__name__: parsed(m) for m in modules}
+    assert len(modules) > 30
+    assert {m.__name__: set(inputs._iterate_imports(m)) for m in modules} == {m.__name__: parsed(m) for m in modules}

@@ -12,8 +12,8 @@ import pytest
 from lake import EpisodeRecord, Lake, StepRecord, TokensRecord, ids
 from lake.judgements.credit import find_credit
 from pipelines.credit.commands import credit
-from pipelines.credit.estimators import ALONE, ESTIMATORS, REFUSED, one_line
-from pipelines.credit.estimators.options import PRESETS
+from pipelines.credit.estimators import ALONE, ESTIMATORS, REFUSED, read_title
+from pipelines.credit.estimators.protocol import PRESETS
 from testkit.command_line import Cli, runner
 from testkit.copies import copied, empty_lake
 from testkit.shared import shared_data
@@ -55,7 +55,7 @@ def test_no_estimator_is_called_like_a_verb_or_like_what_is_refused() -> None:
 def test_the_help_lists_every_estimator_and_verb_with_a_line(cli: Cli) -> None:
     shown = " ".join(cli("credit", "-h").out.split())
     for name in ESTIMATORS:
-        assert f" {name} {one_line(name)}" in shown
+        assert f" {name} {read_title(name)}" in shown
     for name, command in credit.commands.items():
         assert f" {name} {command.get_short_help_str()}" in shown
 
@@ -138,7 +138,7 @@ def test_options_come_from_a_file_and_the_command_line_wins(cli: Cli, lk: Lake, 
         (("--set", "gamma=2"), "gigpo: `gamma` is 2; valid: 1.0 or less"),
         (("--check", "sngleton=off"), "credit.integrity: there is no option `sngleton`"),
         (("--check", "singleton=maybe"), "`singleton` is 'maybe'; valid: 'off', 'warn' or 'refuse'"),
-        (("--set", 'anchors={"kind":'), "`anchors` is no JSON: Expecting value at character 9 of '{\"kind\":'"),
+        (("--set", 'anchors={"kind":'), "`anchors` is not JSON: Expecting value at character 9 of '{\"kind\":'"),
         (("--set", 'anchors={"kind":'), "`trajlake anchors --anchors FILE --lake "),
         (("--set", 'anchors={"kind":"jsn"}'), "`anchors` has the kind 'jsn'; valid: 'chain', 'json'"),
         (("--where", "nope = 1"), "nope"),

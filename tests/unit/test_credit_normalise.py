@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipelines.credit.estimators.normalise import EPSILON, Moments, Norm, Singleton
-from pipelines.credit.inputs.batch import Segments
+from pipelines.credit.steps import Segments
 
 ONE_GROUP_OF = {n: Segments.opening_at(np.arange(n) == 0) for n in range(1, 8)}
 

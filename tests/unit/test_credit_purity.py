@@ -7,7 +7,7 @@ from polars.testing import assert_frame_equal
 
 from lake.ids import text_hash
 from pipelines.credit import GiGPO
-from pipelines.credit.health.groups import purity, seen_at_steps
+from pipelines.credit.health import measure_purity, select_step_facts
 from testkit.credit_strategies import frame
 
 COLUMNS = ("action", "tool_calls", "state_is_error", "state_hash")
@@ -39,12 +39,12 @@ def steps(texts: Mapping[str, str | None]) -> pl.DataFrame:
 
 
 def seen(present: tuple[str, ...] = COLUMNS, **texts: str | None) -> pl.DataFrame:
-    return steps(texts).select("episode_id", "step_index", *seen_at_steps(present))
+    return steps(texts).select("episode_id", "step_index", *select_step_facts(present))
 
 
 def test_figures_by_hand() -> None:
     """`a` is a first state and entered by one action, `b` is a first state and entered by two, and an error text."""
-    found = purity(advantages(), seen())
+    found = measure_purity(advantages(), seen())
     assert found.to_dicts() == [
         {
             "group_id": 0,
@@ -58,11 +58,13 @@ def test_figures_by_hand() -> None:
 
 
 def test_steps_in_empty_states_are_those_of_anchors_that_say_nothing_and_are_no_errors() -> None:
-    assert purity(advantages(), seen(a=""))["empty_steps"].to_list() == [4]
-    assert purity(advantages(), seen(a="[]", b="null"))["empty_steps"].to_list() == [4], "`b` counts as an error text"
+    assert measure_purity(advantages(), seen(a=""))["empty_steps"].to_list() == [4]
+    assert measure_purity(advantages(), seen(a="[]", b="null"))["empty_steps"].to_list() == [4], (
+        "`b` counts as an error text"
+    )
     without_marks = seen(("state_hash",), a="said", b=" null")
-    assert purity(advantages(), without_marks)["empty_steps"].to_list() == [3]
-    assert purity(advantages(), seen(a=None, b=None))["empty_steps"].to_list() == [0], "not known, so not empty"
+    assert measure_purity(advantages(), without_marks)["empty_steps"].to_list() == [3]
+    assert measure_purity(advantages(), seen(a=None, b=None))["empty_steps"].to_list() == [0], "not known, so not empty"
 
 
 def test_an_anchor_of_several_texts_is_empty_only_if_all_that_are_known_are() -> None:
@@ -70,29 +72,37 @@ def test_an_anchor_of_several_texts_is_empty_only_if_all_that_are_known_are() ->
     facts = seen(a="")
     unknown = facts.with_columns(state_hash=pl.when(known).then(pl.lit(None, pl.Int64)).otherwise("state_hash"))
     assert unknown.filter(state_hash=nothing).height == 2
-    assert purity(advantages(), unknown)["empty_steps"].to_list() == [4]
+    assert measure_purity(advantages(), unknown)["empty_steps"].to_list() == [4]
     told = facts.with_columns(state_hash=pl.when(known).then(pl.lit(text_hash("a"))).otherwise("state_hash"))
-    assert purity(advantages(), told)["empty_steps"].to_list() == [0]
+    assert measure_purity(advantages(), told)["empty_steps"].to_list() == [0]
 
 
 def test_the_order_of_the_steps_does_not_matter() -> None:
     rows, facts = advantages(), seen()
-    assert_frame_equal(purity(rows, facts.reverse()), purity(rows, facts))
+    assert_frame_equal(measure_purity(rows, facts.reverse()), measure_purity(rows, facts))
     more = pl.concat([facts, facts.with_columns(episode_id=pl.col("episode_id") + 10)])
-    assert_frame_equal(purity(rows, more), purity(rows, facts))
+    assert_frame_equal(measure_purity(rows, more), measure_purity(rows, facts))
 
 
 def test_what_was_read_as_a_hash_is_taken_as_it_is() -> None:
     hashed = seen()
     assert hashed.schema["taken"] == pl.UInt64
-    again = hashed.select("episode_id", "step_index", *seen_at_steps(hashed.columns))
+    again = hashed.select("episode_id", "step_index", *select_step_facts(hashed.columns))
     assert again.equals(hashed)
 
 
 def test_only_what_was_looked_at_has_figures() -> None:
-    assert purity(advantages(), seen(("action",))).columns == ["group_id", "one_action_anchors", "last_actions_mean"]
-    assert purity(advantages(), seen(("state_is_error",))).columns == ["group_id", "error_anchors", "error_steps"]
-    assert purity(advantages(), seen(("state_hash",))).columns == ["group_id", "empty_steps"]
+    assert measure_purity(advantages(), seen(("action",))).columns == [
+        "group_id",
+        "one_action_anchors",
+        "last_actions_mean",
+    ]
+    assert measure_purity(advantages(), seen(("state_is_error",))).columns == [
+        "group_id",
+        "error_anchors",
+        "error_steps",
+    ]
+    assert measure_purity(advantages(), seen(("state_hash",))).columns == ["group_id", "empty_steps"]
     alone = advantages().filter(pl.col("group_id") == 1)
-    assert purity(alone, seen()).is_empty(), "nobody shares a state"
-    assert purity(alone, seen()).columns == purity(advantages(), seen()).columns
+    assert measure_purity(alone, seen()).is_empty(), "nobody shares a state"
+    assert measure_purity(alone, seen()).columns == measure_purity(advantages(), seen()).columns

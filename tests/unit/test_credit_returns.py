@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.credit.estimators.normalise import discounted_returns
-from pipelines.credit.inputs.batch import Segments
+from pipelines.credit.estimators.normalise import discount_rewards
+from pipelines.credit.steps import Segments
 
 
 def segments(lengths: list[int]) -> Segments:
@@ -35,7 +35,7 @@ def by_loop(episodes: list[list[float]], gamma: float) -> list[float]:
 def test_equals_the_loop_bit_for_bit(episodes: list[list[float]], gamma: float) -> None:
     rewards = np.array([reward for episode in episodes for reward in episode])
     before = rewards.copy()
-    found = discounted_returns(rewards, segments([len(e) for e in episodes]), gamma)
+    found = discount_rewards(rewards, segments([len(e) for e in episodes]), gamma)
     assert found.tolist() == by_loop(episodes, gamma)
     assert rewards.tolist() == before.tolist()
 
@@ -45,20 +45,20 @@ def test_long_episodes_do_not_underflow(gamma: float) -> None:
     """Power-scaled sums give NaN here: 0.5 ** 2000 is 0 in float64."""
     generator = np.random.default_rng(0)
     episodes = [generator.normal(size=length).tolist() for length in (2000, 1, 1100, 5, 20_000)]
-    found = discounted_returns(np.concatenate(episodes), segments([len(e) for e in episodes]), gamma)
+    found = discount_rewards(np.concatenate(episodes), segments([len(e) for e in episodes]), gamma)
     assert found.tolist() == by_loop(episodes, gamma)
 
 
 def test_unknown_rewards_make_their_own_and_earlier_returns_unknown() -> None:
     nan = math.nan
     rewards = np.array([1.0, nan, 1.0, 1.0, 2.0, 2.0, nan])
-    found = discounted_returns(rewards, segments([4, 2, 1]), 0.5)
+    found = discount_rewards(rewards, segments([4, 2, 1]), 0.5)
     np.testing.assert_array_equal(found, [nan, nan, 1.5, 1.0, 3.0, 2.0, nan])
 
 
 def test_gamma_zero_sees_no_further_than_an_unknown_reward_lets_it() -> None:
     """0 * unknown stays unknown: the rule for NULL does not depend on gamma."""
-    found = discounted_returns(np.array([1.0, math.nan, 3.0]), segments([3]), 0.0)
+    found = discount_rewards(np.array([1.0, math.nan, 3.0]), segments([3]), 0.0)
     np.testing.assert_array_equal(found, [math.nan, math.nan, 3.0])
 
 

@@ -10,14 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipelines.credit.anchors.similar import (
-    Index,
+    CharacterIndex,
     Profiles,
     Runs,
-    cluster_representatives,
-    codes,
-    letter_counts,
-    needed_matches,
-    pair_counts,
+    compute_needed_matches,
+    count_letters,
+    count_pairs,
+    encode_text,
+    find_representatives,
     reaches,
 )
 from testkit.anchor_keys import naive_clusters
@@ -42,9 +42,9 @@ def edited_pairs(draw: st.DrawFn) -> tuple[str, str]:
 def possible(text: str, first: str, threshold: float) -> bool:
     """Whether the bounds let a text through to the exact comparison with a cluster's first member."""
     profiles = Profiles()
-    first_T, text_T = codes(first), codes(text)
-    profiles.append(len(first), letter_counts(first_T), pair_counts(first_T))
-    found = profiles.possible(len(text), letter_counts(text_T), pair_counts(text_T), threshold)
+    first_T, text_T = encode_text(first), encode_text(text)
+    profiles.append(len(first), count_letters(first_T), count_pairs(first_T))
+    found = profiles.find_candidates(len(text), count_letters(text_T), count_pairs(text_T), threshold)
     return list(found) == [0]
 
 
@@ -64,8 +64,10 @@ def test_no_bound_excludes_what_difflib_accepts(pair: tuple[str, str], threshold
 def test_the_shortened_recursion_decides_as_difflib_does(pair: tuple[str, str], threshold: float) -> None:
     text, first = pair
     matcher = SequenceMatcher(None, text, first)
-    needed = needed_matches(len(text) + len(first), threshold)
-    assert reaches(text, first, Index.of(codes(first)), needed, codes(text)) == (matcher.ratio() >= threshold)
+    needed = compute_needed_matches(len(text) + len(first), threshold)
+    assert reaches(text, first, CharacterIndex.of(encode_text(first)), needed, encode_text(text)) == (
+        matcher.ratio() >= threshold
+    )
 
 
 @settings(deadline=None, max_examples=examples(100))
@@ -74,7 +76,7 @@ def test_the_shortened_recursion_decides_as_difflib_does(pair: tuple[str, str], 
 @example(("a", "ab" * 100))
 def test_the_index_is_difflibs(pair: tuple[str, str]) -> None:
     for text in pair:
-        index = Index.of(codes(text))
+        index = CharacterIndex.of(encode_text(text))
         found = {
             chr(code): index.places[start : start + count].tolist()
             for code, start, count in zip(index.codes_R, index.starts_R, index.counts_R, strict=True)
@@ -94,7 +96,7 @@ def test_runs_are_all_maximal_runs(text: str, first: str) -> None:
             if equal(i, j) and not equal(i - 1, j - 1):
                 size = next(n for n in range(1, 50) if not equal(i + n, j + n))
                 expected.append((i, j, size))
-    found = Runs.of(codes(text), Index.of(codes(first)))
+    found = Runs.of(encode_text(text), CharacterIndex.of(encode_text(first)))
     assert sorted(zip(*(column.tolist() for column in found), strict=True)) == sorted(expected)
 
 
@@ -104,20 +106,20 @@ def test_the_recursion_is_exact_to_the_character(pair: tuple[str, str], off: int
     text, first = pair
     matcher = SequenceMatcher(None, text, first)
     matched = sum(block.size for block in matcher.get_matching_blocks())
-    assert reaches(text, first, Index.of(codes(first)), matched + off, codes(text)) == (off <= 0)
+    assert reaches(text, first, CharacterIndex.of(encode_text(first)), matched + off, encode_text(text)) == (off <= 0)
 
 
 @pytest.mark.parametrize("letters", ["xy", "\u7fff\u8000", "\U00010000\U0010ffff"], ids=["one byte", "two", "four"])
 def test_places_and_characters_beyond_16_bits_are_compared_as_the_others(letters: str) -> None:
     text, first = letters + "a" * 40_000, "b" * 40_000 + letters + "c"
     for one, other in ((text, first), (first, text)):
-        assert reaches(one, other, Index.of(codes(other)), 2, codes(one))
-        assert not reaches(one, other, Index.of(codes(other)), 3, codes(one))
+        assert reaches(one, other, CharacterIndex.of(encode_text(other)), 2, encode_text(one))
+        assert not reaches(one, other, CharacterIndex.of(encode_text(other)), 3, encode_text(one))
 
 
 @given(st.integers(0, 5000), st.floats(1e-6, 1.0))
 def test_needed_matches_is_the_least_that_reaches_the_threshold(total: int, threshold: float) -> None:
-    needed = needed_matches(total, threshold)
+    needed = compute_needed_matches(total, threshold)
     if total == 0:
         assert needed == 0, "difflib calls two empty texts equal"
         return
@@ -148,28 +150,30 @@ def test_pairs_exclude_what_letters_do_not() -> None:
 
 def test_counts_are_counts() -> None:
     text = "abab\U0001f5dd"
-    assert codes(text).tolist() == [97, 98, 97, 98, 0x1F5DD]
-    letters, pairs = letter_counts(codes(text)), pair_counts(codes(text))
+    assert encode_text(text).tolist() == [97, 98, 97, 98, 0x1F5DD]
+    letters, pairs = count_letters(encode_text(text)), count_pairs(encode_text(text))
     assert letters.sum() == 5
     assert letters[97] == letters[98] == 2
     assert pairs.sum() == 4
     assert np.count_nonzero(pairs) == 3
     for empty in ("", "a"):
-        assert pair_counts(codes(empty)).sum() == 0
-    assert letter_counts(codes("")).sum() == 0
-    assert codes("\ud800").tolist() == [0xD800]
+        assert count_pairs(encode_text(empty)).sum() == 0
+    assert count_letters(encode_text("")).sum() == 0
+    assert encode_text("\ud800").tolist() == [0xD800]
 
 
 def test_profiles_grow() -> None:
     profiles = Profiles()
     texts = [f"{n:03d}" * 5 for n in range(40)]
     for text in texts:
-        text_T = codes(text)
-        profiles.append(len(text), letter_counts(text_T), pair_counts(text_T))
+        text_T = encode_text(text)
+        profiles.append(len(text), count_letters(text_T), count_pairs(text_T))
     for n, text in enumerate(texts):
-        text_T = codes(text)
-        assert n in profiles.possible(len(text), letter_counts(text_T), pair_counts(text_T), 1.0)
-        assert list(profiles.possible(len(text), letter_counts(text_T), pair_counts(text_T), 0.001)) == list(range(40))
+        text_T = encode_text(text)
+        assert n in profiles.find_candidates(len(text), count_letters(text_T), count_pairs(text_T), 1.0)
+        assert list(profiles.find_candidates(len(text), count_letters(text_T), count_pairs(text_T), 0.001)) == list(
+            range(40)
+        )
 
 
 @settings(deadline=None, max_examples=examples(13))
@@ -183,5 +187,5 @@ def test_partitions_of_pages_are_the_definitions(rng: random.Random, threshold: 
         for _ in range(rng.randint(0, 12)):
             page[rng.randrange(len(page))] = rng.choice("0123abc .")
         seen.append("".join(page))
-    found = cluster_representatives(seen, threshold)
+    found = find_representatives(seen, threshold)
     assert [found[text] for text in seen] == naive_clusters(seen, threshold)

@@ -8,8 +8,8 @@ import pytest
 
 from lake import Lake
 from lake.errors import DataRefusedError
-from pipelines.credit.estimators import estimator_class
-from pipelines.credit.flags import Flag, count_unknown, in_words
+from pipelines.credit.estimators import find_estimator
+from pipelines.credit.estimators.protocol import Flag, count_unknown, describe_unknown
 from pipelines.credit.job import run_credit
 from testkit.lakes import build_lake, siblings
 from testkit.wording import Wording
@@ -27,9 +27,9 @@ def test_steps_without_an_advantage_count_for_each_reason() -> None:
 
 def test_every_flag_that_leaves_an_advantage_unknown_has_its_remedy(wording: Wording) -> None:
     leaving = [flag.value for flag in Flag if flag.startswith("un") and flag is not Flag.UNKNOWN_STATE]
-    lines = in_words(dict.fromkeys(leaving, 3))
+    lines = describe_unknown(dict.fromkeys(leaving, 3))
     assert len(lines) == len(leaving)
-    first, second = map(wording, in_words({"unscored": 1, "unknown_length": 2}))
+    first, second = map(wording, describe_unknown({"unscored": 1, "unknown_length": 2}))
     assert "in 2 steps, unknown_length: " in first
     assert "--set length=steps" in first
     assert "in 1 step, unscored: " in second
@@ -37,7 +37,7 @@ def test_every_flag_that_leaves_an_advantage_unknown_has_its_remedy(wording: Wor
 
 
 def test_an_unknown_reward_names_the_option_that_takes_the_score() -> None:
-    (line,) = in_words({"unknown_return": 1})
+    (line,) = describe_unknown({"unknown_return": 1})
     assert "--set step_source=terminal_score" in line
 
 
@@ -47,7 +47,7 @@ def test_recorded_scores_of_episodes_without_one_are_named_with_the_option(tmp_p
     named = {"scorer": pl.lit("reward"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
     with lk.job(kind="score") as job:
         job.write("scores", rows.with_columns(value=pl.Series([0.0, 1.0]), **named))
-    grpo = estimator_class("grpo")()
+    grpo = find_estimator("grpo")()
     with pytest.raises(DataRefusedError, match=r"recorded scores .*: --score reward"):
         run_credit(lk, grpo)
     assert run_credit(lk, grpo, score="reward").other_scores == ()
@@ -75,11 +75,11 @@ def test_a_job_that_misses_everything_is_refused_with_what_it_missed(
 ) -> None:
     said = rf"{name} defines none of (\d+) advantages .*advantages unknown in \1 steps, {flag}: "
     with pytest.raises(DataRefusedError, match=said):
-        run_credit(lk, estimator_class(name)(**options), force=True)
+        run_credit(lk, find_estimator(name)(**options), force=True)
     assert lk.sql("SELECT count(*) FROM advantages").item() == 0
 
 
 def test_the_environments_return_is_a_component(lk: Lake) -> None:
-    gdpo = estimator_class("gdpo")(batch_key="all", components={"env_return": 1.0})
+    gdpo = find_estimator("gdpo")(batch_key="all", components={"env_return": 1.0})
     report = run_credit(lk, gdpo, force=True)
     assert report.summary.undefined_steps < report.summary.steps

@@ -7,14 +7,12 @@ import re
 import pytest
 
 from lake.errors import UsageError
-from lake.read.ratio_limits import CORRECTION_LIMITS
+from lake.read.training import CORRECTION_LIMITS
 from testkit.shared import CHECKOUT
 from trainer.losses import LOSSES, Aggregation, Unit
 from trainer.losses.base import PairsConfig
-from trainer.losses.correction import CorrectionConfig, CorrectionMethod
-from trainer.losses.kl import KLConfig, KLEstimator
-from trainer.runs import presets
-from trainer.train_settings import configured, given_settings
+from trainer.losses.policy import CorrectionConfig, CorrectionMethod, KLConfig, KLEstimator
+from trainer.train_settings import build_config, parse_settings
 
 PAGE = (CHECKOUT / "docs" / "guides" / "losses.md").read_text("utf-8")
 ROWS = {row.split("|")[1].strip().strip("`"): row for row in PAGE.splitlines() if row.startswith("| `")}
@@ -65,7 +63,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTA
 
 
 def test_there_are_two_examples() -> None:
-    assert ["presets" in code for code, _ in EXAMPLES] == [False, True]
+    assert len(EXAMPLES) == 2
 
 
 @pytest.mark.parametrize(("code", "output"), EXAMPLES)
@@ -79,21 +77,20 @@ def test_an_example_prints_what_the_page_says(code: str, output: str) -> None:
 def test_the_fault_is_the_one_that_the_page_shows() -> None:
     ((command, fault),) = re.findall(r"```sh\n(.*?)```\n\n```text\ntrajlake: (.*?)\n```", PAGE, re.DOTALL)
     with pytest.raises(UsageError) as error:
-        configured(given_settings(("loss.clip_low=0.1",), {"model": "tiny", "loss.name": "awr"}))
+        build_config(parse_settings(("loss.clip_low=0.1",), {"model": "tiny", "loss.name": "awr"}))
     assert "--loss awr --set loss.clip_low=0.1" in command
     assert str(error.value) == fault
 
 
-def test_every_preset_for_preferences_has_a_row_with_its_defaults() -> None:
-    for name, settings in {
-        "dpo": {"beta": 0.1},
-        "step_dpo": {"beta": 0.1},
-        "dmpo": {"beta": 0.1, "gamma": 0.7},
-    }.items():
-        chosen = getattr(presets, name)("m")
-        cells = re.search(rf"^\| `presets\.{name}` \| (.*?) \|", PAGE, re.MULTILINE)
+def test_every_recipe_for_preferences_has_a_row_with_its_defaults() -> None:
+    for recipe, name, settings in (
+        ("trajectory DPO", "dpo", {"beta": 0.1}),
+        ("step DPO", "dpo", {"beta": 0.1}),
+        ("DMPO", "dmpo", {"beta": 0.1, "gamma": 0.7}),
+        ("KTO", "kto", {"beta": 0.1}),
+    ):
+        cells = re.search(rf"^\| {recipe} \(`{name}`\) \| (.*?) \|", PAGE, re.MULTILINE)
         assert cells is not None
         for option, value in settings.items():
             assert f"`{option}` {value}" in cells[1]
-            assert getattr(chosen.loss, option) == value
-        assert chosen.learning_rate == 1e-6
+            assert getattr(LOSSES[name](), option) == value

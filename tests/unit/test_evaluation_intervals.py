@@ -5,21 +5,21 @@ import math
 import numpy as np
 import pytest
 
-from lake.statistics.intervals import (
+from lake.statistics import (
     LEVEL_Z,
-    MAX_PARTS,
+    MAX_BLOCKS,
     share_interval,
     spread_by_task,
     spread_of_mean,
     spread_of_share,
     success_interval,
     t_quantile,
-    wilson,
+    wilson_interval,
 )
 from testkit.off_policy import turns_of
-from trainer.evaluation.estimators import Clipped, Fitted
-from trainer.evaluation.estimators.base import LEAST_ESS, MOST_WEIGHT, mean, reliability
-from trainer.evaluation.estimators.fitted import shared_states
+from trainer.evaluation.estimators import ClippedImportance, FittedEvaluation
+from trainer.evaluation.estimators.fitted import compute_shared_share
+from trainer.evaluation.estimators.importance import LEAST_ESS, MOST_WEIGHT, build_mean, measure_reliability
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ from trainer.evaluation.estimators.fitted import shared_states
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_is_what_is_published(successes: int, trials: int, low: float, high: float) -> None:
-    assert wilson(successes / trials, trials) == pytest.approx((low, high), abs=5e-5)
-    mirrored = wilson(1 - successes / trials, trials)
+    assert wilson_interval(successes / trials, trials) == pytest.approx((low, high), abs=5e-5)
+    mirrored = wilson_interval(1 - successes / trials, trials)
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
 def test_wilson_solves_its_equation() -> None:
     for successes, trials in ((1, 7), (3, 20), (99, 100)):
-        for end in wilson(successes / trials, trials):
+        for end in wilson_interval(successes / trials, trials):
             distance = abs(successes / trials - end)
             assert distance == pytest.approx(LEVEL_Z * math.sqrt(end * (1 - end) / trials))
 
@@ -81,21 +81,21 @@ def test_few_values_that_differ_leave_few_degrees_of_freedom() -> None:
 def test_the_sample_is_that_of_tasks_and_not_of_episodes() -> None:
     """Two tasks, one all right and one all wrong: the same as two episodes, whatever their siblings say."""
     outcome_E = np.repeat([0.0, 1.0], 50)
-    found = spread_by_task(mean(outcome_E), np.repeat([0, 1], 50))
+    found = spread_by_task(build_mean(outcome_E), np.repeat([0, 1], 50))
     assert found == pytest.approx(spread_of_mean(np.array([0.0, 1.0])))
 
 
 def test_leaving_out_tasks_of_a_mean_is_the_spread_of_the_mean() -> None:
-    value_P = np.random.default_rng(0).normal(size=MAX_PARTS)
-    assert spread_by_task(mean(value_P), np.arange(MAX_PARTS)) == pytest.approx(spread_of_mean(value_P))
-    many_P = np.random.default_rng(0).normal(size=20 * MAX_PARTS)
-    parts, each = spread_by_task(mean(many_P), np.arange(20 * MAX_PARTS)), spread_of_mean(many_P)
+    value_P = np.random.default_rng(0).normal(size=MAX_BLOCKS)
+    assert spread_by_task(build_mean(value_P), np.arange(MAX_BLOCKS)) == pytest.approx(spread_of_mean(value_P))
+    many_P = np.random.default_rng(0).normal(size=20 * MAX_BLOCKS)
+    parts, each = spread_by_task(build_mean(many_P), np.arange(20 * MAX_BLOCKS)), spread_of_mean(many_P)
     assert parts is not None
     assert each is not None
     assert parts.error == pytest.approx(each.error, rel=0.2)
 
 
-@pytest.mark.parametrize("tasks", [2, 30, 2 * MAX_PARTS + 100])
+@pytest.mark.parametrize("tasks", [2, 30, 2 * MAX_BLOCKS + 100])
 def test_a_share_of_equal_trials_is_the_mean_of_the_tasks(tasks: int) -> None:
     """However many tasks: parts of several tasks would give another error."""
     wins_P = np.random.default_rng(0).binomial(4, 0.4, tasks).astype(np.float64)
@@ -146,43 +146,43 @@ def test_shares_of_tasks_keep_inside_0_and_1() -> None:
 
 
 def test_equal_weights_are_all_effective() -> None:
-    found = reliability(np.full(80, 3.7))
+    found = measure_reliability(np.full(80, 3.7))
     assert (found.n, found.ess, found.max_share) == (80, pytest.approx(80), pytest.approx(1 / 80))
     assert found.refusal is None
 
 
 @pytest.mark.parametrize("scale", [1.0, math.exp(300), math.exp(-300)])
 def test_the_scale_of_weights_does_not_matter(scale: float) -> None:
-    found = reliability(scale * np.array([1.0, 2.0, 3.0]))
+    found = measure_reliability(scale * np.array([1.0, 2.0, 3.0]))
     assert found.ess == pytest.approx(36 / 14)
     assert found.max_share == pytest.approx(0.5)
 
 
 def test_what_is_refused_and_why() -> None:
-    few = reliability(np.ones(49))
+    few = measure_reliability(np.ones(49))
     assert few.refusal == f"effective sample size 49.0 of 49, needed are {LEAST_ESS:.0f}"
     # 5 % of many is more than 50.
-    many = reliability(np.concatenate([np.ones(60), np.zeros(2000)]))
+    many = measure_reliability(np.concatenate([np.ones(60), np.zeros(2000)]))
     assert many.refusal == "effective sample size 60.0 of 2060, needed are 103"
-    heavy = reliability(np.concatenate([[0.21 * 790 / 0.79], np.ones(790)]))
+    heavy = measure_reliability(np.concatenate([[0.21 * 790 / 0.79], np.ones(790)]))
     assert heavy.max_share == pytest.approx(0.21)
     assert heavy.refusal == "effective sample size 22.3 of 791, needed are 50; one weight is 21% of their sum"
-    assert reliability(np.zeros(100)).refusal == "effective sample size 0.0 of 100, needed are 50"
-    assert reliability(np.zeros(0)).ess == 0
+    assert measure_reliability(np.zeros(100)).refusal == "effective sample size 0.0 of 100, needed are 50"
+    assert measure_reliability(np.zeros(0)).ess == 0
 
 
 def test_a_weight_above_a_fifth_is_always_refused() -> None:
     """The second rule follows from the first: (sum w)^2 / sum w^2 <= 1 / share^2, at most 25 from a fifth on."""
     for share in (0.2001, 0.3, 0.9):
         rest = np.full(1_000_000, (1 - share) / 1_000_000)
-        found = reliability(np.concatenate([[share], rest]))
+        found = measure_reliability(np.concatenate([[share], rest]))
         assert found.ess <= 1 / MOST_WEIGHT**2
         assert found.refusal is not None
 
 
 def test_an_estimator_may_object_to_even_weights() -> None:
-    assert reliability(np.ones(100), objection="too much was clipped").refusal == "too much was clipped"
-    few = reliability(np.ones(10), objection="too much was clipped").refusal
+    assert measure_reliability(np.ones(100), objection="too much was clipped").refusal == "too much was clipped"
+    few = measure_reliability(np.ones(10), objection="too much was clipped").refusal
     assert few == "effective sample size 10.0 of 10, needed are 50"
 
 
@@ -190,24 +190,24 @@ def test_clipped_weights_that_lost_too_much_are_refused() -> None:
     """Half of the episodes are twice as likely under the target, half hardly: the mean is 1.025, and 0.625 clipped."""
     ratios = [math.log(2.0), math.log(0.05)] * 50
     turns = turns_of([[(ratio, 1.0, 0)] for ratio in ratios], [0] * 100)
-    assert Clipped(2.0).reliability(turns).refusal is None
-    refused = Clipped(1.2).reliability(turns)
+    assert ClippedImportance(2.0).reliability(turns).refusal is None
+    refused = ClippedImportance(1.2).reliability(turns)
     assert refused.mean == pytest.approx(0.625)
     assert refused.refusal == "mean weight 0.625, needed are 0.8: too much was clipped"
 
 
 def test_values_are_not_fitted_to_states_that_do_not_recur() -> None:
     alone = turns_of([[(0.0, 1.0, n), (0.0, 0.0, n if n % 2 else -n)] for n in range(100)], [0] * 100)
-    assert shared_states(alone) == 0
-    refused = Fitted().reliability(alone).refusal
+    assert compute_shared_share(alone) == 0
+    refused = FittedEvaluation().reliability(alone).refusal
     assert refused is not None
     assert refused.startswith("0% of turns ")
     assert refused.endswith("needed are 50%")
     # The same state at another turn is another cell; half of the turns in one start state are enough.
     half = turns_of([[(0.0, 1.0, 7), (0.0, 0.0, n)] for n in range(100)], [0] * 100)
-    assert shared_states(half) == 0.5
-    assert Fitted().reliability(half).refusal is None
+    assert compute_shared_share(half) == 0.5
+    assert FittedEvaluation().reliability(half).refusal is None
 
 
 def test_the_mean_of_huge_weights_is_finite() -> None:
-    assert reliability(np.full(100, math.exp(300))).mean == pytest.approx(math.exp(300))
+    assert measure_reliability(np.full(100, math.exp(300))).mean == pytest.approx(math.exp(300))

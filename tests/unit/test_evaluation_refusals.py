@@ -7,13 +7,13 @@ import pytest
 
 from testkit.off_policy import a_process, good_actions, hidden_action, history_matters, rare_action, turns_of
 from testkit.wording import Wording
-from trainer.evaluation.estimators import Estimator, Fitted, all_estimators
-from trainer.evaluation.estimators.base import Turns, mean_weights, reliability
+from trainer.evaluation.estimators import FittedEvaluation, OpeEstimator, all_estimators
+from trainer.evaluation.estimators.importance import Turns, find_weight_objection, measure_reliability
 
 WEIGHED = ("pdis", "wis", "wpdis", "clipped", "dr", "fqe")
 
 
-def named(name: str) -> Estimator:
+def named(name: str) -> OpeEstimator:
     return next(estimator for estimator in all_estimators() if estimator.name == name)
 
 
@@ -40,7 +40,7 @@ def test_each_turn_is_looked_at() -> None:
     log_ratio_EH = rng.normal(-0.02, 0.2, (400, 12))
     log_ratio_EH[:, 1] = math.log(0.9) + rng.normal(-0.005, 0.1, 400)
     turns = Turns(log_ratio_EH, 0 * log_ratio_EH, np.full(400, 12), np.zeros((400, 12), np.int64), np.arange(400) % 40)
-    assert "of turn 1, 1 is expected" in (mean_weights(turns) or "")
+    assert "of turn 1, 1 is expected" in (find_weight_objection(turns) or "")
     fair = Turns(
         np.delete(log_ratio_EH, 1, axis=1),
         turns.reward_EH[:, 1:],
@@ -48,26 +48,26 @@ def test_each_turn_is_looked_at() -> None:
         turns.state_EH[:, 1:],
         turns.task_E,
     )
-    assert mean_weights(fair) is None
+    assert find_weight_objection(fair) is None
 
 
 def test_weights_that_add_up_to_too_much_are_of_other_log_probabilities() -> None:
     ratios = np.random.default_rng(0).normal(0.2, 0.2, 300)
     turns = turns_of([[(float(ratio), 1.0, 0)] for ratio in ratios], [n % 30 for n in range(300)])
-    assert "not the log-probabilities" in (mean_weights(turns) or "")
+    assert "not the log-probabilities" in (find_weight_objection(turns) or "")
 
 
 def test_fifty_effective_episodes_and_a_twentieth_of_all_are_needed() -> None:
-    assert reliability(np.ones(50)).refusal is None
-    assert "45.0 of 45, needed are 50" in str(reliability(np.ones(45)).refusal)
+    assert measure_reliability(np.ones(50)).refusal is None
+    assert "45.0 of 45, needed are 50" in str(measure_reliability(np.ones(45)).refusal)
     few_of_many = np.concatenate([np.ones(90), np.full(1_910, 1e-9)])
-    assert "90.0 of 2000, needed are 100" in str(reliability(few_of_many).refusal)
+    assert "90.0 of 2000, needed are 100" in str(measure_reliability(few_of_many).refusal)
 
 
 def test_arithmetic_of_engines_is_no_lack_of_support() -> None:
     """Ratios of 1.0002, all alike: an engine in another precision."""
     turns = turns_of([[(2e-4, 1.0, 0)] for _ in range(300)], [n % 30 for n in range(300)])
-    assert mean_weights(turns) is None
+    assert find_weight_objection(turns) is None
 
 
 @pytest.mark.parametrize("name", WEIGHED)
@@ -102,7 +102,7 @@ def test_fair_markov_data_have_a_fitted_value() -> None:
         turns, truth = good_actions(seed)
         if named("dr").reliability(turns).refusal:
             continue
-        estimate, strong = named("fqe").estimate(turns), Fitted(1.0).estimate(turns)
+        estimate, strong = named("fqe").estimate(turns), FittedEvaluation(1.0).estimate(turns)
         pulled += strong.value is None
         named_ridge += "--ridge 0.01" in (strong.refused or "")
         if estimate.low is not None and estimate.high is not None:

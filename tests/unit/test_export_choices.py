@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 
 from lake import EpisodeRecord, Lake, StepRecord
-from lake.export import target
-from lake.export.job import export
-from lake.export.request import Manifest, Request
+from lake.export import find_target
+from lake.export.job import ExportRequest, Manifest, export
 from lake.export.target import Choices
 from pipelines.credit import GiGPO
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
 from pipelines.select import Length, Selection, run_select
 from testkit.copies import copied, empty_lake
-from trainer.data.select.pairs import labels as trainer_labels
-from trainer.evaluation.success import per_task, read_attempts
-from viewer.queries import Window, runs
+from trainer.data.preferences import label_episodes as trainer_labels
+from trainer.evaluation.success import read_attempts, summarise_tasks
+from viewer.queries import ListWindow, runs
 
 THRESHOLD = {"choices": Choices(threshold=0.1)}
 
@@ -57,7 +56,7 @@ def lk(tmp_path: Path) -> Lake:
 
 def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[str, Any]], Manifest]:
     """The rows of an export into one file, and its manifest."""
-    manifest = export(lk, Request(target(name), out / f"{name}.jsonl", **given))
+    manifest = export(lk, ExportRequest(find_target(name), out / f"{name}.jsonl", **given))
     return [json.loads(line) for line in (out / f"{name}.jsonl").read_text("utf-8").splitlines()], manifest
 
 
@@ -90,8 +89,8 @@ def test_a_score_on_the_threshold_is_a_success_everywhere(lk: Lake, tmp_path: Pa
     attempts = read_attempts(lk.snapshot(), by="run_id", score="env_return")
     outcomes = attempts.select("episode_id", outcome="score")
     signs = trainer_labels(outcomes, 0.5).sides["sign"].to_list()
-    (run,) = runs.page(lk.snapshot(), 0.5, Window(9)).to_dicts()
-    (tasks,) = per_task(attempts, 0.5).to_dicts()
+    (run,) = runs.read_page(lk.snapshot(), 0.5, ListWindow(9)).to_dicts()
+    (tasks,) = summarise_tasks(attempts, 0.5).to_dicts()
     assert sorted(signs) == [-1, 1, 1]
     assert (tasks["successes"], run["success"]) == (2, pytest.approx(2 / 3))
 
@@ -123,7 +122,7 @@ def test_the_score_of_the_current_credit_counts(booked: Lake, tmp_path: Path, na
 
 @pytest.mark.parametrize("name", ["messages", "messages-parquet", "trl-completions", "verl-rollouts"])
 def test_a_reward_of_a_scorer_is_not_read_as_the_return(booked: Lake, tmp_path: Path, name: str) -> None:
-    export(booked, Request(target(name), tmp_path / "out"))
+    export(booked, ExportRequest(find_target(name), tmp_path / "out"))
     other = empty_lake(tmp_path / "other")
     assert other.ingest(tmp_path / "out").new == 2
     rows = other.sql("SELECT rollout_index, env_return, extra FROM episodes ORDER BY 1").rows()
@@ -137,7 +136,7 @@ def test_a_manifest_counts_what_every_shard_left_out(lk: Lake, tmp_path: Path) -
     other = walk(0, 1.0, "pull", "copied")
     other.task_id = "window"
     lk.append([other], run_id="a")
-    manifest = export(lk, Request(target("prompt-completion"), tmp_path / "out", shard_episodes=1))
+    manifest = export(lk, ExportRequest(find_target("prompt-completion"), tmp_path / "out", shard_episodes=1))
     assert len(manifest.shards) == 2
     assert list(manifest.left_out.values()) == [2]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
-from lake.formats.base.fields import sibling_number
+from lake.formats import choose_format
+from lake.formats.base.fields import hash_rollout_index
 from lake.records import EpisodeRecord, Reject, TokensRecord
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -65,7 +65,7 @@ def read(folder: Path, *lines: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
     """Records and rejects of lines."""
     path = folder / "archive.jsonl"
     path.write_text("".join(f"{item if isinstance(item, str) else json.dumps(item)}\n" for item in lines))
-    assert choose(path).name == "agent_lightning"
+    assert choose_format(path).name == "agent_lightning"
     return read_file(path)
 
 
@@ -244,7 +244,7 @@ def test_what_a_rollout_says_of_its_attempt(tmp_path: Path) -> None:
     record = only(tmp_path, archive(config={"timeout_seconds": 5}))
     assert (record.split, record.collection_round, record.ground_truth) == ("train", 2, "3")
     assert (record.status, record.terminated, record.stop_reason) == ("completed", True, "succeeded")
-    assert (record.rollout_index, record.policy, record.policy_version) == (sibling_number("ro"), "tiny", 3)
+    assert (record.rollout_index, record.policy, record.policy_version) == (hash_rollout_index("ro"), "tiny", 3)
     assert record.started_at is not None
     assert record.ended_at is not None
     assert (record.ended_at - record.started_at).total_seconds() == 9
@@ -276,7 +276,7 @@ def test_siblings_have_the_same_input(tmp_path: Path) -> None:
 
 def test_a_trial_inside_a_batch_is_the_siblings_number(tmp_path: Path) -> None:
     assert only(tmp_path, archive(metadata={"batch_idx": 1, "trial_idx_in_group": 5})).rollout_index == 5
-    assert only(tmp_path, archive(metadata={"trial_idx_in_group": 5})).rollout_index == sibling_number("ro")
+    assert only(tmp_path, archive(metadata={"trial_idx_in_group": 5})).rollout_index == hash_rollout_index("ro")
 
 
 def test_attempts_are_episodes_and_the_last_one_is_the_rollouts(tmp_path: Path) -> None:
@@ -403,4 +403,4 @@ def test_what_the_server_lists_without_events_is_no_trajectory(tmp_path: Path, d
     path = tmp_path / "rollouts.json"
     path.write_text(json.dumps(document))
     with pytest.raises(FormatError, match=says):
-        choose(path)
+        choose_format(path)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lake.formats import choose
-from lake.formats.agent_lightning.calls import literal
+from lake.formats import choose_format
+from lake.formats.agent_lightning_spans import parse_literal
 from lake.records import EpisodeRecord, Reject, TokensRecord
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 
@@ -55,7 +55,7 @@ def read(folder: Path, *spans: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
     """Records and rejects of spans, or lines of text."""
     path = folder / "spans.jsonl"
     path.write_text("".join(f"{item if isinstance(item, str) else json.dumps(item)}\n" for item in spans))
-    assert choose(path).name == "agent_lightning_spans"
+    assert choose_format(path).name == "agent_lightning_spans"
     return read_file(path)
 
 
@@ -214,7 +214,7 @@ def test_an_agent_inside_an_agent_with_other_instructions_is_a_sub_agent(tmp_pat
     ],
 )
 def test_text_of_literals_is_parsed_and_never_evaluated(text: Any, value: Any) -> None:
-    assert literal(text) == value
+    assert parse_literal(text) == value
 
 
 # ---------------------------------------------------------------- rewards
@@ -300,7 +300,7 @@ def test_spans_may_be_an_array_or_a_page(tmp_path: Path) -> None:
     for document in ([call(1), reward(1.0)], {"items": [call(1), reward(1.0)], "limit": 2, "offset": 0, "total": 2}):
         path = tmp_path / "spans.json"
         path.write_text(json.dumps(document))
-        assert choose(path).name == "agent_lightning_spans"
+        assert choose_format(path).name == "agent_lightning_spans"
         (record,), rejects = read_file(path)
         assert (len(record.steps), record.env_return, rejects) == (1, 1.0, [])
 

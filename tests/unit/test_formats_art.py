@@ -10,7 +10,7 @@ import pytest
 
 from lake import ids
 from lake.formats import FORMATS
-from lake.formats.base.look import look
+from lake.formats.base.format import read_head
 from lake.records import EpisodeRecord, Reject, identify
 from testkit.formats import counts, damaged, read_file
 from testkit.shared import shared_data
@@ -247,4 +247,4 @@ def test_a_cut_file_is_told_to_be_cut(tmp_path: Path) -> None:
 
 def test_other_parquet_files_are_left_to_other_formats(tmp_path: Path) -> None:
     pq.write_table(pa.table({"messages": ["x"], "reward": [1.0], "group_index": [0]}), tmp_path / "f.parquet")
-    assert not FORMATS["art"].recognise(look(tmp_path / "f.parquet"))
+    assert not FORMATS["art"].recognise(read_head(tmp_path / "f.parquet"))

@@ -10,7 +10,7 @@ import pytest
 
 from lake import ids
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
+from lake.formats import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject, identify
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -113,7 +113,7 @@ def test_the_result_beside_a_trajectory_is_its_companion() -> None:
     trial = shared_data("formats", "atif", "gen_trial_v18")
     for name in ("result.json", "verifier/reward.json", "verifier/reward.txt"):
         with pytest.raises(FormatError, match=r"holds no trajectory: it .* read together with"):
-            choose(trial / name)
+            choose_format(trial / name)
 
 
 # ---------------------------------------------------------------- a job, written by Harbor's own models
@@ -186,7 +186,7 @@ def test_siblings_are_numbered_by_their_trial_wherever_it_lies(tmp_path: Path) -
 )
 def test_what_stands_beside_trajectories_says_what_it_is(name: str, says: str) -> None:
     with pytest.raises(FormatError, match=says):
-        choose(JOB.parent / name if name.startswith(JOB.name) else JOB / name)
+        choose_format(JOB.parent / name if name.startswith(JOB.name) else JOB / name)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_files_of_related_tools_without_trajectories_are_named(tmp_path: Path, v
     path = tmp_path / "f.json"
     path.write_text(json.dumps(value), "utf-8")
     with pytest.raises(FormatError, match=f"holds no trajectory: it .*{says}"):
-        choose(path)
+        choose_format(path)
 
 
 def test_an_agents_raw_log_is_no_second_rollout_of_its_trial(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_an_agents_raw_log_is_no_second_rollout_of_its_trial(tmp_path: Path) -> 
     raw = trial / "agent" / "mini-swe-agent.trajectory.json"
     raw.write_text(json.dumps({"trajectory_format": "mini-swe-agent-1.1", "messages": [], "info": {}}), "utf-8")
     with pytest.raises(FormatError, match="of a Harbor trial"):
-        choose(raw)
+        choose_format(raw)
 
 
 # ---------------------------------------------------------------- rules

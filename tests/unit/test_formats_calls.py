@@ -3,8 +3,8 @@
 import pytest
 
 from lake.formats.base.rows import ShapeError
-from lake.formats.chat.calls import Calls
-from lake.formats.chat.tokens import Lineage
+from lake.formats.chat.completions import Lineage
+from lake.formats.chat.messages import CallHistory
 from lake.records import TokensRecord
 
 SYSTEM = {"role": "system", "content": "Be short."}
@@ -14,7 +14,7 @@ MORE = {"role": "user", "content": "And 4?"}
 
 
 def test_a_prompt_goes_on_from_the_call_that_it_begins_with() -> None:
-    calls = Calls()
+    calls = CallHistory()
     calls.add([SYSTEM, ASK], SAY)
     step = calls.add([SYSTEM, ASK, SAY, MORE], SAY)
     assert (step.state, step.context) == ("And 4?", [MORE])
@@ -22,13 +22,13 @@ def test_a_prompt_goes_on_from_the_call_that_it_begins_with() -> None:
 
 
 def test_what_a_client_makes_of_an_answer_does_not_matter() -> None:
-    calls = Calls()
+    calls = CallHistory()
     calls.add([ASK], SAY | {"content": "<think>1, 2</think> It is 3."})
     assert calls.add([ASK, SAY, MORE], SAY).context == [MORE]
 
 
 def test_of_several_calls_the_one_with_the_longest_prompt_counts() -> None:
-    calls = Calls()
+    calls = CallHistory()
     calls.add([ASK], SAY)
     calls.add([ASK, SAY, MORE], SAY)
     assert calls.add([ASK, SAY, MORE, SAY, ASK], SAY).context == [ASK]
@@ -37,7 +37,7 @@ def test_of_several_calls_the_one_with_the_longest_prompt_counts() -> None:
 
 
 def test_a_history_that_was_cut_is_all_new() -> None:
-    calls = Calls()
+    calls = CallHistory()
     calls.add([ASK], SAY)
     step = calls.add([SYSTEM, MORE, SAY, ASK], SAY)
     assert (step.context, step.state) == ([SYSTEM, MORE, SAY, ASK], "1 + 2?")
@@ -45,14 +45,14 @@ def test_a_history_that_was_cut_is_all_new() -> None:
 
 
 def test_examples_in_the_first_prompt_are_no_calls() -> None:
-    calls = Calls()
+    calls = CallHistory()
     step = calls.add([ASK, SAY, MORE], SAY)
     assert (step.context, calls.follows, len(calls.steps)) == ([], [None], 1)
 
 
 def test_a_wrong_message_is_named() -> None:
     with pytest.raises(ShapeError, match=r"`the prompt\[1\].role` is None"):
-        Calls().add([ASK, {"content": "x"}], SAY, place="the prompt")
+        CallHistory().add([ASK, {"content": "x"}], SAY, location="the prompt")
 
 
 def test_tokens_extend_the_longest_sequence_and_of_equals_the_newest() -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
-from lake.formats.base.look import look
-from lake.formats.base.rows import episode_text_id
+from lake.formats import choose_format, claude_code
+from lake.formats.base.format import read_head
+from lake.formats.base.rows import make_episode_text_id
 from lake.formats.base.source import Input
-from lake.formats.claude_code import reader as claude_code
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -69,7 +68,7 @@ def one(path: Path, *lines: Any) -> EpisodeRecord:
 
 
 def id_of(record: EpisodeRecord) -> str:
-    return episode_text_id(record, Input(Path("s.jsonl"), "run"))
+    return make_episode_text_id(record, Input(Path("s.jsonl"), "run"))
 
 
 # ---------------------------------------------------------------- real files
@@ -689,23 +688,23 @@ def test_a_branch_of_many_rewinds_is_read_in_linear_time(tmp_path: Path) -> None
 )
 def test_files_beside_the_sessions_hold_no_trajectory(tmp_path: Path, beside: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=r"holds no trajectory: it .*; ingest the"):
-        choose(write(tmp_path / "x.jsonl", beside))
+        choose_format(write(tmp_path / "x.jsonl", beside))
 
 
 def test_a_session_may_begin_with_many_titles_or_a_damaged_line(tmp_path: Path) -> None:
     titles = [{"type": "summary", "summary": "Title", "leafUuid": str(number)} for number in range(300)]
-    assert choose(write(tmp_path / "x.jsonl", *titles, *GOOD)).name == "claude_code"
-    assert choose(write(tmp_path / "x.jsonl", '{"parentUuid": nul', *GOOD)).name == "claude_code"
+    assert choose_format(write(tmp_path / "x.jsonl", *titles, *GOOD)).name == "claude_code"
+    assert choose_format(write(tmp_path / "x.jsonl", '{"parentUuid": nul', *GOOD)).name == "claude_code"
     path = write(tmp_path / "x.jsonl", *GOOD)
     path.write_bytes(path.read_bytes()[:250])
-    assert choose(path).name == "claude_code"
+    assert choose_format(path).name == "claude_code"
 
 
 def test_no_other_format_is_taken_for_a_session() -> None:
     for path in shared_data("formats").rglob("*"):
         if path.is_file() and "claude_code" not in path.parts:
-            assert not claude_code.recognise(look(path)), path
-            assert claude_code.no_trajectory(look(path)) is None, path
+            assert not claude_code.recognise(read_head(path)), path
+            assert claude_code.no_trajectory(read_head(path)) is None, path
 
 
 def test_a_reject_shows_its_line(tmp_path: Path) -> None:

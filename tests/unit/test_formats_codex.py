@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
-from lake.formats.base.look import look
-from lake.formats.base.rows import episode_text_id
+from lake.formats import choose_format, codex
+from lake.formats.base.format import read_head
+from lake.formats.base.rows import make_episode_text_id
 from lake.formats.base.source import Input
-from lake.formats.codex import reader as codex
 from lake.records import EpisodeRecord
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -81,7 +80,7 @@ def one(path: Path, *lines: Any) -> EpisodeRecord:
 
 
 def id_of(record: EpisodeRecord) -> str:
-    return episode_text_id(record, Input(Path("r.jsonl"), "run"))
+    return make_episode_text_id(record, Input(Path("r.jsonl"), "run"))
 
 
 # ---------------------------------------------------------------- real files
@@ -634,18 +633,18 @@ def test_no_damage_raises(tmp_path: Path) -> None:
 )
 def test_files_beside_the_rollouts_hold_no_trajectory(tmp_path: Path, beside: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=r"holds no trajectory: it .*; ingest the rollout-"):
-        choose(write(tmp_path / "x.jsonl", beside))
+        choose_format(write(tmp_path / "x.jsonl", beside))
 
 
 def test_a_damaged_beginning_is_still_a_rollout(tmp_path: Path) -> None:
-    assert choose(write(tmp_path / "x.jsonl", '{"timestamp": 2026', *GOOD[1:])).name == "codex"
+    assert choose_format(write(tmp_path / "x.jsonl", '{"timestamp": 2026', *GOOD[1:])).name == "codex"
     path = write(tmp_path / "x.jsonl", *GOOD)
     path.write_bytes(path.read_bytes()[:230])
-    assert choose(path).name == "codex"
+    assert choose_format(path).name == "codex"
 
 
 def test_no_other_format_is_taken_for_a_rollout() -> None:
     for path in shared_data("formats").rglob("*"):
         if path.is_file() and "codex" not in path.parts:
-            assert not codex.recognise(look(path)), path
-            assert codex.no_trajectory(look(path)) is None, path
+            assert not codex.recognise(read_head(path)), path
+            assert codex.no_trajectory(read_head(path)) is None, path

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
+from lake.formats import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.eval_protocol_files import (
     CALL,
@@ -402,7 +402,7 @@ def test_rewards_of_recordings_of_2025_stand_in_the_metadata_of_tools(tmp_path: 
 def test_data_sets_and_sums_of_scores_say_what_they_are(tmp_path: Path, keys: tuple[str, ...]) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(dict.fromkeys(keys, 1)) + "\n")
     with pytest.raises(FormatError, match="ingest the rows"):
-        choose(tmp_path / "a.jsonl")
+        choose_format(tmp_path / "a.jsonl")
 
 
 def test_a_step_that_does_not_come_after_the_last_begins_the_next_recording(tmp_path: Path) -> None:

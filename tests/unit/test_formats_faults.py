@@ -7,7 +7,7 @@ from click.testing import CliRunner
 import lake
 from lake.cli import trajlake
 from lake.write.ingest import ingest
-from lake.write.plan import Report
+from lake.write.sources import Report
 
 LINES = b'{"task_id": "a", "steps": [{"state": "", "action": ""}]}\n' + b"first\n" + b"second\n"
 

@@ -7,25 +7,25 @@ import sys
 import pytest
 
 from lake.errors import LakeAccessError
-from lake.formats.base.grouped import grouped
+from lake.formats.base.rows import group_pieces
 
 
 def test_keys_come_in_the_order_of_their_first_piece_and_pieces_in_theirs() -> None:
     items = [("b", b"9"), ("a", b"2"), ("b", b"3"), ("c", b"4"), ("a", b"1"), ("b", b"6")]
-    assert list(grouped(items)) == [("b", [b"9", b"3", b"6"]), ("a", [b"2", b"1"]), ("c", [b"4"])]
+    assert list(group_pieces(items)) == [("b", [b"9", b"3", b"6"]), ("a", [b"2", b"1"]), ("c", [b"4"])]
 
 
 def test_nothing_gives_no_group() -> None:
-    assert list(grouped([])) == []
+    assert list(group_pieces([])) == []
 
 
 def test_a_key_is_any_text_and_a_piece_any_bytes() -> None:
     keys = ["", "a\x00b", "half \ud800", "\U0001f600", "A", "a"]
-    assert list(grouped([(key, b"\x00\xff") for key in keys])) == [(key, [b"\x00\xff"]) for key in keys]
+    assert list(group_pieces([(key, b"\x00\xff") for key in keys])) == [(key, [b"\x00\xff"]) for key in keys]
 
 
 def test_two_groupings_at_once_do_not_meet() -> None:
-    first, second = grouped([("a", b"1"), ("b", b"2")]), grouped([("a", b"3"), ("b", b"4")])
+    first, second = group_pieces([("a", b"1"), ("b", b"2")]), group_pieces([("a", b"3"), ("b", b"4")])
     assert list(zip(first, second, strict=True)) == [
         (("a", [b"1"]), ("a", [b"3"])),
         (("b", [b"2"]), ("b", [b"4"])),
@@ -43,18 +43,18 @@ def test_a_disk_that_is_full_is_told_with_its_folder(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sqlite3, "connect", small)
     monkeypatch.setenv("TMPDIR", "/small")
     with pytest.raises(LakeAccessError, match=r"folder /small cannot hold .* is full; .* set TMPDIR"):
-        list(grouped([("a", bytes(1 << 20))]))
+        list(group_pieces([("a", bytes(1 << 20))]))
 
 
 def test_memory_is_bounded_by_the_cache_and_not_by_what_is_grouped() -> None:
     """100 MB in 1000 groups, in a process of its own."""
     script = """
 import resource
-from lake.formats.base import grouped
-grouped._CACHE_KIB = 8 << 10
+from lake.formats.base import rows
+rows._CACHE_KIB = 8 << 10
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 items = ((str(number % 1000), bytes(10_000)) for number in range(10_000))
-total = sum(len(piece) for _, pieces in grouped.grouped(items) for piece in pieces)
+total = sum(len(piece) for _, pieces in rows.group_pieces(items) for piece in pieces)
 print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 """
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
-from lake.formats.base import zip_entries
-from lake.formats.base.look import look
+from lake.formats import FORMATS, choose_format, inspect_logs
+from lake.formats.base import archives
+from lake.formats.base.format import read_head
 from lake.formats.base.source import Meter
-from lake.formats.inspect_logs import archive as inspect_archive
-from lake.formats.inspect_logs.reader import no_trajectory, recognise
+from lake.formats.inspect_logs import no_trajectory, recognise
 from lake.records import EpisodeRecord, Reject, ScoreRecord, identify
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -273,10 +272,10 @@ def test_real_logs_without_samples_and_their_parts_are_named(tmp_path: Path) -> 
     ]:
         (tmp_path / "f.json").write_text(json.dumps(entries[name]), "utf-8")
         with pytest.raises(FormatError, match="holds no trajectory: it ") as raised:
-            choose(tmp_path / "f.json")
+            choose_format(tmp_path / "f.json")
         assert says in str(raised.value), name
     path = archive(tmp_path / "f.eval", {name: value for name, value in entries.items() if "samples" not in name})
-    assert "without samples" in str(no_trajectory(look(path)))
+    assert "without samples" in str(no_trajectory(read_head(path)))
 
 
 @pytest.mark.parametrize("given", [{"samples": []}, {"samples": None}, {"status": "cancelled"}])
@@ -285,14 +284,14 @@ def test_a_cancelled_log_without_samples_is_empty_and_told_so(tmp_path: Path, gi
     document = {key: value for key, value in (log() | given).items() if key != "samples" or "samples" in given}
     (tmp_path / "f").write_text(json.dumps(document, indent=indent), "utf-8")
     with pytest.raises(FormatError, match="an Inspect log"):
-        choose(tmp_path / "f")
+        choose_format(tmp_path / "f")
 
 
 def test_no_file_of_another_format_is_taken_for_a_log() -> None:
     others = [path for path in shared_data("formats").rglob("*") if path.is_file() and path.parent.name != "inspect"]
     assert len(others) > 20
     for path in others:
-        seen = look(path)
+        seen = read_head(path)
         assert not recognise(seen), path
         assert no_trajectory(seen) is None, path
 
@@ -678,9 +677,9 @@ def test_an_unknown_version_is_refused_once(tmp_path: Path, version: Any, reason
         (sample(messages=["hi"]), "`$.messages[0]`"),
         (sample(messages=[{"content": "hi"}]), "`messages[0].role` is None"),
         (sample(messages=[ASK | {"content": 5}, ANSWER]), "is int; valid: text, or parts"),
-        (sample(messages=[CALL | {"tool_calls": [{"id": 1}]}]), "`messages[0].tool_calls[0]` is no call"),
+        (sample(messages=[CALL | {"tool_calls": [{"id": 1}]}]), "`messages[0].tool_calls[0]` is not a call"),
         (sample(scores={"s": 1}), "`$.scores[...]`"),
-        (sample(events=[{"no": "event"}]), "`events[0]` is no event"),
+        (sample(events=[{"no": "event"}]), "`events[0]` is not an event"),
         (sample(attachments={"k": 1}), "`$.attachments[...]`"),
         (sample(messages=[ASK | {"content": "lone \ud800"}, ANSWER]), "cannot be stored as UTF-8"),
         (sample(messages=[ASK], output={}, scores={}), "no decision of an agent, and no outcome"),
@@ -752,14 +751,14 @@ def test_a_header_that_is_damaged_is_taken_from_the_start(tmp_path: Path) -> Non
 
 
 def test_a_chunk_that_is_missing_or_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_archive, "_MOST_MESSAGES", 20)
+    monkeypatch.setattr(inspect_logs, "_MAX_MESSAGES", 20)
     entries = entries_of(GOLDEN / "chunked.eval")
     prefix = "samples/loop_epoch_1"
     shell = entries[f"{prefix}/sample.json"]
     without = {name: value for name, value in entries.items() if name != f"{prefix}/events/0.json"}
     for given, says in [
         (without, "events/5.json: a chunk before it is missing"),
-        (entries | {f"{prefix}/messages/0.json": {}}, "messages/0.json: it is no list"),
+        (entries | {f"{prefix}/messages/0.json": {}}, "messages/0.json: it is not a list"),
         (entries | {f"{prefix}/events/5.json": b"["}, "events/5.json: not JSON"),
         (
             entries | {f"{prefix}/sample.json": shell | {"message_refs": [[0, 99]]}},
@@ -788,7 +787,7 @@ def test_an_entry_that_cannot_be_unpacked_is_told(tmp_path: Path, monkeypatch: p
     records, (reject,) = read_file(path)
     assert len(records) == 2
     assert all(part in reject.message for part in ("method 14", "0 (stored)", "8 (deflate)", "93 (zstd)"))
-    (entry, *_), _ = zip_entries.listed(path)
+    (entry, *_), _ = archives.list_entries(path)
     for field, wrong, says in [
         ("is_encrypted", True, "it is encrypted"),
         ("offset", -9, "no such entry stands at byte -9"),
@@ -797,10 +796,10 @@ def test_an_entry_that_cannot_be_unpacked_is_told(tmp_path: Path, monkeypatch: p
         ("crc", 0, "(CRC-32)"),
         ("length", 1 << 40, "valid: at most 1024 MB"),
     ]:
-        with path.open("rb") as file, pytest.raises(zip_entries.EntryError) as raised:
+        with path.open("rb") as file, pytest.raises(archives.EntryError) as raised:
             msgspec.structs.replace(entry, **{field: wrong}).read(file)
         assert says in str(raised.value)
-    monkeypatch.setattr(zip_entries, "ENTRY_LIMIT", 900)
+    monkeypatch.setattr(archives, "ENTRY_LIMIT", 900)
     _, rejects = read_file(eval_file(path, sample()))
     assert ["valid: at most 0 MB" in reject.message for reject in rejects] == [True]
 
@@ -822,7 +821,7 @@ def test_entries_of_a_cut_archive_are_found_if_they_say_where_they_end(tmp_path:
         path.write_bytes(stream.getvalue())
         assert len(read_file(path)[0]) == 1
         path.write_bytes(stream.getvalue()[:-70])
-        found, fault = zip_entries.listed(path)
+        found, fault = archives.list_entries(path)
         assert len(found) == count
         assert says in str(fault)
 

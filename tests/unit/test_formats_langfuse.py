@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
-from lake.formats.base.fields import sibling_number
+from lake.formats import choose_format
+from lake.formats.base.fields import hash_rollout_index
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -166,7 +166,7 @@ SNAKE = [
 )
 def test_traces_are_read_however_they_are_wrapped(tmp_path: Path, value: Any, lines: bool) -> None:
     path = written(tmp_path / "f", value, lines=lines)
-    assert choose(path).name == "langfuse"
+    assert choose_format(path).name == "langfuse"
     records, rejects = read_file(path)
     assert rejects == []
     assert records[0].task_id == "t1"
@@ -348,7 +348,7 @@ def test_siblings_are_traces_of_an_item_in_an_experiment(tmp_path: Path) -> None
     first, second = read_file(written(tmp_path / "f", value))[0]
     assert (first.task_id, first.run_id, first.ground_truth) == ("item-1", "nightly", {"sky": "blue"})
     assert (second.task_id, second.run_id) == ("item-1", "nightly")
-    assert [first.rollout_index, second.rollout_index] == [sibling_number("t1"), sibling_number("t2")]
+    assert [first.rollout_index, second.rollout_index] == [hash_rollout_index("t1"), hash_rollout_index("t2")]
 
 
 def test_traces_of_a_session_are_turns_of_a_conversation_and_no_siblings(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_what_a_trace_says_of_itself_is_kept_once(tmp_path: Path) -> None:
 def test_tables_beside_the_observations_say_what_to_ingest(tmp_path: Path, value: Any, says: str) -> None:
     for lines in (False, True):
         with pytest.raises(FormatError, match=says):
-            choose(written(tmp_path / "f", value, lines=lines))
+            choose_format(written(tmp_path / "f", value, lines=lines))
 
 
 # ---------------------------------------------------------------- damage

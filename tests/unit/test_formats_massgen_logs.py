@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
+from lake.formats import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.massgen_files import TASK, event, session, session_events, write_session
@@ -118,10 +118,10 @@ def test_the_other_files_of_a_session_are_named_as_what_they_are(tmp_path: Path)
     for name, says in (
         ("snapshot_mappings.json", "where the answers"),
         ("agent_a/20251101_120005_000000/vote.json", "a single vote"),
-        ("events.jsonl", "showed on the screen"),
+        ("events.jsonl", "screen output"),
     ):
         with pytest.raises(FormatError, match=says):
-            choose(tmp_path / name)
+            choose_format(tmp_path / name)
 
 
 def test_a_session_that_is_cut_keeps_its_events_until_then(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
+from lake.formats import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.massgen_files import START, TASK, coordinated, failed, prompted, span, streamed, trace, write_traces
@@ -92,7 +92,7 @@ def test_a_trace_without_ids_and_times_of_spans_is_read_and_written_again(tmp_pa
 def test_the_index_of_a_store_is_no_trajectory(tmp_path: Path) -> None:
     write_traces(tmp_path, [streamed()])
     with pytest.raises(FormatError, match="MassGen's index of traces"):
-        choose(tmp_path / "metadata" / "trace_index.json")
+        choose_format(tmp_path / "metadata" / "trace_index.json")
 
 
 # ---------------------------------------------------------------- decisions

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
-from lake.formats.base.look import look
+from lake.formats import FORMATS, choose_format
+from lake.formats.base.format import read_head
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -125,7 +125,7 @@ def test_an_array_and_one_object_hold_the_same_rows_as_lines(tmp_path: Path) -> 
     row = {"messages": [ASK, YES]}
     for text, positions in ((json.dumps([row, row], indent=1), [0, 1]), (json.dumps(row, indent=1), [0])):
         (tmp_path / "f.json").write_text(text, "utf-8")
-        items = list(choose(tmp_path / "f.json").read(tmp_path / "f.json"))
+        items = list(choose_format(tmp_path / "f.json").read(tmp_path / "f.json"))
         assert [item[0] for item in items if isinstance(item, tuple)] == positions
 
 
@@ -496,7 +496,7 @@ def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path, row: dict[str, 
 )
 def test_rows_of_other_formats_are_left_to_them(tmp_path: Path, row: dict[str, Any]) -> None:
     (tmp_path / "f.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
-    assert not FORMATS["messages"].recognise(look(tmp_path / "f.jsonl"))
+    assert not FORMATS["messages"].recognise(read_head(tmp_path / "f.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -510,7 +510,7 @@ def test_rows_of_other_formats_are_left_to_them(tmp_path: Path, row: dict[str, A
 def test_data_that_nobody_answered_is_told_by_name(tmp_path: Path, row: dict[str, Any], says: str) -> None:
     (tmp_path / "f.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
     with pytest.raises(FormatError, match=f"holds no trajectory: its rows are {says}"):
-        choose(tmp_path / "f.jsonl")
+        choose_format(tmp_path / "f.jsonl")
 
 
 def test_a_row_that_is_longer_than_the_head_is_recognised(tmp_path: Path) -> None:

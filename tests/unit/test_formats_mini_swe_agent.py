@@ -159,11 +159,11 @@ def test_runs_of_an_instance_are_told_apart_by_their_first_answer(tmp_path: Path
 def test_a_bare_list_is_known_by_the_tools_words_or_by_its_name(tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "You are kind."}, TASK, said("Hello.")]
     recognise = FORMATS["mini_swe_agent"].recognise
-    from lake.formats.base.look import look
+    from lake.formats.base.format import read_head
 
     def looks(name: str, value: Any) -> bool:
         (tmp_path / name).write_text(json.dumps(value), "utf-8")
-        return recognise(look(tmp_path / name))
+        return recognise(read_head(tmp_path / name))
 
     assert looks("a.json", [SYSTEM, TASK, said("Hello.")])
     assert looks("a.traj.json", chat)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
+from lake.formats import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -266,5 +266,5 @@ def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path) -> None:
 def test_files_without_trajectories_say_what_to_read_instead(tmp_path: Path, rows: list[Any], says: str) -> None:
     (tmp_path / "f.jsonl").write_text("".join(json.dumps(value) + "\n" for value in rows), "utf-8")
     with pytest.raises(FormatError, match=says) as caught:
-        choose(tmp_path / "f.jsonl")
+        choose_format(tmp_path / "f.jsonl")
     assert "rollouts.jsonl" in str(caught.value)

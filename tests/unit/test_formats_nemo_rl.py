@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.formats import FORMATS
-from lake.formats.base.look import look
+from lake.formats.base.format import read_head
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -172,4 +172,4 @@ def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path) -> None:
 
 def test_lines_with_an_idx_alone_are_of_another_format(tmp_path: Path) -> None:
     (tmp_path / "f.jsonl").write_text('{"idx": 0, "content": "x"}\n', "utf-8")
-    assert not FORMATS["nemo_rl"].recognise(look(tmp_path / "f.jsonl"))
+    assert not FORMATS["nemo_rl"].recognise(read_head(tmp_path / "f.jsonl"))

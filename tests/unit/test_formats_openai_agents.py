@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
+from lake.formats import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -245,7 +245,7 @@ def test_other_spans_are_kept_as_they_are(tmp_path: Path) -> None:
 
 def test_a_file_of_traces_without_spans_says_so(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="none of their spans"):
-        choose(written(tmp_path / "f", HEAD, HEAD | {"id": "trace_2"}))
+        choose_format(written(tmp_path / "f", HEAD, HEAD | {"id": "trace_2"}))
 
 
 # ---------------------------------------------------------------- damage

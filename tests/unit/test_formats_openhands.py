@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from lake import ids
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
+from lake.formats import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject, identify
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -321,10 +321,10 @@ def test_a_folder_of_events_is_one_conversation_and_its_state_is_read_with_it(tm
     assert [step.action for step in found.steps] == ["I look.", "Done."]
     assert (found.steps[0].latency, found.cost, found.policy) == (2.5, 0.5, "m")
     assert "sk-1" not in str(found.extra)
-    with pytest.raises(FormatError, match=f"one event of an .* from {first.name}"):
-        choose(second)
+    with pytest.raises(FormatError, match=f"one event of an .*; ingest {first.name}"):
+        choose_format(second)
     with pytest.raises(FormatError, match="the state of an"):
-        choose(tmp_path / "base_state.json")
+        choose_format(tmp_path / "base_state.json")
 
 
 # ---------------------------------------------------------------- outputs and completion logs

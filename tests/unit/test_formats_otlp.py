@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
-from lake.formats.otlp.spans import any_value, instant, span_id
+from lake.formats import choose_format
+from lake.formats.otlp.reader import decode_any_value, normalise_id, parse_instant
 from lake.records import EpisodeRecord
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -81,7 +81,7 @@ def written(path: Path, *values: Any, lines: bool = False) -> Path:
 
 def one(path: Path, *values: Any, lines: bool = False) -> EpisodeRecord:
     """The only episode of a file."""
-    assert choose(written(path, *values, lines=lines)).name == "otlp"
+    assert choose_format(written(path, *values, lines=lines)).name == "otlp"
     (record,), rejects = read_file(path)
     assert rejects == []
     return record
@@ -369,7 +369,7 @@ def test_log_records_are_events_of_the_spans_that_they_name(tmp_path: Path) -> N
     ],
 )
 def test_ids_are_hex_however_they_are_written(given: Any, found: str | None) -> None:
-    assert span_id(given) == found
+    assert normalise_id(given) == found
 
 
 @pytest.mark.parametrize(
@@ -386,25 +386,27 @@ def test_ids_are_hex_however_they_are_written(given: Any, found: str | None) -> 
     ],
 )
 def test_times_are_nanoseconds_however_they_are_written(given: Any) -> None:
-    assert instant(given) == BEGIN
+    assert parse_instant(given) == BEGIN
 
 
 @pytest.mark.parametrize("given", [None, 0, "0", -1, True, "soon", [], 10**30, float("nan"), float("inf")])
 def test_what_is_no_time_is_none(given: Any) -> None:
-    assert instant(given) is None
+    assert parse_instant(given) is None
 
 
 def test_values_of_every_kind_are_taken() -> None:
     value = {"a": [1, 2.5, True, "x"], "b": {"c": -(2**62)}}
-    assert any_value(value_of(value)) == value
-    assert [any_value(v) for v in ({}, {"bytesValue": "AA=="}, {"intValue": 7}, {"doubleValue": "NaN"}, "bare")] == [
+    assert decode_any_value(value_of(value)) == value
+    assert [
+        decode_any_value(v) for v in ({}, {"bytesValue": "AA=="}, {"intValue": 7}, {"doubleValue": "NaN"}, "bare")
+    ] == [
         None,
         "AA==",
         7,
         "NaN",
         "bare",
     ]
-    assert any_value({"int_value": "7"}) == 7
+    assert decode_any_value({"int_value": "7"}) == 7
 
 
 @pytest.mark.parametrize("code", [2, "STATUS_CODE_ERROR", "ERROR"])
@@ -468,7 +470,7 @@ def test_a_file_that_names_a_later_schema_is_read_by_its_attributes(tmp_path: Pa
 def test_a_file_of_anything_else_of_opentelemetry_says_what_it_is(tmp_path: Path, value: Any, says: str) -> None:
     for lines in (False, True):
         with pytest.raises(FormatError, match=says):
-            choose(written(tmp_path / "f", value, lines=lines))
+            choose_format(written(tmp_path / "f", value, lines=lines))
 
 
 def test_a_trace_without_a_call_beside_others_is_rejected(tmp_path: Path) -> None:
@@ -491,7 +493,7 @@ def test_rows_of_other_tools_are_not_taken_for_spans(tmp_path: Path) -> None:
     ):
         path = written(tmp_path / "f", value)
         try:
-            assert choose(path).name != "otlp"
+            assert choose_format(path).name != "otlp"
         except FormatError:
             continue
 

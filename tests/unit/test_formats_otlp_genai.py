@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from lake.formats.otlp import genai as otlp_genai
-from lake.formats.otlp import vercel as otlp_vercel
-from lake.formats.otlp.genai import evaluations
-from lake.formats.tracing.attributes import flattened
-from lake.formats.tracing.tree import Call, Span, Tool
+from lake.formats.otlp import conventions as otlp_genai
+from lake.formats.otlp import conventions as otlp_vercel
+from lake.formats.otlp.conventions import build_evaluations
+from lake.formats.tracing.episodes import ModelCall, Span, Tool
+from lake.formats.tracing.payloads import pop_indexed
 
 USER = {"role": "user", "content": "Weather?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris"}'}}
@@ -24,12 +24,12 @@ def filled(attributes: dict[str, Any], *events: dict[str, Any], name: str = "n",
     """A span of which everything is said that its attributes tell."""
     span = Span(id="a", name=name, attributes=dict(attributes), error=error)
     left = list(events)
-    assert otlp_genai.fill(span, left)
+    assert otlp_genai.fill_genai_span(span, left)
     assert all(e["name"].startswith("other") for e in left), "what became messages is taken out"
     return span
 
 
-def call(attributes: dict[str, Any], *events: dict[str, Any]) -> Call:
+def call(attributes: dict[str, Any], *events: dict[str, Any]) -> ModelCall:
     found = filled(CHAT | attributes, *events).call
     assert found is not None
     return found
@@ -67,7 +67,7 @@ def call(attributes: dict[str, Any], *events: dict[str, Any]) -> Call:
     ],
 )
 def test_attributes_say_what_a_span_is(attributes: dict[str, Any], kind: str | None) -> None:
-    assert otlp_genai.kind_of(attributes) == kind
+    assert otlp_genai.get_genai_kind(attributes) == kind
 
 
 def test_an_agent_has_a_name_and_does_not_repeat_the_messages_of_its_calls() -> None:
@@ -346,10 +346,10 @@ def test_evaluation_events_are_scores() -> None:
         "gen_ai.evaluation.explanation": "mostly",
         "gen_ai.response.id": "r",
     }
-    (score,) = evaluations([event("gen_ai.evaluation.result", **said), event("gen_ai.evaluation.result")])
+    (score,) = build_evaluations([event("gen_ai.evaluation.result", **said), event("gen_ai.evaluation.result")])
     assert (score.scorer, score.value, score.reason) == ("Relevance", 0.75, "mostly")
     assert score.metrics == {"score.label": "good", "gen_ai.response.id": "r"}
-    (failed,) = evaluations(
+    (failed,) = build_evaluations(
         [event("gen_ai.evaluation.result", **{"gen_ai.evaluation.name": "x", "error.type": "timeout"})]
     )
     assert (failed.value, failed.error) == (None, "timeout")
@@ -358,7 +358,9 @@ def test_evaluation_events_are_scores() -> None:
 def test_numbered_attributes_and_nested_ones_are_the_same() -> None:
     flat = {"p.0.a.b": 1, "p.0.c.0.d": 2, "p.1.a": {"x.y": 3}, "q": 4}
     nested = {"p": [{"a": {"b": 1}, "c": [{"d": 2}]}, {"a": {"x": {"y": 3}}}], "q": 4}
-    assert flattened(flat, "p") == flattened(nested, "p") == [{"a": {"b": 1}, "c": [{"d": 2}]}, {"a": {"x": {"y": 3}}}]
+    assert (
+        pop_indexed(flat, "p") == pop_indexed(nested, "p") == [{"a": {"b": 1}, "c": [{"d": 2}]}, {"a": {"x": {"y": 3}}}]
+    )
     assert flat == nested == {"q": 4}
 
 
@@ -381,7 +383,7 @@ def test_a_call_of_the_vercel_sdk_is_the_step_inside_and_not_the_whole() -> None
             "gen_ai.request.temperature": 0.5,
         },
     )
-    assert otlp_vercel.fill(span, [])
+    assert otlp_vercel.fill_vercel_span(span, [])
     found = span.call
     assert found is not None
     assert found.prompt == [USER]
@@ -390,7 +392,7 @@ def test_a_call_of_the_vercel_sdk_is_the_step_inside_and_not_the_whole() -> None
     assert (found.tools, found.model, found.finish_reason) == ([{"name": "get"}], "m-1", "tool-calls")
     assert (found.prompt_tokens, found.completion_tokens, found.sampling) == (11, 7, {"temperature": 0.5})
     outer = Span(id="b", attributes={"ai.operationId": "ai.generateText", "ai.prompt": "{}"})
-    assert otlp_vercel.fill(outer, [])
+    assert otlp_vercel.fill_vercel_span(outer, [])
     assert (outer.kind, outer.call) == ("ai.generateText", None)
 
 
@@ -402,9 +404,9 @@ def test_a_tool_of_the_vercel_sdk_is_a_tool() -> None:
         "ai.toolCall.result": '"22C"',
     }
     span = Span(id="a", attributes=said)
-    assert otlp_vercel.fill(span, [])
+    assert otlp_vercel.fill_vercel_span(span, [])
     assert span.tool == Tool(name="get", call_id="c1", result='"22C"')
-    assert not otlp_vercel.fill(Span(id="c", attributes=dict(CHAT)), [])
+    assert not otlp_vercel.fill_vercel_span(Span(id="c", attributes=dict(CHAT)), [])
 
 
 def test_what_is_said_under_an_old_and_a_new_name_is_kept_once() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from lake.formats.otlp import openinference as otlp_openinference
-from lake.formats.tracing.tree import Call, Span, Tool
+from lake.formats.otlp import conventions as otlp_openinference
+from lake.formats.tracing.episodes import ModelCall, Span, Tool
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris"}'}}
 GIVEN = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Weather?"}]
@@ -27,11 +27,11 @@ LLM = {
 
 def filled(attributes: dict[str, Any], name: str = "n", error: str | None = None) -> Span:
     span = Span(id="a", name=name, attributes=dict(attributes), error=error)
-    assert otlp_openinference.fill(span)
+    assert otlp_openinference.fill_openinference_span(span)
     return span
 
 
-def call(attributes: dict[str, Any]) -> Call:
+def call(attributes: dict[str, Any]) -> ModelCall:
     found = filled(attributes).call
     assert found is not None
     return found
@@ -53,7 +53,7 @@ def test_the_kind_says_what_a_span_is(kind: str, expected: str) -> None:
 
 
 def test_spans_of_others_are_left_to_others() -> None:
-    assert not otlp_openinference.fill(Span(id="a", attributes={"gen_ai.operation.name": "chat"}))
+    assert not otlp_openinference.fill_openinference_span(Span(id="a", attributes={"gen_ai.operation.name": "chat"}))
 
 
 def test_numbered_messages_are_the_prompt_and_the_answer() -> None:
@@ -198,7 +198,7 @@ def test_annotations_are_scores_of_the_span_the_trace_and_the_session() -> None:
     span = filled(said)
     (own,) = span.scores
     assert (own.scorer, own.value, own.reason, own.metrics) == ("span", 0.5, "why", {"label": "good"})
-    trace, session = otlp_openinference.trace_scores(span.attributes)
+    trace, session = otlp_openinference.pop_trace_scores(span.attributes)
     assert (trace.scorer, trace.value) == ("trace", 1)
     assert (session.value, session.metrics) == (None, {"of": "session", "label": "good"})
     assert not any("annotation" in key for key in span.attributes)

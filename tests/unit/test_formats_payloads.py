@@ -5,9 +5,15 @@ from typing import Any
 
 import pytest
 
-from lake.formats.chat.messages import checked
-from lake.formats.tracing.payloads import answers, choices, instructions, prompt
-from lake.formats.tracing.shapes import messages_of, result
+from lake.formats.chat.messages import check_message
+from lake.formats.tracing.payloads import (
+    parse_answers,
+    parse_instructions,
+    parse_prompt,
+    parse_result,
+    split_choices,
+    to_messages,
+)
 
 USER = {"role": "user", "content": "Weather?"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Paris"}'}}
@@ -17,9 +23,9 @@ RESULT = {"role": "tool", "content": "22C", "tool_call_id": "c1"}
 
 def given(value: Any) -> list[Any]:
     """The messages of a prompt, which are all well-formed."""
-    found = prompt(value).messages
+    found = parse_prompt(value).messages
     for message in found:
-        checked(message, "m")
+        check_message(message, "m")
     return found
 
 
@@ -105,7 +111,7 @@ def given(value: Any) -> list[Any]:
     ],
 )
 def test_a_call_of_a_tool_is_the_same_in_every_shape(message: dict[str, Any], expected: Any) -> None:
-    (found,) = messages_of(message, "assistant")
+    (found,) = to_messages(message, "assistant")
     assert (found["role"], found["tool_calls"]) == ("assistant", expected)
     assert not found["content"]
 
@@ -140,7 +146,7 @@ def test_a_call_of_a_tool_is_the_same_in_every_shape(message: dict[str, Any], ex
     ],
 )
 def test_a_result_of_a_tool_is_the_same_in_every_shape(message: dict[str, Any]) -> None:
-    assert messages_of(message, "user") == [RESULT]
+    assert to_messages(message, "user") == [RESULT]
 
 
 def test_results_beside_words_of_a_user_are_messages_of_their_own_in_order() -> None:
@@ -149,7 +155,7 @@ def test_results_beside_words_of_a_user_are_messages_of_their_own_in_order() -> 
         {"type": "tool_result", "tool_use_id": "c2", "content": "no such city", "is_error": True},
         {"type": "text", "text": "Go on."},
     ]
-    assert messages_of({"role": "user", "content": parts}, "user") == [
+    assert to_messages({"role": "user", "content": parts}, "user") == [
         RESULT | {"is_error": False},
         {"role": "tool", "content": "no such city", "tool_call_id": "c2", "is_error": True},
         {"role": "user", "content": "Go on."},
@@ -157,7 +163,7 @@ def test_results_beside_words_of_a_user_are_messages_of_their_own_in_order() -> 
 
 
 def test_a_result_that_is_no_text_is_its_json() -> None:
-    (found,) = messages_of({"role": "tool", "tool_call_id": "c1", "content": {"degrees": [22]}}, "user")
+    (found,) = to_messages({"role": "tool", "tool_call_id": "c1", "content": {"degrees": [22]}}, "user")
     assert found["content"] == '{"degrees":[22]}'
 
 
@@ -172,16 +178,16 @@ def test_a_result_that_is_no_text_is_its_json() -> None:
     ],
 )
 def test_reasoning_is_kept_apart_from_what_is_said(part: dict[str, Any]) -> None:
-    (found,) = messages_of({"role": "assistant", "content": [part, {"type": "text", "text": "Yes."}]}, "assistant")
+    (found,) = to_messages({"role": "assistant", "content": [part, {"type": "text", "text": "Yes."}]}, "assistant")
     assert (found["reasoning_content"], found["content"]) == ("Hm.", "Yes.")
     assert found.get("signatures", ["s"]) == ["s"]
 
 
 def test_parts_that_are_no_text_stay_and_so_do_several_texts() -> None:
     image = {"type": "image_url", "image_url": {"url": "x.png"}}
-    (found,) = messages_of({"role": "user", "content": [{"type": "text", "text": "Look."}, image]}, "user")
+    (found,) = to_messages({"role": "user", "content": [{"type": "text", "text": "Look."}, image]}, "user")
     assert found["content"] == [{"type": "text", "text": "Look."}, image]
-    (found,) = messages_of({"role": "assistant", "parts": [{"type": "text", "content": t} for t in "ab"]}, "user")
+    (found,) = to_messages({"role": "assistant", "parts": [{"type": "text", "content": t} for t in "ab"]}, "user")
     assert found["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
 
 
@@ -194,7 +200,7 @@ def test_what_a_message_says_besides_stays_with_it() -> None:
         "name": None,
         "example": False,
     }
-    assert messages_of(message, "user") == [
+    assert to_messages(message, "user") == [
         {"role": "assistant", "content": "Hi", "id": "run-1", "response_metadata": {"a": 1}}
     ]
 
@@ -240,25 +246,25 @@ def test_instructions_beside_the_messages_come_first(value: Any) -> None:
 
 
 def test_instructions_may_be_json_text_of_parts() -> None:
-    assert instructions('[{"type": "text", "content": "Be kind."}]') == {"role": "system", "content": "Be kind."}
-    assert instructions("[Be kind]") == {"role": "system", "content": "[Be kind]"}
+    assert parse_instructions('[{"type": "text", "content": "Be kind."}]') == {"role": "system", "content": "Be kind."}
+    assert parse_instructions("[Be kind]") == {"role": "system", "content": "[Be kind]"}
 
 
 def test_tools_and_settings_of_a_request_are_no_messages() -> None:
-    found = prompt({"messages": [USER], "tools": [{"name": "get"}], "model": "m", "stream": False, "stop": None})
+    found = parse_prompt({"messages": [USER], "tools": [{"name": "get"}], "model": "m", "stream": False, "stop": None})
     assert (found.tools, found.rest) == ([{"name": "get"}], {"model": "m", "stream": False})
 
 
 def test_tools_that_stand_among_the_messages_are_tools() -> None:
     tool = {"type": "function", "function": {"name": "get", "parameters": {}}}
-    found = prompt([USER, {"role": "tool", "content": tool}])
+    found = parse_prompt([USER, {"role": "tool", "content": tool}])
     assert (found.messages, found.tools) == ([USER], [tool])
 
 
 @pytest.mark.parametrize("words", ['{"a": 1}', "[1, 2]", '"quoted"', "[Be kind]", "{not json"])
 def test_text_that_looks_like_json_stays_as_it_is_written(words: str) -> None:
     assert given(words) == [{"role": "user", "content": words}]
-    assert answers(words).messages == [{"role": "assistant", "content": words}]
+    assert parse_answers(words).messages == [{"role": "assistant", "content": words}]
 
 
 def test_an_object_whose_type_is_no_text_is_no_message() -> None:
@@ -315,47 +321,47 @@ def test_messages_of_two_agents_side_by_side_stay_two() -> None:
     ],
 )
 def test_an_answer_is_the_same_in_every_shape(value: Any) -> None:
-    (found,) = answers(value).messages
+    (found,) = parse_answers(value).messages
     assert (found["role"], found["content"]) == ("assistant", "Sunny.")
 
 
 def test_an_object_that_the_model_was_asked_for_is_its_text() -> None:
     for value in ({"quality": "good", "feedback": "f"}, {"text": "t", "language": "en"}, {"role": "boss", "name": "n"}):
-        (found,) = answers(value).messages
+        (found,) = parse_answers(value).messages
         assert json.loads(found["content"]) == value
 
 
 def test_choices_are_alternatives_and_say_why_they_finished() -> None:
     value = {"id": "r", "choices": [{"message": {"content": t}, "finish_reason": "stop"} for t in "ab"]}
-    found = answers(value)
+    found = parse_answers(value)
     assert [(m["content"], m["finish_reason"]) for m in found.messages] == [("a", "stop"), ("b", "stop")]
     assert found.rest == {"id": "r"}
 
 
 def test_calls_that_are_made_at_once_are_one_answer() -> None:
     made = [{"role": "assistant", "content": None, "tool_calls": [CALL], "finish_reason": "tool_calls"}] * 2
-    (one,) = answers(made).messages
+    (one,) = parse_answers(made).messages
     assert one["tool_calls"] == [CALL, CALL]
     several = {"choices": [{"message": message, "finish_reason": "tool_calls"} for message in made]}
-    assert [m["tool_calls"] for m in answers(several).messages] == [[CALL], [CALL]]
+    assert [m["tool_calls"] for m in parse_answers(several).messages] == [[CALL], [CALL]]
 
 
 def test_messages_without_a_reason_each_are_one_answer_unless_choices_were_asked_for() -> None:
     said = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]
-    (one,) = choices(said)
+    (one,) = split_choices(said)
     assert one["content"] == [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert choices(said, 2) == said
-    assert choices([]) == []
+    assert split_choices(said, 2) == said
+    assert split_choices([]) == []
 
 
 @pytest.mark.parametrize("value", [None, "", [], {}])
 def test_nothing_is_no_message(value: Any) -> None:
-    assert prompt(value).messages == answers(value).messages == []
+    assert parse_prompt(value).messages == parse_answers(value).messages == []
 
 
 def test_what_a_tool_gave_back_is_text_with_the_call_it_answers() -> None:
     message = {"type": "tool", "content": "22C", "tool_call_id": "c1", "status": "error"}
-    assert result({"output": message}) == ("22C", "c1", True)
-    assert result("22C") == ("22C", None, None)
-    assert result({"degrees": 22}) == ('{"degrees":22}', None, None)
-    assert result(None) == ("", None, None)
+    assert parse_result({"output": message}) == ("22C", "c1", True)
+    assert parse_result("22C") == ("22C", None, None)
+    assert parse_result({"degrees": 22}) == ('{"degrees":22}', None, None)
+    assert parse_result(None) == ("", None, None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lake.formats import choose
+from lake.formats import choose_format
 from lake.records import EpisodeRecord, Reject, TokensRecord
 from testkit.formats import assert_never_raises, counts, read_file
 
@@ -37,7 +37,7 @@ def read(folder: Path, *rows: Any) -> tuple[list[EpisodeRecord], list[Reject]]:
     """Records and rejects of rows, or lines of text."""
     path = folder / "rank_1.jsonl"
     path.write_text("".join(f"{item if isinstance(item, str) else json.dumps(item)}\n" for item in rows))
-    assert choose(path).name == "prime_rl_tokens"
+    assert choose_format(path).name == "prime_rl_tokens"
     return read_file(path)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
-from lake.formats.base.look import look
+from lake.formats import FORMATS, choose_format
+from lake.formats.base.format import read_head
 from testkit.shared import CHECKOUT, shared_data
 
 FIXTURES = CHECKOUT / "tests" / "golden" / "formats"
@@ -16,7 +16,7 @@ READ_WITH_OTHERS = {".txt", ".db-wal", ".db-shm"}
 
 def claims(path: Path) -> list[str]:
     """The formats that say a file is theirs, or know what of theirs it is."""
-    seen = look(path)
+    seen = read_head(path)
     return [fmt.name for fmt in FORMATS.values() if fmt.recognise(seen) or fmt.no_trajectory(seen) is not None]
 
 
@@ -41,7 +41,7 @@ def test_real_files_are_claimed_by_one_format_each() -> None:
 def test_a_text_that_is_cut_is_claimed_by_the_format_of_the_whole_or_by_none(share: float, tmp_path: Path) -> None:
     """What tells a document apart may be its last key: then nobody guesses, but that rows of chats are chats."""
     for path in [*real_files(), *MADE]:
-        if path.suffix == ".gz" or look(path).kind not in ("lines", "array", "object"):
+        if path.suffix == ".gz" or read_head(path).kind not in ("lines", "array", "object"):
             continue
         data = path.read_bytes()
         cut = tmp_path / path.name
@@ -56,4 +56,4 @@ def test_no_format_claims_what_is_none_of_theirs(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         path.write_text(text, "utf-8")
         with pytest.raises(FormatError, match="has no known format"):
-            choose(path)
+            choose_format(path)

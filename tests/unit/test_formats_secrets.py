@@ -17,14 +17,24 @@ from lake.formats.base.secrets import (
     REDACTED,
     TOKENS_SPELL_KEY,
     Secrets,
-    is_secret,
-    redacted,
-    without_keys,
-    without_secrets,
+    is_secret_name,
+    redact,
+    remove_keys,
 )
-from lake.live.frames import Begin, End, Refused, Score, Span, Step, Tool, Traced, Whole, encode
+from lake.live.frames import (
+    BeginFrame,
+    EndFrame,
+    EpisodeFrame,
+    RejectFrame,
+    ScoreFrame,
+    SpanFrame,
+    StepFrame,
+    ToolFrame,
+    TraceFrame,
+    encode,
+)
 from lake.records import Reject
-from lake.write.secret_columns import without_keys_in
+from lake.write.rows import remove_table_keys as remove_frame_keys
 from testkit import key_places
 
 SECRET = "aB3dE5fG7hJ9kL1mN3pQ"
@@ -67,7 +77,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_a_secret_is_not_in_the_text(sentence: str) -> None:
-    found = redacted(sentence.format(SECRET))
+    found = redact(sentence.format(SECRET))
     assert REDACTED in found
     assert SECRET not in found
 
@@ -75,31 +85,31 @@ def test_a_secret_is_not_in_the_text(sentence: str) -> None:
 @given(st.sampled_from(SENTENCES), st.text(max_size=20), st.text(max_size=20))
 def test_a_secret_is_not_in_the_text_whatever_stands_around_it(sentence: str, before: str, after: str) -> None:
     """A word that is cut off from its neighbours: letters before `sk-` make it another word."""
-    assert SECRET not in redacted(f"{before} {sentence.format(SECRET)} {after}")
+    assert SECRET not in redact(f"{before} {sentence.format(SECRET)} {after}")
 
 
 @pytest.mark.parametrize("sentence", HARMLESS)
 def test_a_text_without_secrets_stays_as_it_is(sentence: str) -> None:
-    assert redacted(sentence) == sentence
+    assert redact(sentence) == sentence
 
 
 @given(st.lists(st.sampled_from([*SENTENCES, *HARMLESS]), max_size=4))
 def test_what_is_redacted_stays_as_it_is(sentences: list[str]) -> None:
-    once = redacted("\n".join(sentence.format(SECRET) if "{}" in sentence else sentence for sentence in sentences))
-    assert redacted(once) == once
+    once = redact("\n".join(sentence.format(SECRET) if "{}" in sentence else sentence for sentence in sentences))
+    assert redact(once) == once
 
 
 def test_settings_lose_their_secrets_at_any_depth() -> None:
     given = {"model": "gpt", "api_key": "a", "clients": [{"OPENAI_API_KEY": "b", "base": {"Authorization": "c"}}]}
-    assert without_secrets(given) == {"model": "gpt", "clients": [{"base": {}}]}
+    assert remove_keys(given) == {"model": "gpt", "clients": [{"base": {}}]}
     spans = {"http.request.header.authorization": "d", "llm.api_key": "e", "http.request.header.accept": "text"}
-    assert without_secrets(spans) == {"http.request.header.accept": "text"}
+    assert remove_keys(spans) == {"http.request.header.accept": "text"}
 
 
 @pytest.mark.parametrize("piece", ["api_key", "Bearer ", "://", "sk-", "authorization: ", "eyJ", "?key=", "cookie="])
 def test_long_texts_take_no_long_time(piece: str) -> None:
     """Of patterns that go back and forth so many characters would take half an hour, and the test would be killed."""
-    redacted(piece * (200_000 // len(piece)))
+    redact(piece * (200_000 // len(piece)))
 
 
 # ---------------------------------------------------------------- what comes in
@@ -114,24 +124,27 @@ def one_by_one() -> list[dict[str, str]]:
 
 def test_a_field_of_settings_is_told_by_its_name_alone_also_in_columns() -> None:
     settings = one_by_one()
-    assert [fields for fields in settings if without_keys(fields) != {}] == []
+    assert [fields for fields in settings if remove_keys(fields) != {}] == []
     # A row whose texts are short, and the same behind so many that the engine looks.
     for more in (0, 3000):
         rows = [json.dumps(fields) for fields in settings] + ["x" * 100] * more
         frame = pl.DataFrame({"attributes": rows})
         found = [
-            without_keys_in("spans", frame[row : row + 1])["attributes"][0] for row in range(len(settings) * (not more))
+            remove_frame_keys("spans", frame[row : row + 1])["attributes"][0]
+            for row in range(len(settings) * (not more))
         ]
-        found = found or without_keys_in("spans", frame)["attributes"][: len(settings)].to_list()
+        found = found or remove_frame_keys("spans", frame)["attributes"][: len(settings)].to_list()
         assert set(found) == {"{}"}
 
 
 def test_a_secret_is_told_from_the_word_of_a_game() -> None:
-    assert without_keys({"secret": "crane", "client": {"app.secret": "hunter2-hunter"}}) == {
+    assert remove_keys({"secret": "crane", "client": {"app.secret": "hunter2-hunter"}}) == {
         "secret": "crane",
         "client": {},
     }
-    assert [name for name in ("secret", "api_key", "http.request.header.x-pat", "key", "seed") if is_secret(name)] == [
+    assert [
+        name for name in ("secret", "api_key", "http.request.header.x-pat", "key", "seed") if is_secret_name(name)
+    ] == [
         *("secret", "api_key", "http.request.header.x-pat"),
     ]
 
@@ -140,8 +153,8 @@ def test_a_secret_is_told_from_the_word_of_a_game() -> None:
 def test_a_field_of_a_request_is_looked_for_elsewhere(field: str) -> None:
     secrets = Secrets()
     key = "opaque-words-17-x"
-    assert secrets.fields_without_keys({"model": "m", "vendor": {field: key}}) == {"model": "m", "vendor": {}}
-    assert secrets.without_keys({"messages": [{"role": "user", "content": f"say {key}."}]}) == {
+    assert secrets.remove_key_fields({"model": "m", "vendor": {field: key}}) == {"model": "m", "vendor": {}}
+    assert secrets.remove_keys({"messages": [{"role": "user", "content": f"say {key}."}]}) == {
         "messages": [{"role": "user", "content": f"say {REDACTED}."}]
     }
 
@@ -203,17 +216,17 @@ def test_a_key_that_is_spelled_as_one_goes_from_what_is_said(key: str, before: s
     secret = "q1w7Kd4rZq7Kd93LmA" if "q1w7" in key else key[:25]
     texts = [f"{before}{key} now", json.dumps({"cmd": f"{before}{key}"})]
     for text in texts:
-        assert secret not in without_keys(text, "content")
+        assert secret not in remove_keys(text, "content")
         steps = pl.DataFrame({"action": [text, *["x" * 100] * 3000]})
-        assert secret not in without_keys_in("steps", steps)["action"][0]
+        assert secret not in remove_frame_keys("steps", steps)["action"][0]
 
 
 @pytest.mark.parametrize("text", TALK)
 def test_what_is_said_and_is_no_key_stays(text: str) -> None:
     messages = [{"role": "user", "content": text, "password": "p4ssw0rd-of-a-game"}]
-    assert without_keys(messages, "context") is messages
+    assert remove_keys(messages, "context") is messages
     frame = pl.DataFrame({"action": [text], "state": ["x" * 300_000]})
-    assert without_keys_in("steps", frame)["action"].to_list() == [text]
+    assert remove_frame_keys("steps", frame)["action"].to_list() == [text]
 
 
 def test_tokens_that_spell_a_key_go_with_those_that_extend_them(tmp_path: Path) -> None:
@@ -251,15 +264,21 @@ SPAN = lake.SpanRecord(trace_id="t", span_id="s", kind="call", name=ISSUED[0], e
 @pytest.mark.parametrize(
     "frame",
     [
-        Begin(episode=RECORD),
-        Step(index=0, step=lake.StepRecord(state=ISSUED[0], action="a", extra={"api_key": SECRET})),
-        Tool(number=0, name="look", arguments={"q": ISSUED[0]}, error=f"api_key={SECRET}"),
-        Span(span=SPAN),
-        Score(score=lake.ScoreRecord(scorer="s", value=1.0, reason=f"Bearer {SECRET}", metrics={"api_key": SECRET})),
-        End(error=f"api_key={SECRET}", ground_truth=[ISSUED[0]]),
-        Traced(document={"resourceSpans": [{"attributes": [{"key": "api_key", "value": {"stringValue": SECRET}}]}]}),
-        Whole(episode=RECORD),
-        Refused(reject=Reject(position=0, reason="invalid", message=ISSUED[0], raw=json.dumps({"api_key": SECRET}))),
+        BeginFrame(episode=RECORD),
+        StepFrame(index=0, step=lake.StepRecord(state=ISSUED[0], action="a", extra={"api_key": SECRET})),
+        ToolFrame(number=0, name="look", arguments={"q": ISSUED[0]}, error=f"api_key={SECRET}"),
+        SpanFrame(span=SPAN),
+        ScoreFrame(
+            score=lake.ScoreRecord(scorer="s", value=1.0, reason=f"Bearer {SECRET}", metrics={"api_key": SECRET})
+        ),
+        EndFrame(error=f"api_key={SECRET}", ground_truth=[ISSUED[0]]),
+        TraceFrame(
+            document={"resourceSpans": [{"attributes": [{"key": "api_key", "value": {"stringValue": SECRET}}]}]}
+        ),
+        EpisodeFrame(episode=RECORD),
+        RejectFrame(
+            reject=Reject(position=0, reason="invalid", message=ISSUED[0], raw=json.dumps({"api_key": SECRET}))
+        ),
     ],
     ids=lambda frame: type(frame).__name__,
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.formats import FORMATS
-from lake.formats.base.look import look
+from lake.formats.base.format import read_head
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -159,4 +159,4 @@ def test_turns_are_known_by_other_names(tmp_path: Path, row: Any) -> None:
 @pytest.mark.parametrize("row", [{"conversations": [{"role": "user", "content": "q"}]}, {"conversations": []}])
 def test_other_conversations_are_left_to_other_formats(tmp_path: Path, row: Any) -> None:
     (tmp_path / "f.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
-    assert not FORMATS["sharegpt"].recognise(look(tmp_path / "f.jsonl"))
+    assert not FORMATS["sharegpt"].recognise(read_head(tmp_path / "f.jsonl"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
+from lake.formats import FORMATS, choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -330,10 +330,10 @@ def test_other_files_of_the_tool_are_named_as_what_they_are(tmp_path: Path) -> N
     path = tmp_path / "x.json"
     path.write_text(json.dumps([TASK]))
     with pytest.raises(FormatError, match="tasks of a tau2"):
-        choose(path)
+        choose_format(path)
     path.write_text(json.dumps({"model_name": "m", "contact_info": {}, "results": {}}, indent=1))
     with pytest.raises(FormatError, match="of a tau2 submission"):
-        choose(path)
+        choose_format(path)
 
 
 # ---------------------------------------------------------------- voice

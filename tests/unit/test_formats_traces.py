@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from lake.formats.base.rows import ShapeError, episode_text_id, finished
+from lake.formats.base.rows import ShapeError, complete_record, make_episode_text_id
 from lake.formats.base.source import Input
-from lake.formats.tracing.episodes import episodes
-from lake.formats.tracing.tree import Call, Score, Span, Tool, Trace, Tree, traces
+from lake.formats.tracing.episodes import ModelCall, Score, Span, SpanTree, Tool, Trace, build_episodes, group_traces
 from lake.records import EpisodeRecord, Reject
 
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -35,7 +34,7 @@ def call(
 ) -> Span:
     """A span of a call that takes a second."""
     error = more.pop("error", None)
-    found = Call(prompt=prompt, answers=list(answers), **more)
+    found = ModelCall(prompt=prompt, answers=list(answers), **more)
     return Span(
         id=span_id, parent=parent, kind="llm", start=at * SECOND, end=(at + 1) * SECOND, error=error, call=found
     )
@@ -56,9 +55,9 @@ def tool(name: str, at: int, parent: str | None = None, result: str = "ok", **mo
 
 def read(*spans: Span, **more: Any) -> list[EpisodeRecord]:
     """The episodes of a trace, each of which can be stored."""
-    found = episodes(Trace(id="trace", spans=list(spans), task_id="task", **more), FILE, "otlp")
+    found = build_episodes(Trace(id="trace", spans=list(spans), task_id="task", **more), FILE, "otlp")
     for record in found:
-        assert finished(record, "otlp") is None
+        assert complete_record(record, "otlp") is None
     return found
 
 
@@ -214,7 +213,7 @@ def test_an_agent_inside_a_tool_is_a_sub_agent_of_the_step_that_called_the_tool(
     assert [step.agent_id for step in main.steps] == ["host", "host"]
     assert [step.action for step in sub.steps] == ["Sunny."]
     assert (sub.agent_id, sub.relation, sub.parent_step_index) == ("expert", "subagent", 0)
-    assert sub.parent_episode_id == sub.root_episode_id == episode_text_id(main, FILE)
+    assert sub.parent_episode_id == sub.root_episode_id == make_episode_text_id(main, FILE)
     assert [span.span_id for span in main.spans] == ["host", "a", "t-ask-2", "c"]
     assert [span.span_id for span in sub.spans] == ["expert", "b"]
 
@@ -275,8 +274,8 @@ def test_a_sub_agent_that_is_called_again_has_a_name_of_its_own_and_may_have_sub
     spans += [tool("deep", 7, "x5"), call("d", 8, [OTHER], said("Deep."), parent="t-deep-7")]
     main, first, second, deep = read(*spans)
     assert [record.agent_id for record in (main, first, second, deep)] == [None, "expert", "expert 2", "deep"]
-    assert deep.parent_episode_id == episode_text_id(second, FILE)
-    assert deep.root_episode_id == episode_text_id(main, FILE)
+    assert deep.parent_episode_id == make_episode_text_id(second, FILE)
+    assert deep.root_episode_id == make_episode_text_id(main, FILE)
 
 
 # ---------------------------------------------------------------- tools
@@ -397,19 +396,19 @@ def test_depth_and_number_of_spans_cost_no_more_than_their_number() -> None:
             parent=str(n - 1) if n else None,
             kind=kinds[n % 4],
             start=n,
-            call=Call(prompt=[HELLO], answers=[said("Hi.")]) if n % 4 == 1 else None,
+            call=ModelCall(prompt=[HELLO], answers=[said("Hi.")]) if n % 4 == 1 else None,
         )
         for n in range(20_000)
     ]
-    tree = Tree(spans)
+    tree = SpanTree(spans)
     assert len(tree.decisions) == 5_000
-    assert len(tree.units()) == 5_000
+    assert len(tree.split_runs()) == 5_000
 
 
 def test_pieces_of_traces_come_together_and_rejects_where_they_stand() -> None:
     bad = Reject(position=2, reason="malformed", message="m", raw="r")
     items: list[Any] = [("a", 0, {"n": 1}), ("b", 1, {"n": 2}), bad, ("a", 3, {"n": 3}), ("c", 4, {"s": "\ud800"})]
-    first, second, third, fourth = traces(items)
+    first, second, third, fourth = group_traces(items)
     assert isinstance(first, tuple)
     assert (first[0], first[1].index, first[1].value) == ("a", 0, [{"n": 1}, {"n": 3}])
     assert isinstance(second, tuple)

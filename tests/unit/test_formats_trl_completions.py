@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.formats import FORMATS
-from lake.formats.base.look import look
+from lake.formats.base.format import read_head
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import counts, read_file
 
@@ -131,4 +131,4 @@ def test_a_cut_file_is_told_to_be_cut(tmp_path: Path) -> None:
 
 def test_tables_without_a_step_are_not_logs(tmp_path: Path) -> None:
     pl.DataFrame([{key: ROW[key] for key in ("prompt", "completion")}]).write_parquet(tmp_path / "f.parquet")
-    assert not FORMATS["trl_completions"].recognise(look(tmp_path / "f.parquet"))
+    assert not FORMATS["trl_completions"].recognise(read_head(tmp_path / "f.parquet"))

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import choose
+from lake.formats import choose_format
 from lake.records import EpisodeRecord, Reject
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -102,7 +102,7 @@ def test_a_real_file_takes_how_it_was_made_from_the_metadata_beside_it() -> None
     }
     assert record.env_return == 1.37
     with pytest.raises(FormatError, match=r"ingest the results\.jsonl"):
-        choose(path.with_name("metadata.json"))
+        choose_format(path.with_name("metadata.json"))
 
 
 def test_what_0_1_14_writes_gives_what_plain_counting_gives() -> None:
@@ -328,7 +328,7 @@ def test_averages_and_keys_of_the_metadata_are_left_out(tmp_path: Path) -> None:
         (row(completion=["hi"]), "invalid", "`completion[0]` is str"),
         (row(completion=[{"content": "x"}]), "invalid", "`chat[2].role` is None"),
         (row(completion=[CALLING | {"tool_calls": {}}]), "invalid", "`completion[0].tool_calls` is dict"),
-        (row(completion=[CALLING | {"tool_calls": ["{"]}]), "invalid", "`completion[0].tool_calls[0]` is no JSON"),
+        (row(completion=[CALLING | {"tool_calls": ["{"]}]), "invalid", "`completion[0].tool_calls[0]` is not JSON"),
         (row(completion=[CALLING | {"tool_calls": [{"id": "c"}]}]), "invalid", "has no `name`"),
         (row(metrics=[1]), "invalid", "`$.metrics`"),
         (
@@ -400,9 +400,9 @@ def test_other_results_of_the_tool_are_no_rollouts(tmp_path: Path, document: Any
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps(document) + "\n")
     with pytest.raises(FormatError, match=says):
-        choose(path)
+        choose_format(path)
 
 
 def test_the_files_are_recognised(tmp_path: Path) -> None:
     read(tmp_path, row())
-    assert [choose(path).name for path in (GOLDEN, tmp_path / "results.jsonl")] == ["verifiers_results"] * 2
+    assert [choose_format(path).name for path in (GOLDEN, tmp_path / "results.jsonl")] == ["verifiers_results"] * 2

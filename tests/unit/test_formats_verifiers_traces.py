@@ -8,8 +8,8 @@ import pytest
 
 from lake import ids
 from lake.errors import FormatError
-from lake.formats import choose
-from lake.formats.base.fields import sibling_number
+from lake.formats import choose_format
+from lake.formats.base.fields import hash_rollout_index
 from lake.records import EpisodeRecord, Reject, TokensRecord, identify
 from testkit.formats import Counts, assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -352,7 +352,7 @@ def test_the_first_agent_that_is_trained_is_the_root(tmp_path: Path) -> None:
 def test_siblings_of_a_task_are_numbered_by_the_id_of_their_episode(tmp_path: Path) -> None:
     """So an episode that stands in two files, `all` and `effective`, is one."""
     first, second = of(tmp_path, episode(), episode(id="f"))
-    assert [first.rollout_index, second.rollout_index] == [sibling_number("e"), sibling_number("f")]
+    assert [first.rollout_index, second.rollout_index] == [hash_rollout_index("e"), hash_rollout_index("f")]
     nameless = [{key: item for key, item in episode().items() if key != "id"} for _ in range(2)]
     assert [record.rollout_index for record in of(tmp_path, *nameless)] == [0, 1]
 
@@ -413,7 +413,7 @@ def test_annotations_beside_the_file_are_read_along(tmp_path: Path) -> None:
         ("training.trainer", 1, {"entropies": [-0.125]}),
     ]
     with pytest.raises(FormatError, match="ingest the traces"):
-        choose(folder / "trainer.jsonl")
+        choose_format(folder / "trainer.jsonl")
 
 
 def test_chunks_of_a_stream_find_annotations_in_the_folder_above(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_an_index_of_a_stream_is_no_trajectory(tmp_path: Path) -> None:
     path = tmp_path / "index.jsonl"
     path.write_text('{"line": 1, "offset": 0, "id": "e", "trace_ids": ["t"], "num_errors": 0, "ok": true}\n')
     with pytest.raises(FormatError, match="a trace stream"):
-        choose(path)
+        choose_format(path)
 
 
 # ---------------------------------------------------------------- versions
@@ -533,5 +533,5 @@ def test_the_files_are_recognised(tmp_path: Path) -> None:
     pretty = tmp_path / "pretty.json"
     pretty.write_text(json.dumps(episode(), indent=1))
     for path in (GOLDEN, tmp_path / "traces.jsonl", alone, pretty):
-        assert choose(path).name == "verifiers_traces"
+        assert choose_format(path).name == "verifiers_traces"
         assert read_file(path)[0]

@@ -8,7 +8,7 @@ import pytest
 
 from lake import ids
 from lake.formats import FORMATS
-from lake.formats.base.look import look
+from lake.formats.base.format import read_head
 from lake.records import EpisodeRecord, Reject, identify
 from testkit.formats import assert_never_raises, counts, read_file
 from testkit.shared import shared_data
@@ -115,4 +115,4 @@ def test_no_wrong_type_and_no_missing_key_raises(tmp_path: Path) -> None:
 
 def test_rows_with_an_input_that_is_no_text_are_of_another_format(tmp_path: Path) -> None:
     (tmp_path / "f").write_text(json.dumps(ROW | {"input": {"question": 1}}) + "\n", "utf-8")
-    assert not FORMATS["verl"].recognise(look(tmp_path / "f"))
+    assert not FORMATS["verl"].recognise(read_head(tmp_path / "f"))

@@ -9,9 +9,9 @@ import pytest
 
 import lake
 from lake import Lake
-from lake.cli.options import readable
+from lake.cli.options import format_ids
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.selections import grouping_job, read_grouping
+from lake.judgements.selections import find_grouping_job, read_grouping
 from pipelines.groupings import (
     DropFailed,
     Grouping,
@@ -143,7 +143,7 @@ def test_readers_take_the_newest_job_of_a_name_whatever_its_definition(tmp_path:
     assert run_grouping(lk, pair).skipped
     assert not run_grouping(lk, pair, force=True).skipped
     second = run_grouping(lk, three)
-    assert grouping_job(lk.snapshot(), "g") == grouping_job(lk.snapshot(), "g/1") == second.job_id
+    assert find_grouping_job(lk.snapshot(), "g") == find_grouping_job(lk.snapshot(), "g/1") == second.job_id
     with pytest.raises(UsageError, match="there are g/0, g/1"):
         read_grouping(lk.snapshot(), "g")
     third = run_grouping(lk, pair)
@@ -162,7 +162,7 @@ def test_a_retracted_episode_leaves_its_groups(tmp_path: Path) -> None:
 
 def test_what_cannot_be_grouped_is_refused_with_the_counts(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
-    with pytest.raises(UsageError, match="there is none yet"):
+    with pytest.raises(UsageError, match="there are no groupings yet"):
         read_grouping(lk.snapshot(), "g")
     with pytest.raises(DataRefusedError, match=r"none of 24 .*subsample: 24 .*fewer than 9"):
         run_grouping(lk, grouping(Subsample(size=9)))
@@ -218,7 +218,7 @@ def test_a_definition_may_stand_in_a_file(tmp_path: Path, cli: Cli) -> None:
     ("arguments", "message"),
     [
         ((), "group: `name` is missing; `steps` is missing"),
-        (("g", "--step", "halve"), "there is no step 'halve'"),
+        (("g", "--step", "halve"), "unknown step 'halve'"),
         (("g", "--step", "subsample:size=0"), "`steps.0.subsample.size` is 0; valid: 1 or more"),
         (("g", "--step", "drop_failed", "--where", "true) OR (true); SELECT (1"), "--where"),
         (("g", "--config", "missing.toml"), "missing.toml"),
@@ -231,5 +231,5 @@ def test_a_users_fault_is_one_line(shared: Lake, cli: Cli, arguments: tuple[str,
 def test_ids_of_collected_groups_are_shown_as_people_see_them(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, siblings("t", [1.0]))
     run_grouping(lk, grouping(DropFailed()))
-    shown = readable(read_grouping(lk.snapshot(), "g"))
+    shown = format_ids(read_grouping(lk.snapshot(), "g"))
     assert all(len(text) == 13 for text in shown["collected_group_id"])

@@ -21,13 +21,13 @@ from testkit.object_store import SECRET
     ],
 )
 def test_an_address_is_taken_apart(uri: str, scheme: str, bucket: str, prefix: str) -> None:
-    found = addresses.parse(uri)
+    found = addresses.parse_address(uri)
     assert (found.scheme, found.bucket, found.prefix, found.folder) == (scheme, bucket, prefix, None)
     assert found.root == uri.rstrip("/")
 
 
 def test_an_azure_account_may_stand_in_the_address() -> None:
-    found = addresses.parse("abfss://box@acct.dfs.core.windows.net/a/b")
+    found = addresses.parse_address("abfss://box@acct.dfs.core.windows.net/a/b")
     assert (found.bucket, found.account, found.prefix) == ("box", "acct", "a/b")
     assert found.root == "abfss://box@acct.dfs.core.windows.net/a/b"
 
@@ -59,13 +59,13 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(uri: str) -> Non
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("ftp://host/x", "`ftp://` is no place for a lake"),
-        ("file:///tmp/x", "`file://` is no place for a lake"),
-        ("S3://bucket/x", "`S3://` is no place for a lake"),
+        ("ftp://host/x", "`ftp://` cannot hold a lake"),
+        ("file:///tmp/x", "`file://` cannot hold a lake"),
+        ("S3://bucket/x", "`S3://` cannot hold a lake"),
         ("s3://", "names no bucket"),
         ("s3:///x", "names no bucket"),
-        ("s3://-bucket/x", "is no name of a bucket"),
-        ("s3://buck et/x", "is no name of a bucket"),
+        ("s3://-bucket/x", "is not a bucket name"),
+        ("s3://buck et/x", "is not a bucket name"),
         ("s3://bucket/a//b", "cannot be a part"),
         ("s3://bucket/a/../b", "'..' cannot be a part"),
         ("s3://bucket/./b", "'.' cannot be a part"),
@@ -82,16 +82,16 @@ def test_credentials_in_an_address_are_refused_and_not_repeated(uri: str) -> Non
 )
 def test_an_address_that_cannot_hold_a_lake_is_refused(uri: str, says: str) -> None:
     with pytest.raises(UsageError) as error:
-        addresses.parse(uri)
+        addresses.parse_address(uri)
     assert says in str(error.value)
 
 
 def test_a_uri_that_became_a_path_is_not_taken_for_a_folder() -> None:
     with pytest.raises(UsageError, match="as text"):
-        addresses.parse(Path("s3://bucket/x"))
+        addresses.parse_address(Path("s3://bucket/x"))
 
 
 def test_a_local_address_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert addresses.parse("some lake").root == str(tmp_path / "some lake")
-    assert addresses.parse(Path("x")).folder == tmp_path / "x"
+    assert addresses.parse_address("some lake").root == str(tmp_path / "some lake")
+    assert addresses.parse_address(Path("x")).folder == tmp_path / "x"

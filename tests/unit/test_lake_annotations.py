@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.cli import trajlake
 from lake.errors import UsageError
-from lake.write import annotations
-from lake.write.annotations import HUMAN, Annotation, annotate
+from lake.write import scores
+from lake.write.scores import HUMAN, Annotation, annotate
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.copies import copied, empty_lake
@@ -93,7 +93,7 @@ def test_who_was_killed_before_the_score_is_made_up_for(tmp_path: Path, monkeypa
     lk = made(tmp_path)
     first, second, _ = episodes(lk)
     with monkeypatch.context() as killed:
-        killed.setattr(annotations, "_score", lambda *_: None)
+        killed.setattr(scores, "_derive_scores", lambda *_: None)
         annotate(lk, [Annotation(episode_id=first, value=3.0)], "ann")
     assert lk.sql("SELECT count(*) FROM scores").item() == 0
     annotate(lk, [Annotation(episode_id=second, value=1.0)], "bob")
@@ -114,10 +114,10 @@ def test_words_take_no_score_back_that_came_from_a_file(tmp_path: Path) -> None:
     [
         ({"episode_id": 7}, "the lake holds no episode 0000000000007"),
         ({"step_index": 2, "value": 1.0}, "has 2 steps, counted from 0, and no step 2"),
-        ({"value": float("inf")}, "inf is no number that can be averaged"),
-        ({"value": float("nan")}, "nan is no number that can be averaged"),
-        ({"label": " ", "text": "x"}, "is no name of a label"),
-        ({"label": "a@b", "text": "x"}, "is no name of a label"),
+        ({"value": float("inf")}, "inf cannot be averaged"),
+        ({"value": float("nan")}, "nan cannot be averaged"),
+        ({"label": " ", "text": "x"}, "is not a name of a label"),
+        ({"label": "a@b", "text": "x"}, "is not a name of a label"),
     ],
 )
 def test_what_cannot_be_said_is_refused_whole(given: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_cannot_be_said_is_refused_whole(given: dict[str, Any], message: st
     fine = Annotation(episode_id=episodes(lk)[0], value=1.0)
     with pytest.raises(UsageError, match=message):
         annotate(lk, [fine, Annotation(**({"episode_id": fine.episode_id} | given))], "ann")
-    with pytest.raises(UsageError, match="is no name of an author"):
+    with pytest.raises(UsageError, match="name of an author"):
         annotate(lk, [fine], "a\nb")
     assert lk.sql("SELECT count(*) FROM annotations").item() == 0
 

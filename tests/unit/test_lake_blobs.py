@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lake
 from lake import EpisodeRecord, Lake, StepRecord, ids
-from lake.write.rows import LIMIT, inlined
+from lake.write.rows import LIMIT, inline_blobs
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.examples import examples
@@ -39,7 +39,7 @@ def stored(lk: Lake, name: str, column: str) -> str:
 
 def back(lk: Lake, name: str, column: str) -> Any:
     snapshot = lk.snapshot()
-    frame = inlined(snapshot, snapshot.scan(name).select(column).collect(), (column,))
+    frame = inline_blobs(snapshot, snapshot.scan(name).select(column).collect(), (column,))
     return msgspec.json.decode(frame.item())
 
 

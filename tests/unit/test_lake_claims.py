@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lake import Lake
-from lake.care.claims import CLAIM, Claim
+from lake.care.pins import CLAIM, Claim
 from lake.errors import LakeAccessError, UsageError
 from testkit.copies import empty_lake
 from testkit.moving_clock import MovingClock
@@ -32,12 +32,14 @@ def entries(lk: Lake) -> list[Path]:
 
 def killed(lk: Lake, place: str) -> None:
     """Leave a claim as a process does that was killed."""
-    assert lk.claim(WHAT, place)._taken()
+    assert lk.claim(WHAT, place)._try_claim()
 
 
 def test_a_second_process_elsewhere_is_refused_until_the_first_has_left(lk: Lake) -> None:
     with lk.claim(WHAT, "here"):
-        with pytest.raises(UsageError, match=r"^run 'r' is being collected .* by process \d+ on .*; wait for it"):
+        with pytest.raises(
+            UsageError, match=r"^run 'r' is being collected .* by process \d+ on .*; wait until it ends"
+        ):
             lk.claim(WHAT, "there").__enter__()
         with lk.claim("something else", "there"):
             pass
@@ -54,7 +56,7 @@ def test_what_a_killed_one_left_is_taken_over_there_at_once_and_elsewhere_when_i
         pass
     killed(lk, "here")
     clock.forward(seconds=CLAIM.total_seconds() - 60)
-    with pytest.raises(UsageError, match=r"anywhere in \d\d s"):
+    with pytest.raises(UsageError, match=r"on another host in \d\d s"):
         lk.claim(WHAT, "there").__enter__()
     clock.forward(seconds=60)
     with lk.claim(WHAT, "there"):
@@ -68,7 +70,7 @@ def test_of_many_that_come_at_once_one_has_it(lk: Lake, clock: MovingClock) -> N
 
         def tried(number: int) -> bool:
             try:
-                return lk.claim(WHAT, f"place {number}")._taken()
+                return lk.claim(WHAT, f"place {number}")._try_claim()
             except UsageError:
                 return False
 
@@ -95,7 +97,7 @@ def test_one_that_slept_for_too_long_learns_who_has_it(lk: Lake, clock: MovingCl
 
 def is_alive(lk: Lake) -> bool:
     looker = lk.claim(WHAT, "there")
-    (number,) = looker._numbers()
+    (number,) = looker._list_numbers()
     entry = looker._read(number)
     return entry is not None and entry.expires_at > lk._store.clock()
 
@@ -112,9 +114,9 @@ class LaggingClaim(Claim):
 
     looks = 0
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         self.looks += 1
-        return [] if self.looks <= self.lag else super()._numbers()
+        return [] if self.looks <= self.lag else super()._list_numbers()
 
     lag = 0
 
@@ -124,13 +126,13 @@ def test_a_store_that_lists_late_is_asked_again_with_pauses_and_not_for_ever(
 ) -> None:
     killed(lk, "here")
     pauses: list[float] = []
-    monkeypatch.setattr("lake.care.claims.time.sleep", pauses.append)
+    monkeypatch.setattr("lake.care.pins.time.sleep", pauses.append)
     claim = LaggingClaim(lk._store, WHAT, "here")
     claim.lag = 5
     with claim:
         assert (len(pauses), pauses[0] < pauses[-1] <= 1) == (5, True)
     monkeypatch.undo()
-    monkeypatch.setattr("lake.care.claims._LOOKING_SECONDS", 0.2)
+    monkeypatch.setattr("lake.care.pins._LISTING_SECONDS", 0.2)
     with lk.claim(WHAT, "here"):
         late = LaggingClaim(lk._store, WHAT, "there")
         late.lag = 10**9

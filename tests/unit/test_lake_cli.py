@@ -28,8 +28,8 @@ import lake
 from lake import ids
 from lake.cli import trajlake as GROUP
 from lake.errors import LakeAccessError
-from lake.read.query_views import views
-from lake.storage.migrations import FORMAT_KEY
+from lake.read.query_views import read_views
+from lake.storage.store import FORMAT_KEY
 from lake.tables import FORMAT_VERSION, TABLES
 from lake.write.ingest import ingest
 from testkit.command_line import Cli, runner
@@ -252,7 +252,7 @@ def test_tables_lists_columns_with_their_meaning(cli: Cli, full: Path) -> None:
     of_tables = [(row["table"], row["column"]) for row in rows if row["table"] in TABLES]
     assert of_tables == [(table.name, column) for table in TABLES.values() for column in table.names]
     of_views = [(row["table"], row["column"]) for row in rows if row["table"] not in TABLES]
-    assert {view for view, _ in of_views} == set(views())
+    assert {view for view, _ in of_views} == set(read_views())
     assert ("step_ledger", "advantage") in of_views
     assert {"table", "column", "type", "null", "meaning"} == set(rows[0])
 
@@ -464,14 +464,14 @@ def test_stdin_that_cannot_be_read_is_one_line(cli: Cli, tmp_path: Path) -> None
         (["ingest", "FILE", "--format", "parquet"], "there is no format 'parquet'; known: tau_bench"),
         (["ingest", "FILE", "--lake", "ftp://host/lake"], "s3://"),
         (["ingest", "FILE", "--lake", ""], "the lake's path is empty"),
-        (["ingest", "FILE", "--lake", "~nobody-has-this-name/lake"], "is no usable path"),
+        (["ingest", "FILE", "--lake", "~nobody-has-this-name/lake"], "is not a usable path"),
         (["ingest", "FILE", "--lake", "a[1]"], "cannot lie under a name with '['"),
         (["ingest", "FILE", "--lake", "a%20b"], "cannot lie under a name with '%20'"),
         (["ingest", "FILE", "--lake", "x" * 300], "name too long"),
         (["ingest", "FILE", "--lake", "FILE/lake"], "Not a directory"),
         (["sql", "DROP TABLE episodes", "--lake", "FULL"], "exactly one SELECT; this is DROP"),
         (["sql", "SELEC", "--lake", "FULL"], 'syntax error at or near "SELEC"'),
-        (["sql", "SELECT 'a\udcff'", "--lake", "FULL"], "character 9 of the query is no Unicode"),
+        (["sql", "SELECT 'a\udcff'", "--lake", "FULL"], "character 9 of the query is not Unicode"),
         (["sql", "SELECT * FROM nothing", "--lake", "FULL"], "trajlake tables --columns"),
         (["sql", "SELECT $a", "--lake", "FULL", "--param", "a"], "--param 'a' has no value; write NAME=VALUE"),
         (["sql", "SELECT $a", "--lake", "FULL"], "Values were not provided"),
@@ -504,7 +504,7 @@ def test_what_cannot_be_meant_is_one_line_and_changes_nothing(
         (["ingest", "f", "--lake", "x", "--batch-size", "many"], "'many' is not a valid integer"),
         (["history", "--lake", "x", "--limit", "0"], "0 is not in the range 1<=x<=1000000"),
         (["tables", "--lake", "x", "--nothing"], "No such option"),
-        (["compact", "--lake", "x", "--lake", "y"], "trajlake compact works on one lake, and --lake names x, y"),
+        (["compact", "--lake", "x", "--lake", "y"], "trajlake compact works on one lake, but --lake names x, y"),
     ],
 )
 def test_misuse_is_status_2_with_the_usage(
@@ -539,7 +539,7 @@ def test_a_fault_of_the_machine_is_one_line_too(
     ("text", "encoding", "says"),
     [
         ("\u00e9", "ascii", "this terminal cannot show the result (ordinal not in range(128)); set"),
-        ("a\ud800", "utf-8", "the text 'a\\ud800' is no Unicode (surrogates not allowed); take"),
+        ("a\ud800", "utf-8", "the text 'a\\ud800' is not valid Unicode (surrogates not allowed); remove"),
     ],
 )
 def test_only_a_text_that_a_terminal_could_show_is_laid_to_the_terminal(

@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 
 from lake import Lake, ids
-from lake.care.saved_views import save_view, saved_views
-from lake.live.places import root_of
-from lake.live.segments import SUFFIX
+from lake.care.saved_views import read_saved_views, save_view
+from lake.live.owners import spool_root
+from lake.live.spool import SUFFIX
 from lake.storage.objects import Objects
 from lake.tables import TABLES
-from lake.write.annotations import Annotation, annotate
+from lake.write.scores import Annotation, annotate
 from pipelines.credit import GiGPO
 from pipelines.credit.job import run_credit
 from testkit.command_line import Cli, runner
@@ -127,7 +127,7 @@ def test_a_retraction_is_tried_then_made_then_taken_back(cli: Cli, lk: Lake) -> 
     where = "task_id = 'a' OR rollout_index = 1"
     tried = cli("retract", "--where", where, "--dry-run", "--lake", lk.uri)
     assert tried.out == "2 episodes would be retracted (already retracted: 0)\n"
-    for said in ("groups: 2, of which 1", "episodes 2, steps 4, tokens 2, advantages 2", "(gigpo) has 1 group "):
+    for said in ("groups: 2; 1 of them", "episodes 2, steps 4, tokens 2, advantages 2", "(gigpo) covers 1 group "):
         assert said in tried.err
     assert lk.snapshot().versions == versions
     cli("retract", "--where", "task_id = 'c'", "--lake", lk.uri)
@@ -168,7 +168,7 @@ def test_forget_asks_and_nothing_is_erased_without_a_yes(cli: Cli, lk: Lake, ans
     os.write(keyboard, answer)
     with os.fdopen(keyboard, "wb"), os.fdopen(line) as terminal:
         done = cli("forget", shown(lk, "a"), "--lake", lk.uri, stdin=terminal)
-    assert f"Erase 1 episode of {lk.uri} for good? [y/N]" in done.err
+    assert f"Erase 1 episode of {lk.uri} permanently? [y/N]" in done.err
     assert tasks(lk) == left
     if left == ["b"]:
         assert (done.code, done.out[:17]) == (0, "1 episode erased;")
@@ -218,12 +218,12 @@ def test_forget_reaches_or_names_what_lies_beside_the_tables(
     for name, address in views.items():
         save_view(objects, name, address, "ann")
     annotate(lk, [Annotation(episode_id=ids.from_text(gone), label="rating", value=1.0)], "Somebody")
-    spool = root_of(lk.uri, "proxy-1") / "1-a"
+    spool = spool_root(lk.uri, "proxy-1") / "1-a"
     spool.mkdir(parents=True)
     (spool / f"00000001{SUFFIX}").touch()
     erased = cli("forget", gone, "--yes", "--lake", lk.uri)
     assert str(spool) in erased.err
-    assert [view.name for view in saved_views(objects)] == ["other"]
+    assert [view.name for view in read_saved_views(objects)] == ["other"]
     assert "by id, by task" in erased.out
     lk.append([episode("a", tokens=True)], run_id="run")
     (reject,) = lk.sql("SELECT reason, message, raw FROM rejects").rows(named=True)
@@ -239,12 +239,12 @@ def test_what_was_forgotten_is_told_wherever_the_snapshot_is_named(cli: Cli, lk:
     args = ("--lake", lk.uri, "--format", "json")
     (listed,) = rows(cli("snapshot", "list", *args).out)
     assert (listed["episodes"], listed["forgotten"]) == (1, 1)
-    note = "kept is not whole: 1 episode forgotten since\n"
+    note = "kept is incomplete: 1 episode forgotten since\n"
     for command in (("sql", "SELECT task_id FROM episodes", "--as-of", "kept"), ("diff", "kept")):
         done = cli(*command, *args)
         assert (done.code, done.err) == (0, note)
     assert rows(cli("sql", "SELECT task_id FROM episodes", "--as-of", "kept", *args).out) == [{"task_id": "b"}]
-    assert "kept is not whole" in cli("show", shown(lk, "b"), "--as-of", "kept", "--lake", lk.uri).err
+    assert "kept is incomplete" in cli("show", shown(lk, "b"), "--as-of", "kept", "--lake", lk.uri).err
     assert cli("sql", "SELECT 1", *args).err == ""
 
 
@@ -263,7 +263,7 @@ def test_forget_says_what_it_could_not_look_into(cli: Cli, lk: Lake, wording: Wo
     (Path(lk.uri) / "steps" / "half.parquet").write_bytes(b"half")
     done = cli("forget", shown(lk, "a"), "--yes", "--lake", lk.uri)
     assert done.code == 0
-    assert "steps/half.parquet; run this again" in wording(done.err)
+    assert "steps/half.parquet; rerun this" in wording(done.err)
 
 
 # ---------------------------------------------------------------- snapshots, --as-of and diff
@@ -340,15 +340,15 @@ def newest(lk: Lake) -> int:
         (
             ["vacuum", "--days", "0.01"],
             2,
-            "--days 0.01 is less than the hour that running readers may need; valid: 0.05 or more",
+            "--days 0.01 is less than the hour that running readers need; valid: 0.05 or more",
         ),
-        (["vacuum", "--days", "nan"], 2, "--days nan is no length of time; valid: 0.05 or more"),
-        (["vacuum", "--days", "1e300"], 2, "--days 1e+300 is no length of time; valid: 0.05 or more"),
+        (["vacuum", "--days", "nan"], 2, "invalid --days nan; valid: 0.05 or more"),
+        (["vacuum", "--days", "1e300"], 2, "invalid --days 1e+300; valid: 0.05 or more"),
         (["retract"], 2, "no episodes are named; give ids, or a condition that some episodes meet"),
         (["retract", "xyz"], 2, "'xyz' is not an id: expected 13 characters"),
         (["retract", "0000000000001"], 2, "the lake holds no episode 0000000000001; nothing was changed"),
         (["retract", "--where", "nothing = 1"], 1, "nothing"),
-        (["retract", "--where", "1=1; DROP TABLE episodes"], 2, "no predicate over `episodes`"),
+        (["retract", "--where", "1=1; DROP TABLE episodes"], 2, "is not a predicate over `episodes`"),
         (["forget", "--yes"], 2, "no episodes are named"),
         (["forget", "--where", "", "--yes"], 2, "--where is empty; give a SQL predicate over `episodes`"),
         (["forget", "--where", " ", "--yes"], 2, "--where is empty"),

@@ -9,7 +9,7 @@ import pytest
 
 from lake import Lake
 from lake.errors import LakeAccessError
-from lake.read.parquet import collected, damaged
+from lake.read.parquet import collect_rows, damaged_file_error
 from testkit.copies import copied
 from testkit.training import token_episodes, token_lake
 
@@ -35,7 +35,7 @@ def test_the_file_and_its_table_are_named(tmp_path: Path, damage: str) -> None:
     lk, file = lake_with_four_files(tmp_path)
     DAMAGE[damage](file)
     with pytest.raises(LakeAccessError) as error:
-        collected(lk.snapshot().scan("tokens"))
+        collect_rows(lk.snapshot().scan("tokens"))
     said = str(error.value)
     assert said.startswith(f"table `tokens`: {file} cannot be read: ")
     assert "`trajlake doctor`" in said
@@ -49,27 +49,27 @@ def test_a_join_names_the_table_that_is_damaged(tmp_path: Path) -> None:
     snapshot = lk.snapshot()
     frame = snapshot.scan("episodes").join(snapshot.scan("tokens"), on="episode_id")
     with pytest.raises(LakeAccessError, match="table `tokens`: "):
-        collected(frame)
+        collect_rows(frame)
 
 
 def test_where_no_file_is_found_to_be_damaged_the_tables_are_named(tmp_path: Path) -> None:
     lk, _ = lake_with_four_files(tmp_path)
     frame = lk.snapshot().scan("tokens").with_columns(pl.col("provenance").cast(pl.Int64))
     with pytest.raises(LakeAccessError, match="a file of `tokens` cannot be read: conversion from `str` to `i64`"):
-        collected(frame)
+        collect_rows(frame)
 
 
 def test_a_plan_that_cannot_be_shown_is_told_as_polars_tells_it(tmp_path: Path) -> None:
     file = tmp_path / "x.parquet"
     file.write_bytes(b"none")
     with pytest.raises(LakeAccessError, match=r"^a file cannot be read: .*`trajlake doctor`"):
-        collected(pl.scan_parquet(file).select("a"))
+        collect_rows(pl.scan_parquet(file).select("a"))
 
 
 def test_pyarrows_errors_are_told_alike(tmp_path: Path) -> None:
     file = tmp_path / "steps" / "gone.parquet"
     with pytest.raises(FileNotFoundError) as error:
         pq.ParquetFile(file)
-    said = str(damaged(str(file), error.value))
+    said = str(damaged_file_error(str(file), error.value))
     assert said.startswith(f"table `steps`: {file} cannot be read: ")
     assert "no such file. " in said

@@ -6,11 +6,10 @@ from collections.abc import Callable
 import pytest
 
 from lake import Lake, ids
-from lake.care.claims import _CLAIMS
 from lake.care.doctor import examine
-from lake.care.pins import _LEASES, _SNAPSHOTS, _VACUUMS
-from lake.care.saved_views import _FOLDER, save_view, saved_views
-from lake.documents import decode_document, json_object
+from lake.care.pins import _CLAIMS, _LEASES, _SNAPSHOTS, _VACUUMS
+from lake.care.saved_views import _FOLDER, read_saved_views, save_view
+from lake.documents import decode_document, parse_json_object
 from lake.errors import LakeAccessError, TrajlakeError, UsageError
 from lake.storage.commits import _REVOKED
 from lake.storage.data_files import _REPLACED
@@ -59,7 +58,7 @@ def _claim(lk: Lake) -> None:
 
 
 READERS: dict[str, list[Callable[[Lake], object]]] = {
-    _FOLDER: [lambda lk: saved_views(Objects(lk.uri))],
+    _FOLDER: [lambda lk: read_saved_views(Objects(lk.uri))],
     _SNAPSHOTS: [Lake.snapshots, lambda lk: lk.at("x").sql("SELECT 1"), lambda lk: lk.vacuum(dry_run=True)],
     _LEASES: [lambda lk: lk.cuts([1]), lambda lk: lk.vacuum(dry_run=True)],
     _VACUUMS: [lambda lk: lk.name_snapshot("new")],
@@ -90,7 +89,7 @@ def test_a_damaged_view_hides_no_other(lk: Lake) -> None:
     save_view(objects, "sound", "/runs", "ann")
     for name, text in DOCUMENTS.items():
         objects.put(f"{_FOLDER}/{name}.json", bytes_of(text))
-    assert [view.name for view in saved_views(objects)] == ["sound"]
+    assert [view.name for view in read_saved_views(objects)] == ["sound"]
 
 
 @pytest.mark.parametrize("text", [None, *(text for text in DOCUMENTS.values() if isinstance(text, str))])
@@ -99,7 +98,7 @@ def test_a_column_of_json_is_an_object_or_nothing(text: str | None) -> None:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
         value = {}
-    assert json_object(text) == (value if isinstance(value, dict) else {})
+    assert parse_json_object(text) == (value if isinstance(value, dict) else {})
 
 
 def test_a_document_of_another_type_is_refused_with_its_place_and_the_remedy() -> None:

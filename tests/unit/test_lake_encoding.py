@@ -55,10 +55,10 @@ KEYED = table_of(
 
 def written(frame: pl.DataFrame, table: Table, rows_a_batch: int = 10**9) -> tuple[bytes, FileStatistics]:
     """The bytes of a file, and what is said of it."""
-    whole = encoding.arrow(frame, table)
+    whole = encoding.to_arrow(frame, table)
     sink = io.BytesIO()
     starts = range(0, whole.num_rows, rows_a_batch)
-    statistics = encoding.write(sink, (whole.slice(start, rows_a_batch) for start in starts), table)
+    statistics = encoding.write_parquet(sink, (whole.slice(start, rows_a_batch) for start in starts), table)
     return sink.getvalue(), statistics
 
 
@@ -148,10 +148,10 @@ def test_row_groups_are_of_one_size_whatever_the_width_and_the_pieces(
     monkeypatch.setattr(encoding, "ROW_GROUP_BYTES", size)
     rows = 5 * size // width
     # A piece of a table counts whole in pyarrow's figures: small ones come as DuckDB hands them over, by themselves.
-    whole = encoding.arrow(wide(rows, width), TEXTS)
+    whole = encoding.to_arrow(wide(rows, width), TEXTS)
     pieces = (pa.Table.from_pylist(part.to_pylist(), TEXTS.arrow()) for part in cut(whole, rows_a_batch))
     sink = io.BytesIO()
-    encoding.write(sink, pieces, TEXTS)
+    encoding.write_parquet(sink, pieces, TEXTS)
     found = [group.num_rows * width for group in groups(sink.getvalue())]
     assert sum(found) == rows * width
     assert all(bytes_ <= 1.5 * size for bytes_ in found)

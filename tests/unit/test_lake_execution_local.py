@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from lake.errors import ContractError, MissingExtraError, UsageError, WorkerLostError
-from lake.execution.choice import EXECUTORS, executor_named
-from lake.execution.cores import threads_for, usable_cores
-from lake.execution.executor import TRIES
-from lake.execution.held import held
-from lake.execution.local import LocalExecutor
+from lake.execution import EXECUTORS, make_executor
+from lake.execution.executor import TRIES, reuse_in_worker
+from lake.execution.local import LocalExecutor, choose_threads, count_usable_cores
 from lake.execution.on_ray import RayExecutor
 
 KINDS = {
@@ -125,7 +123,7 @@ def test_what_a_process_holds_is_made_anew_for_another_key() -> None:
             closed.append(self.key)
 
     for key in ("a", "a", "b", "a"):
-        assert held("thing", key, lambda key=key: Thing(key)).key == key
+        assert reuse_in_worker("thing", key, lambda key=key: Thing(key)).key == key
     assert (made, closed) == (["a", "b", "a"], ["a", "b"])
 
 
@@ -141,18 +139,18 @@ def test_processes_that_always_die_are_given_up_with_advice() -> None:
 
 def test_workers_default_to_the_cores_that_this_process_has() -> None:
     assert LocalExecutor().workers == min(4, len(os.sched_getaffinity(0)))
-    assert executor_named("processes", 3).workers == 3
+    assert make_executor("processes", 3).workers == 3
 
 
 @pytest.mark.parametrize("name", [name for name in EXECUTORS if name != "ray"])
 def test_an_executor_without_workers_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="0 workers; valid: 1"):
-        executor_named(name, 0)
+        make_executor(name, 0)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no executor 'dask'; valid: local, processes, ray"):
-        executor_named("dask")
+        make_executor("dask")
 
 
 def test_without_ray_the_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,12 +158,12 @@ def test_without_ray_the_install_line_is_told(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MissingExtraError, match=r'pip install "trajlake\[ray\]"$'):
         RayExecutor()
     with pytest.raises(UsageError, match="0 workers"):
-        executor_named("ray", 0)
+        make_executor("ray", 0)
 
 
 def test_cores_are_counted_on_a_system_without_an_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert usable_cores() == os.cpu_count()
+    assert count_usable_cores() == os.cpu_count()
     assert 1 <= LocalExecutor().workers <= 4
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert LocalExecutor().workers == 1
@@ -192,4 +190,4 @@ def test_threads_follow_the_size_of_a_model(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    assert threads_for(parameters) == threads
+    assert choose_threads(parameters) == threads

@@ -15,13 +15,11 @@ from lake import EpisodeRecord, Lake, StepRecord, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, FormatError, UsageError
 from lake.execution.local import LocalExecutor
-from lake.export import TARGETS, target
-from lake.export import files as export_files
-from lake.export.job import export
-from lake.export.place import MANIFEST, STATE
-from lake.export.request import Manifest, Request
+from lake.export import TARGETS, find_target
+from lake.export import job as export_files
+from lake.export.job import MANIFEST, STATE, ExportRequest, Manifest, export
 from lake.export.target import Choices
-from lake.formats import choose
+from lake.formats import choose_format
 from lake.records import ScoreRecord, SpanRecord, TokensRecord, identify
 from testkit.copies import copied, empty_lake
 from testkit.examples import mostly_slow
@@ -92,7 +90,7 @@ def own(tmp_path: Path) -> Lake:
 
 def exported(lk: Lake, out: Path, name: str, **given: Any) -> tuple[list[dict[str, Any]], Manifest]:
     """The rows of an export, and its manifest."""
-    manifest = export(lk, Request(target(name), out, **given))
+    manifest = export(lk, ExportRequest(find_target(name), out, **given))
     rows: list[dict[str, Any]] = []
     for shard in manifest.shards:
         path = (out if out.is_dir() else out.parent) / shard.name
@@ -317,16 +315,16 @@ def test_rows_for_trainers_are_read_as_the_episodes_that_they_are_of(lk: Lake, t
 def test_a_table_of_scout_is_refused_by_its_name(lk: Lake, tmp_path: Path) -> None:
     exported(lk, tmp_path / "out.parquet", "scout")
     with pytest.raises(FormatError, match="database of Inspect Scout"):
-        choose(tmp_path / "out.parquet")
+        choose_format(tmp_path / "out.parquet")
 
 
 def test_a_score_that_nobody_gave_is_refused_with_those_that_there_are(lk: Lake, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no scores of 'nonsense' for episodes; valid: env_return, judge"):
-        export(lk, Request(target("preference"), tmp_path / "out", choices=Choices(score="nonsense")))
+        export(lk, ExportRequest(find_target("preference"), tmp_path / "out", choices=Choices(score="nonsense")))
     made = empty_lake(tmp_path / "unrated")
     made.append([rollout(reward=None), rollout(index=1, reward=None)], run_id="a")
     with pytest.raises(DataRefusedError, match=r".env_return.; valid: --score judge$"):
-        export(made, Request(target("preference"), tmp_path / "out"))
+        export(made, ExportRequest(find_target("preference"), tmp_path / "out"))
 
 
 def test_a_row_that_no_chat_template_takes_is_left_out(tmp_path: Path, wording: Wording) -> None:
@@ -351,15 +349,15 @@ def test_a_row_that_no_chat_template_takes_is_left_out(tmp_path: Path, wording: 
 def test_one_file_is_one_shard_however_many_episodes_there_are(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lake.export.place.SHARD_EPISODES", 1)
+    monkeypatch.setattr("lake.export.job.SHARD_EPISODES", 1)
     rows, _ = exported(lk, tmp_path / "out.jsonl", "jsonl", shard_episodes=1)
     assert len(rows) == 4
 
 
 def test_the_help_lists_the_formats() -> None:
     help_text = " ".join(CliRunner().invoke(trajlake, ["export", "-h"]).stdout.split()).replace("- ", "-")
-    listed = help_text.partition("--format TEXT ")[2].partition(" See docs/guides/export.md")[0]
-    names = re.findall(r"[a-z]+(?:-[a-z]+)*", listed.replace("(these four also with -parquet behind them)", ""))
+    listed = help_text.partition("--format TEXT Output format: ")[2].partition(". Append -parquet")[0]
+    names = re.findall(r"[a-z]+(?:-[a-z]+)*", listed)
     assert names == [name for name in TARGETS if not name.endswith("-parquet")]
 
 
@@ -384,9 +382,9 @@ def test_the_same_export_is_the_same_bytes_whatever_the_files_of_the_lake(lk: La
         for record in [rollout("other", 1), rollout(index=1, reward=0.0, last="No."), rollout("other"), rollout()]:
             made.append([record], run_id="a")
 
-    export(lk, Request(target(name), tmp_path / "one"))
+    export(lk, ExportRequest(find_target(name), tmp_path / "one"))
     other = copied("two groups to export, a file for each rollout", make, tmp_path / "other")
-    export(other, Request(target(name), tmp_path / "two"))
+    export(other, ExportRequest(find_target(name), tmp_path / "two"))
     files = sorted(path.name for path in Path(tmp_path, "one").iterdir())
     for file in set(files) - {MANIFEST}:
         assert Path(tmp_path, "one", file).read_bytes() == Path(tmp_path, "two", file).read_bytes()
@@ -423,7 +421,7 @@ def test_an_export_that_was_stopped_goes_on_where_it_was(
         written.append(path)
         return write(path, rows)
 
-    request = Request(target("jsonl"), tmp_path / "out", shard_episodes=1)
+    request = ExportRequest(find_target("jsonl"), tmp_path / "out", shard_episodes=1)
     monkeypatch.setattr(export_files, "write_lines", once)
     with pytest.raises(KeyboardInterrupt):
         export(own, request)
@@ -444,7 +442,7 @@ def test_what_is_retracted_while_an_export_is_stopped_is_not_in_it(
     def never(path: Path, rows: Any) -> int:
         raise KeyboardInterrupt
 
-    request = Request(target("jsonl"), tmp_path / "out", shard_episodes=1)
+    request = ExportRequest(find_target("jsonl"), tmp_path / "out", shard_episodes=1)
     with monkeypatch.context() as patch:
         patch.setattr(export_files, "write_lines", never)
         with pytest.raises(KeyboardInterrupt):
@@ -458,15 +456,15 @@ def test_a_place_that_holds_something_else_is_refused(lk: Lake, tmp_path: Path) 
     Path(tmp_path, "full").mkdir()
     Path(tmp_path, "full", "mine.txt").write_text("mine")
     Path(tmp_path, "there.jsonl").write_text("mine")
-    with pytest.raises(UsageError, match="full is there already"):
-        export(lk, Request(target("jsonl"), tmp_path / "full"))
-    with pytest.raises(UsageError, match=r"there\.jsonl is there already"):
-        export(lk, Request(target("jsonl"), tmp_path / "there.jsonl"))
+    with pytest.raises(UsageError, match="full exists already"):
+        export(lk, ExportRequest(find_target("jsonl"), tmp_path / "full"))
+    with pytest.raises(UsageError, match=r"there\.jsonl exists already"):
+        export(lk, ExportRequest(find_target("jsonl"), tmp_path / "there.jsonl"))
     with pytest.raises(UsageError, match=r"is a file; scout .* \.parquet"):
-        export(lk, Request(target("scout"), tmp_path / "there.jsonl"))
+        export(lk, ExportRequest(find_target("scout"), tmp_path / "there.jsonl"))
     assert Path(tmp_path, "there.jsonl").read_text() == "mine"
     with pytest.raises(UsageError, match=r"new\.parquet .*; messages .* a folder"):
-        export(lk, Request(target("messages"), tmp_path / "new.parquet"))
+        export(lk, ExportRequest(find_target("messages"), tmp_path / "new.parquet"))
 
 
 def test_a_bucket_is_refused_and_no_folder_of_its_name_is_made(
@@ -484,16 +482,16 @@ def test_the_parts_that_a_lake_is_read_in_do_not_show(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[int, int]
 ) -> None:
     whole, _ = exported(lk, tmp_path / "whole", "jsonl")
-    monkeypatch.setattr("lake.export.job.STEPS_A_PART", steps)
-    monkeypatch.setattr("lake.export.job.BYTES_A_PART", 0)
+    monkeypatch.setattr("lake.export.job.STEPS_PER_BATCH", steps)
+    monkeypatch.setattr("lake.export.job.BYTES_PER_BATCH", 0)
     assert exported(lk, tmp_path / "parts", "jsonl")[0] == whole
 
 
 def test_nothing_chosen_and_unknown_names_are_refused(lk: Lake, tmp_path: Path) -> None:
-    with pytest.raises(DataRefusedError, match=r"no episode is chosen; .*: a"):
-        export(lk, Request(target("jsonl"), tmp_path / "out", run_id="b"))
-    with pytest.raises(UsageError, match="nothing is exported as 'csv'; valid: jsonl = "):
-        target("csv")
+    with pytest.raises(DataRefusedError, match=r"no episode matches; .*: a"):
+        export(lk, ExportRequest(find_target("jsonl"), tmp_path / "out", run_id="b"))
+    with pytest.raises(UsageError, match="invalid export format 'csv'; valid: jsonl = "):
+        find_target("csv")
     assert not Path(tmp_path, "out").exists()
 
 
@@ -504,7 +502,7 @@ def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path
     assert done.stdout == f"{out}: 4 rows of 4 episodes (8 steps) as messages\n"
     assert done.stderr.splitlines() == [
         "score: env_return",
-        "not in it: episodes' extra (4), spans (4), step scores (4), tokens (4)",
+        "not exported: episodes' extra (4), spans (4), step scores (4), tokens (4)",
     ]
     assert lake.open(lk.uri).sql("SELECT count(*) AS n FROM episodes").item() == 4
 
@@ -515,7 +513,9 @@ def test_the_command_says_what_was_written_and_what_not(lk: Lake, tmp_path: Path
 def test_a_trial_of_harbor_holds_the_chat_the_tokens_the_rewards_and_the_advantages(own: Lake, tmp_path: Path) -> None:
     run = CliRunner().invoke(trajlake, ["credit", "rloo", "--lake", own.uri])
     assert run.exit_code == 0, run.output
-    manifest = export(own, Request(target("atif"), tmp_path / "out", where="task_id = 'door' AND rollout_index = 0"))
+    manifest = export(
+        own, ExportRequest(find_target("atif"), tmp_path / "out", where="task_id = 'door' AND rollout_index = 0")
+    )
     assert manifest.left_out == {"spans": 1}
     (path,) = (tmp_path / "out").glob("a/door__*/agent/trajectory.json")
     document = json.loads(path.read_text("utf-8"))
@@ -542,7 +542,7 @@ def test_sub_agents_are_embedded_and_continuations_are_files_beside(tmp_path: Pa
         for name in ("subagent", "continuation", "fork")
     ]
     made.append([root, *related], run_id="a")
-    export(made, Request(target("atif"), tmp_path / "out"))
+    export(made, ExportRequest(find_target("atif"), tmp_path / "out"))
     (folder,) = (tmp_path / "out" / "a").glob(f"door__{own}")
     document = json.loads((folder / "agent" / "trajectory.json").read_text("utf-8"))
     (inner,) = document["subagent_trajectories"]
@@ -624,7 +624,7 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("here", "there")}
     for name, folder in folders.items():
         executor = LocalExecutor(1, processes=True) if name == "there" else None
-        export(lk, Request(target("messages"), folder, shard_episodes=2), executor=executor)
+        export(lk, ExportRequest(find_target("messages"), folder, shard_episodes=2), executor=executor)
     here, there = ({file.name: file.read_bytes() for file in folder.iterdir()} for folder in folders.values())
     assert len(here) == 4, "three shards and their manifest"
     assert there == here
@@ -633,5 +633,5 @@ def test_processes_write_the_same_bytes(tmp_path: Path) -> None:
 def test_a_tree_is_written_by_one_process(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
     lk.append([rollout()], run_id="r")
-    with pytest.raises(UsageError, match="writes: --executor local"):
-        export(lk, Request(target("atif"), tmp_path / "out"), executor=LocalExecutor(1, processes=True))
+    with pytest.raises(UsageError, match="writes: use --executor local"):
+        export(lk, ExportRequest(find_target("atif"), tmp_path / "out"), executor=LocalExecutor(1, processes=True))

@@ -12,9 +12,16 @@ import pytest
 
 from lake import ids
 from lake.export import TARGETS
-from lake.export.plain import flat, flat_type
-from lake.export.target import Choices, Credit, Exported, Losses, file_name
-from lake.read.episodes import Episode
+from lake.export.target import (
+    Choices,
+    Exported,
+    ExportedCredit,
+    Losses,
+    build_flat_type,
+    flatten_messages,
+    to_file_name,
+)
+from lake.read.episodes import StoredEpisode
 from lake.records import EpisodeRecord, ScoreRecord, StepRecord, check, identify
 from testkit import eval_protocol_files, massgen_files
 from testkit.copies import empty_lake
@@ -29,11 +36,14 @@ GOLDEN = CHECKOUT / "tests" / "golden" / "formats"
 def on_its_way(record: EpisodeRecord) -> Exported:
     """An episode as a target gets it, with credit."""
     identity = identify(record, record.run_id or "run")
-    credit = {index: Credit(0.5 + index, None, 0.5, None, 1) for index in range(len(record.steps))}
+    credit = {index: ExportedCredit(0.5 + index, None, 0.5, None, 1) for index in range(len(record.steps))}
     scores = [("recorded", score) for score in record.scores]
     computed = [("1", ScoreRecord(scorer="ours", value=None, error="no"))]
     return Exported(
-        Episode(identity.episode_id, identity.group_id, record, scores + computed), credit, frozenset((0,)), scores
+        StoredEpisode(identity.episode_id, identity.group_id, record, scores + computed),
+        credit,
+        frozenset((0,)),
+        scores,
     )
 
 
@@ -136,10 +146,10 @@ def test_prompts_for_verl_have_a_number_of_their_own_in_every_group() -> None:
 def test_arguments_in_a_table_are_json_whatever_the_policy_said() -> None:
     said = ['{"at": "door"}', "no json", None, {"at": 1}]
     calls = [{"id": "1", "function": {"name": "look", "arguments": arguments}} for arguments in said]
-    (message,) = flat([{"role": "assistant", "content": "", "tool_calls": calls}], Losses())
+    (message,) = flatten_messages([{"role": "assistant", "content": "", "tool_calls": calls}], Losses())
     texts = [call["function"]["arguments"] for call in message["tool_calls"]]
     assert texts == ['{"at":"door"}', '{"_raw":"no json"}', None, '{"at":1}']
-    assert str(flat_type()).count("extension<arrow.json>") == 1, "which datasets loads as objects"
+    assert str(build_flat_type()).count("extension<arrow.json>") == 1, "which datasets loads as objects"
 
 
 def test_circles_and_deep_families_are_written_once_each() -> None:
@@ -196,14 +206,18 @@ NAMES = [
 
 
 def test_different_names_stay_different_and_lead_nowhere_else() -> None:
-    made = [file_name(name) for name in NAMES]
-    made += [file_name(name) for name in made]
+    made = [to_file_name(name) for name in NAMES]
+    made += [to_file_name(name) for name in made]
     assert len(set(made)) == len(set(NAMES) | set(made[: len(NAMES)])), "of different names, also of those that it made"
     for name in made:
         assert name not in ("", ".", "..", "manifest.json")
         assert not name.startswith(("_", "."))
         assert "/" not in name
-    assert [file_name(name) for name in ("gpt-4o", "trial__AbC1234", "a.b=c")] == ["gpt-4o", "trial__AbC1234", "a.b=c"]
+    assert [to_file_name(name) for name in ("gpt-4o", "trial__AbC1234", "a.b=c")] == [
+        "gpt-4o",
+        "trial__AbC1234",
+        "a.b=c",
+    ]
 
 
 def test_episodes_whose_names_are_the_same_once_cleaned_do_not_overwrite_each_other(tmp_path: Path) -> None:

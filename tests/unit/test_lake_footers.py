@@ -9,9 +9,9 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from lake.read import footers
+from lake.read import query_views
+from lake.read.parquet import DataFile
 from lake.read.query_views import table_sql
-from lake.read.visibility import DataFile
 from lake.tables import TABLES
 from testkit.lakes import build_lake
 
@@ -46,10 +46,10 @@ def test_a_file_that_lacks_something_is_not_whole(
     change(other)
     files = [file, replace(file, path=str(other))]
     connection = duckdb.connect()
-    assert footers.whole(connection, EPISODES, files[:1]) == {file.path}
-    assert footers.whole(connection, EPISODES, files) == {file.path}
+    assert query_views.find_complete(connection, EPISODES, files[:1]) == {file.path}
+    assert query_views.find_complete(connection, EPISODES, files) == {file.path}
     if change is older:
-        body = table_sql(EPISODES, files, whole={file.path})
+        body = table_sql(EPISODES, files, complete={file.path})
         assert "schema = MAP" in body
         found = connection.sql(QUERY.format(body)).fetchall()
         assert found == connection.sql(QUERY.format(table_sql(EPISODES, files))).fetchall()
@@ -57,10 +57,10 @@ def test_a_file_that_lacks_something_is_not_whole(
 
 
 def test_duckdb_knows_how_many_rows_whole_files_have(file: DataFile) -> None:
-    body = table_sql(EPISODES, [file], whole={file.path})
+    body = table_sql(EPISODES, [file], complete={file.path})
     assert f"~{file.rows} rows" in duckdb.sql(f"EXPLAIN SELECT episode_id FROM ({body})").fetchall()[0][1]
 
 
 def test_of_too_many_files_it_is_not_asked(file: DataFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footers, "_MOST_FILES", 1)
-    assert footers.whole(duckdb.connect(), EPISODES, [file, file]) == frozenset()
+    monkeypatch.setattr(query_views, "MOST_FOOTERS", 1)
+    assert query_views.find_complete(duckdb.connect(), EPISODES, [file, file]) == frozenset()

@@ -11,12 +11,12 @@ import pytest
 
 import lake
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
-from lake.formats.base import lines
+from lake.formats import FORMATS, choose_format
+from lake.formats.base import source
 from lake.formats.base.source import Meter
 from lake.records import EpisodeRecord, Reject, identify
 from lake.write.ingest import ingest
-from lake.write.rows import inlined
+from lake.write.rows import inline_blobs
 from testkit.episodes import episode, line, write_lines
 
 GOOD = line(episode("good"))
@@ -109,7 +109,7 @@ def test_a_cut_inside_a_character_or_a_number_is_truncated_too(tmp_path: Path, t
         (
             b'{"task_id": "t", "steps": [{"state": "s", "action": "a"}, {"state": "end", "reward": 1.0}]}\n',
             "invalid",
-            "at `$.steps[1]`. What came after the last action goes to `final_observation`; a reward given at the end",
+            "at `$.steps[1]`. Observations after the last action belong into `final_observation`. A reward at the end",
         ),
         (
             b'{"task_id": "t", "steps": [{"state": "s"}]}\n',
@@ -223,13 +223,13 @@ def test_images_in_messages_stay_parts_and_large_ones_move_to_blobs(tmp_path: Pa
     stored = lk.scan("episodes").select("initial_messages").collect()
     assert "AAAA" not in stored.item()
     assert lk.sql("SELECT media_type FROM blobs").item() == "image/png"
-    assert json.loads(inlined(lk.snapshot(), stored, ["initial_messages"]).item()) == [message]
+    assert json.loads(inline_blobs(lk.snapshot(), stored, ["initial_messages"]).item()) == [message]
 
 
 def test_a_line_above_the_limit_is_a_reject_and_is_never_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LINE_LIMIT", 1 << 20)
+    monkeypatch.setattr(source, "LINE_LIMIT", 1 << 20)
     path = tmp_path / "f"
     path.write_bytes(GOOD + b'{"task_id": "' + b"x" * (32 << 20) + b'"}\n' + GOOD)
     meter = Meter()
@@ -264,7 +264,7 @@ def test_a_line_above_the_limit_is_a_reject_and_is_never_in_memory(
 def test_a_file_is_known_by_the_keys_of_its_first_values(tmp_path: Path, content: bytes, name: str) -> None:
     path = tmp_path / "anything.txt"
     path.write_bytes(content)
-    assert choose(path).name == name
+    assert choose_format(path).name == name
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, c
     path = tmp_path / "unknown"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"has no known format.*--query.*--format.*; known: .*tau_bench.*jsonl"):
-        choose(path)
-    assert choose(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
+        choose_format(path)
+    assert choose_format(path, "jsonl") is FORMATS["jsonl"], "who is sure may name it"
 
 
 @pytest.mark.parametrize(
@@ -291,20 +291,23 @@ def test_a_file_of_no_known_format_is_an_error_that_lists_them(tmp_path: Path, c
     [
         (b"\xff\xfe{\x00", "is text in UTF-16; save it as UTF-8"),
         (b"PAR1", "is a file of parquet that is cut or damaged: Parquet file size is 4 bytes"),
-        (b"[" + line(episode("t")) + b"]", "is an array of episodes of our own format; write each of them on a line"),
+        (
+            b"[" + line(episode("t")) + b"]",
+            "is an array of episodes of our own format; write each of them on a separate line",
+        ),
     ],
 )
 def test_what_is_nearly_of_a_known_format_is_told_what_to_do(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(FormatError, match=says):
-        choose(tmp_path / "f")
+        choose_format(tmp_path / "f")
 
 
 def test_a_file_of_another_format_than_named_is_refused_before_each_line_is(tmp_path: Path) -> None:
     path = tmp_path / "tau.json"
     path.write_text('[\n{"task_id": 0, "traj": [], "reward": 1.0}\n]')
     with pytest.raises(FormatError, match=r"tau\.json looks like tau_bench, not like jsonl; leave --format out"):
-        choose(path, "jsonl")
+        choose_format(path, "jsonl")
 
 
 @pytest.mark.parametrize("spelled_out", [False, True])
@@ -329,15 +332,15 @@ def test_a_file_with_nothing_in_it_is_an_error(tmp_path: Path, name: str | None,
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(FormatError, match=says) as raised:
-        choose(path, name)
+        choose_format(path, name)
     assert str(path) in str(raised.value)
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="directory"):
-        choose(tmp_path)
+        choose_format(tmp_path)
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no format 'parquet'; known: tau_bench"):
-        choose(write_lines(tmp_path / "f", [GOOD]), "parquet")
+        choose_format(write_lines(tmp_path / "f", [GOOD]), "parquet")

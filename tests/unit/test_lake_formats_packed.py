@@ -10,12 +10,11 @@ import pyarrow as pa
 import pytest
 
 from lake.errors import FormatError
-from lake.formats import FORMATS, choose
-from lake.formats.base.rows import Item
-from lake.formats.base.source import stem
+from lake.formats import FORMATS, choose_format
+from lake.formats.base.format import Item
+from lake.formats.base.source import get_stem
 from lake.records import Reject
-from lake.write.plan import plan
-from lake.write.sources import Argument, File
+from lake.write.sources import Argument, File, plan_ingest
 from testkit.episodes import episode, line
 
 LINES = b"".join(line(episode(f"task {n}", extra={"x": str(n) * 50})) for n in range(300))
@@ -49,9 +48,9 @@ def test_a_packed_file_reads_like_its_text(tmp_path: Path, ending: str, name: st
     assert len(plain) == 300
     assert comparable(read(path, pack(text), name)) == plain
     assert comparable(read(path, pack(text[:half]) + pack(text[half:]), name)) == plain, "several pieces are one text"
-    assert choose(path).name == name
+    assert choose_format(path).name == name
     for named in (path, tmp_path / "airline.json"):
-        assert plan(Argument(str(named), [File(named, named.name, named)])).report.run_id == "airline"
+        assert plan_ingest(Argument(str(named), [File(named, named.name, named)])).report.run_id == "airline"
 
 
 @packed
@@ -94,9 +93,9 @@ def test_what_was_whole_before_the_damage_is_kept_however_small_the_file(tmp_pat
 def test_a_packed_file_of_which_nothing_can_be_read_is_an_error(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"f.{ending}"
     path.write_bytes(PACKERS[ending](LINES)[:12])
-    with pytest.raises(FormatError, match=r"is cut.*nothing of it"):
-        choose(path)
+    with pytest.raises(FormatError, match=r"is cut.*nothing in it"):
+        choose_format(path)
 
 
 def test_only_endings_of_packed_files_are_taken_off_twice() -> None:
-    assert [stem(Path(name)) for name in ("a.jsonl.gz", "a.json.zst", "a.b.json", "a.gz")] == ["a", "a", "a.b", "a"]
+    assert [get_stem(Path(name)) for name in ("a.jsonl.gz", "a.json.zst", "a.b.json", "a.gz")] == ["a", "a", "a.b", "a"]

@@ -12,7 +12,7 @@ import pytest
 
 from lake.formats import FORMATS
 from lake.formats.base import json_array
-from lake.formats.tau_bench import to_record
+from lake.formats.tau_bench import build_record
 from lake.records import EpisodeRecord, Reject, StepRecord
 
 SYSTEM = {"role": "system", "content": "You are an agent."}
@@ -60,7 +60,7 @@ def rejected(path: Path, bad: Any) -> Reject:
 
 
 def test_each_assistant_turn_is_a_step_and_its_state_is_what_came_since_the_last_one() -> None:
-    record = to_record(row([SYSTEM, HELLO, ASK, HELLO, CALL, RESULT, ASK, STOP]))
+    record = build_record(row([SYSTEM, HELLO, ASK, HELLO, CALL, RESULT, ASK, STOP]))
     assert [step.state for step in record.steps] == ["Hello.", "Hello.", '{"found": 1}']
     assert [step.state_role for step in record.steps] == ["user", "user", "tool"]
     assert [step.action for step in record.steps] == ["Who are you?", "", "Who are you?"]
@@ -70,7 +70,7 @@ def test_each_assistant_turn_is_a_step_and_its_state_is_what_came_since_the_last
 def test_every_message_is_kept_once() -> None:
     """Initial messages, then each step's context, then what no decision answered."""
     chat = [SYSTEM, HELLO, ASK, HELLO, CALL, RESULT, ASK, STOP]
-    record = to_record(row(chat))
+    record = build_record(row(chat))
     assert record.initial_messages == [SYSTEM, HELLO]
     assert [step.context for step in record.steps] == [[], [HELLO], [RESULT]]
     assert record.final_observation == [STOP]
@@ -78,28 +78,28 @@ def test_every_message_is_kept_once() -> None:
 
 def test_what_a_message_says_besides_is_kept() -> None:
     thought = ASK | {"reasoning_content": "Hm.", "refusal": None, "annotations": [1]}
-    (step,) = to_record(row([SYSTEM, HELLO, thought])).steps
+    (step,) = build_record(row([SYSTEM, HELLO, thought])).steps
     assert (step.reasoning, step.extra) == ("Hm.", {"annotations": [1]})
 
 
 def test_a_rollout_that_the_runner_could_not_finish_failed() -> None:
-    record = to_record(row([], reward=0.0, info={"error": "timeout", "traceback": "..."}))
+    record = build_record(row([], reward=0.0, info={"error": "timeout", "traceback": "..."}))
     assert (record.status, record.error, record.env_return) == ("failed", "timeout", 0.0)
 
 
 def test_several_messages_between_two_turns_are_one_state() -> None:
-    step = to_record(row([SYSTEM, HELLO, RESULT, ASK])).steps[0]
+    step = build_record(row([SYSTEM, HELLO, RESULT, ASK])).steps[0]
     assert step.state == 'Hello.\n{"found": 1}'
     assert step.state_role == "tool"
 
 
 def test_the_system_prompt_is_no_state_wherever_it_stands() -> None:
-    first, second = to_record(row([SYSTEM, HELLO, ASK, SYSTEM, HELLO, ASK])).steps
+    first, second = build_record(row([SYSTEM, HELLO, ASK, SYSTEM, HELLO, ASK])).steps
     assert first.state == second.state == "Hello."
 
 
 def test_a_turn_that_answers_nothing_has_an_empty_state() -> None:
-    steps = to_record(row([ASK, ASK])).steps
+    steps = build_record(row([ASK, ASK])).steps
     assert [(step.state, step.state_role, step.context) for step in steps] == [("", None, []), ("", None, [])]
 
 
@@ -107,17 +107,17 @@ def test_a_turn_that_answers_nothing_has_an_empty_state() -> None:
     ("content", "is_error"), [("Error: no such user", True), ("No Error", False), ("", False), (None, False)]
 )
 def test_a_tool_result_that_begins_with_error_is_an_error(content: str | None, is_error: bool) -> None:
-    step = to_record(row([HELLO, CALL, RESULT | {"content": content}, ASK])).steps[1]
+    step = build_record(row([HELLO, CALL, RESULT | {"content": content}, ASK])).steps[1]
     assert step.state_is_error is is_error
 
 
 def test_a_user_who_says_error_is_none() -> None:
-    assert to_record(row([{"role": "user", "content": "Error 404"}, ASK])).steps[0].state_is_error is False
+    assert build_record(row([{"role": "user", "content": "Error 404"}, ASK])).steps[0].state_is_error is False
 
 
 def test_what_the_file_does_not_say_stays_unknown() -> None:
     """No run, no model, no rewards of steps: only the return of the episode."""
-    record = to_record(row())
+    record = build_record(row())
     assert record.run_id is None
     assert record.policy is None
     assert [step.reward for step in record.steps] == [None]
@@ -125,13 +125,13 @@ def test_what_the_file_does_not_say_stays_unknown() -> None:
 
 
 def test_siblings_are_the_trials_of_a_task() -> None:
-    record = to_record(row())
+    record = build_record(row())
     assert (record.task_id, record.rollout_index) == ("4", 1)
-    assert to_record(row(task_id="retail-4")).task_id == "retail-4"
+    assert build_record(row(task_id="retail-4")).task_id == "retail-4"
 
 
 def test_what_a_reward_may_compare_with_and_the_rest_of_the_info_are_kept() -> None:
-    record = to_record(row())
+    record = build_record(row())
     assert record.ground_truth == {"actions": INFO["task"]["actions"], "outputs": []}
     assert record.extra == {"info": INFO}
 
@@ -140,25 +140,25 @@ def test_what_a_reward_may_compare_with_and_the_rest_of_the_info_are_kept() -> N
 
 
 def test_a_rollout_whose_environment_gave_a_reward_was_ended_by_its_source() -> None:
-    record = to_record(row(info=INFO | {"source": "transfer_to_human_agents"}))
+    record = build_record(row(info=INFO | {"source": "transfer_to_human_agents"}))
     assert (record.status, record.terminated, record.stop_reason) == ("completed", True, "transfer_to_human_agents")
 
 
 def test_a_rollout_without_reward_info_was_stopped_by_the_limit_of_turns() -> None:
     """The runner ends an episode after 30 turns; what spoke last then is not why it stopped."""
-    record = to_record(row(info=INFO | {"reward_info": None}))
+    record = build_record(row(info=INFO | {"reward_info": None}))
     assert (record.status, record.terminated, record.stop_reason) == ("truncated", False, None)
 
 
 @pytest.mark.parametrize("info", [None, {}])
 def test_a_row_without_info_leaves_the_end_unknown(info: dict[str, Any] | None) -> None:
-    record = to_record(row(info=info))
+    record = build_record(row(info=info))
     assert (record.status, record.terminated, record.stop_reason) == ("completed", None, None)
     assert record.ground_truth is None
 
 
 def test_a_reward_may_be_unknown() -> None:
-    assert to_record(row(reward=None)).env_return is None
+    assert build_record(row(reward=None)).env_return is None
 
 
 # ---------------------------------------------------------------- rows that are refused, one by one
@@ -262,6 +262,6 @@ def test_an_empty_array_holds_no_records(tmp_path: Path) -> None:
 
 def test_a_record_is_typed_as_if_it_had_been_decoded() -> None:
     """What the reader builds by hand would decode to itself: no field is of a type its column cannot hold."""
-    record = to_record(row([SYSTEM, HELLO, ASK, HELLO, CALL, RESULT, ASK, STOP]))
+    record = build_record(row([SYSTEM, HELLO, ASK, HELLO, CALL, RESULT, ASK, STOP]))
     assert msgspec.json.decode(msgspec.json.encode(record), type=EpisodeRecord) == record
     assert all(isinstance(step, StepRecord) for step in record.steps)

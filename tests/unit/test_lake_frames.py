@@ -10,7 +10,7 @@ import pytest
 from lake import EpisodeRecord, StepRecord, TokensRecord, ids
 from lake.records import identify
 from lake.tables import EPISODES, STEPS, TOKENS
-from lake.write.rows import episodes_frame, json_text, steps_frame, tokens_frame
+from lake.write.rows import build_episodes_frame, build_steps_frame, build_tokens_frame, encode_json
 from testkit.episodes import episode
 
 WRITE_ID = 99
@@ -21,7 +21,9 @@ def frames(*records: EpisodeRecord) -> tuple[pl.DataFrame, pl.DataFrame, pl.Data
     for record in records:
         record.run_id = record.run_id or "run"
     identities = [identify(record, record.run_id or "") for record in records]
-    made = [make(records, identities, WRITE_ID) for make in (episodes_frame, steps_frame, tokens_frame)]
+    made = [
+        make(records, identities, WRITE_ID) for make in (build_episodes_frame, build_steps_frame, build_tokens_frame)
+    ]
     return made[0], made[1], made[2]
 
 
@@ -109,7 +111,7 @@ def test_payloads_are_compact_json_in_utf8() -> None:
     assert "\u00e9\U0001f600" in text
     assert episodes["initial_messages"][0] == '[{"role":"user","content":"hi"}]'
     assert steps["context"].to_list() == ["[]"]
-    assert json_text(None) is None
+    assert encode_json(None) is None
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,13 @@ from lake import EpisodeRecord, Lake, ids
 from lake.formats import FORMATS, Format, jsonl
 from lake.records import ScoreRecord, identify
 from lake.write.ingest import ingest
-from lake.write.plan import Report, plan
+from lake.write.jobs import RecordCounts
 from lake.write.preview import preview
-from lake.write.recording import Counts
-from lake.write.sources import located
+from lake.write.sources import Report, locate_arguments, plan_ingest
 from testkit.copies import empty_lake
 from testkit.episodes import assert_whole, episode, write_lines
 from testkit.examples import examples
-from viewer.queries.episodes import related
+from viewer.queries.transcripts import read_related_episodes
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -39,12 +38,12 @@ def session(
     return episode(task, steps=steps, ended_at=ended_at, final_observation=final, **fields)
 
 
-def read(lk: Lake, *records: EpisodeRecord) -> Counts:
+def read(lk: Lake, *records: EpisodeRecord) -> RecordCounts:
     """Record sessions as a reader of them would, in one batch."""
     for record in records:
         record.run_id = "run"
     with lk.job(kind="ingest", run_id="run") as job:
-        return job.record_checked(records, range(len(records)), growing=range(len(records)))
+        return job.record_checked(records, range(len(records)), session_positions=range(len(records)))
 
 
 def visible(lk: Lake) -> list[tuple[Any, ...]]:
@@ -52,7 +51,7 @@ def visible(lk: Lake) -> list[tuple[Any, ...]]:
     return lk.sql("SELECT task_id, attempt, num_steps, final_observation FROM episodes ORDER BY ALL").rows()
 
 
-def counted(counts: Counts) -> tuple[int, int, int, int]:
+def counted(counts: RecordCounts) -> tuple[int, int, int, int]:
     return counts.new, counts.present, counts.replaced, counts.rejected
 
 
@@ -144,7 +143,7 @@ def test_whatever_is_read_in_whatever_batches_the_longest_counts(
 ) -> None:
     lk = empty_lake(tmp_path_factory.mktemp("any") / "lake")
     left = list(lengths)
-    total = Counts()
+    total = RecordCounts()
     while left:
         size = data.draw(st.integers(1, len(left)))
         found = read(lk, *(session(steps) for steps in left[:size]))
@@ -203,15 +202,17 @@ def test_a_child_of_a_session_that_went_on_is_related_to_what_it_is_now(lk: Lake
         assert lk.sql(parent).rows() == [("session", attempt, "subagent", 0)]
     above, below = (lk.sql("SELECT episode_id FROM episodes WHERE task_id = ?", [t]).item() for t in ("session", "sub"))
     for one, other, is_parent in ((below, above, True), (above, below, False)):
-        assert related(lk, one).select("episode_id", "is_parent").rows() == [(other, is_parent)]
+        assert read_related_episodes(lk, one).select("episode_id", "is_parent").rows() == [(other, is_parent)]
     lk.retract([above])
-    assert related(lk, below).select("episode_id", "task_id").rows() == [(above, None)], "it is named by its id alone"
+    assert read_related_episodes(lk, below).select("episode_id", "task_id").rows() == [(above, None)], (
+        "it is named by its id alone"
+    )
 
 
 def test_a_preview_counts_sessions_as_an_ingest_would(lk: Lake, tmp_path: Path, whole: None) -> None:
     path = write_lines(tmp_path / "s.jsonl", [session(n) for n in (3, 1, 3, 4)])
-    with located([str(path)], None) as (argument,):  # type: ignore[arg-type]
-        found = preview(plan(argument))
+    with locate_arguments([str(path)], None) as (argument,):  # type: ignore[arg-type]
+        found = preview(plan_ingest(argument))
     report = ingest(lk, path)
     assert (found.episodes, found.present) == (report.new, report.present) == (2, 2)
 

@@ -8,8 +8,8 @@ import pytest
 
 from lake import Lake
 from lake.errors import UsageError
-from lake.read.history import commits
-from lake.read.snapshot import committed_at, version_at
+from lake.read.history import list_commits
+from lake.read.snapshot import find_version_at, read_commit_time
 from testkit.copies import empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import scores
@@ -34,7 +34,7 @@ def test_commits_name_what_was_done_when_and_by_which_job(lk: Lake, clock: Movin
         job.write("scores", scores(lk.scan("steps").collect()))
     clock.forward(days=1)
     lk.compact("steps", z_order=["step_index"])
-    found = commits(lk, None, 20)
+    found = list_commits(lk, None, 20)
     assert found.select("at").to_series().is_sorted(descending=True)
     newest = found.row(0, named=True)
     assert (newest["table"], newest["operation"], newest["files_removed"]) == ("steps", "z-order", 1)
@@ -49,35 +49,35 @@ def test_commits_name_what_was_done_when_and_by_which_job(lk: Lake, clock: Movin
 
 
 def test_a_table_and_a_limit(lk: Lake) -> None:
-    assert commits(lk, "jobs", 2)["version"].to_list() == [2, 1]
-    assert commits(lk, "steps", 20)["version"].to_list() == [1, 0]
-    assert commits(lk, None, 1)["table"].sort().to_list() == ["episodes", "jobs", "steps"]
+    assert list_commits(lk, "jobs", 2)["version"].to_list() == [2, 1]
+    assert list_commits(lk, "steps", 20)["version"].to_list() == [1, 0]
+    assert list_commits(lk, None, 1)["table"].sort().to_list() == ["episodes", "jobs", "steps"]
 
 
 def test_a_version_is_there_from_the_very_moment_of_its_commit_on(lk: Lake, clock: MovingClock) -> None:
     clock.forward(days=1)
     lk.append([episode("c")], run_id="run")
-    at = committed_at(lk._store, "episodes", 2)
+    at = read_commit_time(lk._store, "episodes", 2)
     before = at - timedelta(microseconds=1)
-    assert [version_at(lk._store, "episodes", moment) for moment in (before, at)] == [1, 2]
+    assert [find_version_at(lk._store, "episodes", moment) for moment in (before, at)] == [1, 2]
     assert [lk.at(moment).scan("episodes").collect().height for moment in (before, at)] == [2, 3]
 
 
 def test_a_table_that_is_not_there_is_refused(lk: Lake) -> None:
     with pytest.raises(UsageError, match="there is no table `step`; the tables are episodes, steps"):
-        commits(lk, "step", 20)
+        list_commits(lk, "step", 20)
 
 
 def test_commits_of_other_programs_are_listed_without_a_job(lk: Lake) -> None:
     from deltalake import DeltaTable
 
     DeltaTable(f"{lk.uri}/steps").alter.set_table_properties({"x": "y"}, raise_if_not_exists=False)
-    newest = commits(lk, "steps", 1).row(0, named=True)
+    newest = list_commits(lk, "steps", 1).row(0, named=True)
     assert newest["operation"] == "set tblproperties"
     assert (newest["job_id"], newest["kind"], newest["rows"]) == (None, None, None)
 
 
 def test_what_forget_did_is_said(lk: Lake) -> None:
     lk.forget(lk.scan("episodes").filter(task_id="a").collect()["episode_id"].to_list())
-    done = commits(lk, "steps", 1).row(0, named=True)
+    done = list_commits(lk, "steps", 1).row(0, named=True)
     assert (done["operation"], done["kind"], done["files_removed"], done["rows"]) == ("forget", "forget", 1, 2)

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from lake import EpisodeRecord, Lake, StepRecord
 from lake.errors import UsageError
-from lake.write import batches as batches_module
+from lake.write import ingest as batches_module
 from lake.write import ingest as ingest_module
-from lake.write.batches import collect_garbage, without_collector
-from lake.write.ingest import Progress, ingest
+from lake.write.ingest import IngestProgress, collect_garbage, ingest, pause_gc
 from lake.write.jobs import Job
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode, line, write_lines
@@ -173,7 +172,7 @@ def test_progress_is_shown_between_batches_when_it_is_time(
 ) -> None:
     lines = [line(episode("t", n)) for n in range(5)]
     path = write_lines(tmp_path / "f.jsonl", lines)
-    seen: list[Progress] = []
+    seen: list[IngestProgress] = []
     ingest(lk, path, batch_size=2, progress=seen.append)
     assert seen == [], "done before the first 10 seconds were over"
     monkeypatch.setattr(ingest_module, "PROGRESS_SECONDS", 0.0)
@@ -198,7 +197,7 @@ def test_the_collector_is_off_meanwhile_and_then_as_it_was(
         raise BrokenError
         yield
 
-    monkeypatch.setattr(ingest_module, "batches", read)
+    monkeypatch.setattr(ingest_module, "read_batches", read)
     before = gc.isenabled()
     try:
         (gc.enable if was_on else gc.disable)()
@@ -217,7 +216,7 @@ def test_the_collector_stays_off_until_the_last_of_several_threads_is_done(was_o
     states: list[bool] = []
 
     def first() -> None:
-        with without_collector():
+        with pause_gc():
             begun.set()
             ended.wait(10)
 
@@ -227,7 +226,7 @@ def test_the_collector_stays_off_until_the_last_of_several_threads_is_done(was_o
         thread = threading.Thread(target=first)
         thread.start()
         begun.wait(10)
-        with without_collector():
+        with pause_gc():
             ended.set()
             thread.join(10)
             states.append(gc.isenabled())
@@ -243,13 +242,13 @@ def test_cycles_of_other_threads_are_collected_during_a_long_ingest(monkeypatch:
             self.own = self
 
     gone = threading.Event()
-    with without_collector():
+    with pause_gc():
         cycle = Cycle()
         weakref.finalize(cycle, gone.set)
         gc.collect(1)  # it has grown old
         del cycle
         collect_garbage()
         assert not gone.is_set()
-        monkeypatch.setattr(batches_module, "_FULL_SECONDS", 0.0)
+        monkeypatch.setattr(batches_module, "_FULL_COLLECTION_SECONDS", 0.0)
         collect_garbage()
         assert gone.is_set()

@@ -32,13 +32,11 @@ from lake.errors import FormatError, UsageError
 from lake.execution.executor import Executor
 from lake.execution.local import LocalExecutor
 from lake.formats import FORMATS, Format, jsonl
-from lake.formats.base.lines import cuts, read_lines
-from lake.formats.base.source import Input
+from lake.formats.base.source import Input, find_line_cuts, read_lines
 from lake.records import ScoreRecord
-from lake.write import ingest_parts
+from lake.write import ingest as ingest_module
 from lake.write.ingest import ingest
-from lake.write.plan import Report
-from lake.write.runs import COMPARED
+from lake.write.sources import COMPARED, Report
 from testkit.away import Away
 from testkit.clocks import open_with_clock, set_clock
 from testkit.commands import Command
@@ -116,7 +114,7 @@ def assert_like(lk: Lake, report: Report, other: Lake, expected: Report) -> None
 
 
 def small_parts(patch: pytest.MonkeyPatch, size: int) -> None:
-    patch.setattr(ingest_parts, "PART_BYTES", size)
+    patch.setattr(ingest_module, "PART_BYTES", size)
 
 
 # ---------------------------------------------------------------- 1. the law
@@ -172,7 +170,7 @@ def test_lines_of_pieces_are_those_of_the_file(
 ) -> None:
     path = tmp_path_factory.mktemp("cut") / "f"
     path.write_bytes(b"\n".join(lines) + b"\n" * is_ended)
-    places = [(0, 0), *cuts(path, size)]
+    places = [(0, 0), *find_line_cuts(path, size)]
     ends = [byte for _, byte in places[1:]]
     pieces = [
         list(read_lines(Input(path, "run", from_line=number, from_byte=byte, until_byte=end)))
@@ -232,10 +230,10 @@ def test_an_index_stays_as_it_is(tmp_path: Path) -> None:
     keys = []
     with lk.job(kind="record", run_id="run") as job:
         for n in range(3):
-            index = job.index()
+            index = job.copy_index()
             job.record([episode("t", n)])
             keys = lk.sql("SELECT episode_id, content_hash FROM episodes ORDER BY rollout_index").rows()
-            assert len(index.known([key for key, _ in keys], ()).contents) == n
+            assert len(index.look_up([key for key, _ in keys], ()).contents) == n
     assert lk.contents_of([*(key for key, _ in keys), 1]) == dict(keys)
 
 
@@ -334,7 +332,7 @@ def test_a_worker_whose_clock_is_ahead_is_believed_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files are as old as this machine's clock says, so nothing is read twice."""
-    monkeypatch.setattr(ingest_parts, "record_batch", _counted := _Counted(ingest_parts.record_batch))
+    monkeypatch.setattr(ingest_module, "record_batch", _counted := _Counted(ingest_module.record_batch))
     lk = open_with_clock(tmp_path / "lake", hours=-0.1)  # workers open the lake with the clock of the machine
     ingest(lk, write_lines(tmp_path / "f.jsonl", [episode()]), executor=Away())
     assert _counted.calls == 1, "by the worker alone"
@@ -389,10 +387,10 @@ def test_a_worker_may_be_in_another_folder(tmp_path: Path, monkeypatch: pytest.M
 def test_a_file_that_a_worker_does_not_have_is_named_with_its_machine(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "f.jsonl", [episode()])
     lk = empty_lake(tmp_path / "lake")
-    part = ingest_parts.Slice.of
+    part = ingest_module.FileSlice.of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            ingest_parts.Slice,
+            ingest_module.FileSlice,
             "of",
             lambda *args: replace(part(*args), file=replace(args[0].file, path=tmp_path / "elsewhere.jsonl")),
         )

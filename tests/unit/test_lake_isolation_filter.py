@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lake.locked import isolation
-from lake.locked.isolation import filter_program
+from lake.locked.isolation import build_filter
 from testkit.bpf import ALLOW, KILL, answer, refused
 
 MACHINES = ("x86_64", "aarch64")
@@ -44,7 +44,7 @@ PID = 4711
 
 
 def says(machine: str, number: int, *arguments: int) -> int:
-    return answer(filter_program(machine, PID), ARCHITECTURE[machine], number, arguments)
+    return answer(build_filter(machine, PID), ARCHITECTURE[machine], number, arguments)
 
 
 def header_of(machine: str) -> dict[str, int]:
@@ -89,7 +89,7 @@ def test_the_machines_refuse_the_same_calls_as_far_as_they_have_them() -> None:
 def test_every_listed_call_fails_and_every_other_passes(machine: str) -> None:
     listed = set(isolation._SYSCALLS[machine].values())
     special = isolation._SPECIAL[machine]
-    program = filter_program(machine, PID)
+    program = build_filter(machine, PID)
     for number in set(range(600)) - set(special.values()):
         assert answer(program, ARCHITECTURE[machine], number) == (EPERM if number in listed else ALLOW), number
     assert len(listed) > 80
@@ -104,7 +104,7 @@ def test_what_every_process_does_passes(place: int, name: str) -> None:
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("architecture", [X86_64, I386, ARM, AARCH64, 0, 0xFFFFFFFF])
 def test_the_door_of_another_architecture_kills(machine: str, architecture: int) -> None:
-    program = filter_program(machine, PID)
+    program = build_filter(machine, PID)
     foreign = architecture != ARCHITECTURE[machine]
     for number in (0, 63, 221, 59, 0x40000000, 0xFFFFFFFF):
         assert (answer(program, architecture, number) == KILL) == foreign

@@ -14,7 +14,7 @@ from lake import Lake, ids
 from lake.errors import ConflictError, ContractError, LakeAccessError, UsageError
 from lake.tables import TABLES
 from lake.write import jobs
-from lake.write.jobs import Job, code_hash, series_id
+from lake.write.jobs import Job, hash_code, hash_series
 from testkit.copies import copied, empty_lake
 from testkit.episodes import episode
 from testkit.full_lake import (
@@ -294,7 +294,7 @@ def other_helper() -> int:
 def test_a_series_is_kind_parameters_and_code(lk: Lake) -> None:
     def of(kind: str, parameters: dict[str, Any], *code: jobs.Code) -> int:
         found = lk.job(kind=kind, parameters=parameters, code=code).series_id
-        assert found == series_id(kind, parameters, code)
+        assert found == hash_series(kind, parameters, code)
         return found
 
     same = of("credit", {"a": 1, "b": [1, {"x": 1, "y": 2}]}, helper)
@@ -311,7 +311,7 @@ def test_a_series_is_kind_parameters_and_code(lk: Lake) -> None:
 
 
 def test_code_may_be_a_module_a_class_or_a_function() -> None:
-    hashes = {code_hash([part]) for part in (jobs, Job, helper)}
+    hashes = {hash_code([part]) for part in (jobs, Job, helper)}
     assert len(hashes) == 3
     assert all(ids.is_text(text) for text in hashes)
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import records
-from lake.formats.base import json_array, json_scanner
-from lake.formats.base.json_array import Damage, Element, read_array
+from lake.formats.base import json_array
+from lake.formats.base.json_array import Element, JsonDamage, read_array
 
 VALUES: list[Any] = [
     {"a": 'quotes " and \\ back\n', "b": [1, -2.5, 1e-7, 12345678901234567890], "c": None},
@@ -38,11 +38,11 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return int(request.param)
 
 
-def read(path: Path, document: str | bytes) -> tuple[list[Element], Damage | None]:
+def read(path: Path, document: str | bytes) -> tuple[list[Element], JsonDamage | None]:
     """Elements and damage of a document; damage stands last."""
     path.write_bytes(document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document)
     items = list(read_array(path))
-    damage = items.pop() if items and isinstance(items[-1], Damage) else None
+    damage = items.pop() if items and isinstance(items[-1], JsonDamage) else None
     elements = [item for item in items if isinstance(item, Element)]
     assert len(elements) == len(items), "damage is reported once, at the end"
     assert [element.index for element in elements] == list(range(len(elements)))
@@ -223,7 +223,7 @@ def test_any_array_is_read_as_json_reads_it(
 def test_an_element_that_is_too_long_costs_itself_alone(
     tmp_path: Path, long: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_scanner, "VALUE_LIMIT", 40)
+    monkeypatch.setattr(json_array, "VALUE_LIMIT", 40)
     elements, damage = read(tmp_path / "file", f'[{{"a": 1}}, {long}, {{"a": 2}}]')
     assert damage is None
     assert [element.value for element in elements][::2] == [{"a": 1}, {"a": 2}]
@@ -234,7 +234,7 @@ def test_an_element_that_is_too_long_costs_itself_alone(
 
 
 def test_nothing_is_kept_of_an_element_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_scanner, "VALUE_LIMIT", 1 << 20)
+    monkeypatch.setattr(json_array, "VALUE_LIMIT", 1 << 20)
     monkeypatch.setattr(json_array, "_CHUNK", 1 << 16)
     (tmp_path / "file").write_bytes(b'[{"a": 1}, {"a": "' + b"a" * (30 << 20) + b'"}, {"a": 2}]')
     tracemalloc.start()

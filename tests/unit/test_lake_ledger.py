@@ -3,24 +3,23 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from lake.storage.data_files import Staged, Told, Written
-from lake.write.index import Known, Newest
-from lake.write.ledger import Attempt, Claim, acceptable, superseded
+from lake.storage.data_files import DataFileWrite, StagedRows, WriteReport
+from lake.write.ledger import Attempt, EpisodeLookup, LatestAttempt, NewEpisode, find_successors, select_acceptable
 
-NOTHING = Known(0, {}, {}, set())
-
-
-def claim(episode: int, *, rollout: int = 0, attempt: int = 0) -> Claim:
-    return Claim(episode, 100 + episode, 7, rollout, None, attempt)
+NOTHING = EpisodeLookup(0, {}, {}, set())
 
 
-def attempt(write_id: int, *claims: Claim, known: Known = NOTHING) -> Attempt:
-    file = Staged(None, Written.of(Told("file", 1, 0, "{}", len(claims), datetime.now(UTC))))
-    return Attempt(write_id, list(claims), superseded(known.newest, claims), {}, file)
+def claim(episode: int, *, rollout: int = 0, attempt: int = 0) -> NewEpisode:
+    return NewEpisode(episode, 100 + episode, 7, rollout, None, attempt)
 
 
-def taken(*attempts: Attempt, known: Known = NOTHING, revoked: Any = ()) -> list[int]:
-    return [one.write_id for one in acceptable(attempts, known, revoked)]
+def attempt(write_id: int, *claims: NewEpisode, known: EpisodeLookup = NOTHING) -> Attempt:
+    file = StagedRows(None, DataFileWrite.of(WriteReport("file", 1, 0, "{}", len(claims), datetime.now(UTC))))
+    return Attempt(write_id, list(claims), find_successors(known.newest, claims), {}, file)
+
+
+def taken(*attempts: Attempt, known: EpisodeLookup = NOTHING, revoked: Any = ()) -> list[int]:
+    return [one.write_id for one in select_acceptable(attempts, known, revoked)]
 
 
 def test_of_two_that_bring_the_same_episode_the_first_is_taken() -> None:
@@ -32,8 +31,8 @@ def test_of_two_that_bring_the_same_episode_the_first_is_taken() -> None:
 def test_what_is_there_forgotten_or_revoked_is_not_taken() -> None:
     batch = attempt(1, claim(5), claim(6, rollout=1))
     assert taken(batch) == [1]
-    assert taken(batch, known=Known(0, {6: (106, 9)}, {}, set())) == []
-    assert taken(batch, known=Known(0, {}, {}, {5})) == []
+    assert taken(batch, known=EpisodeLookup(0, {6: (106, 9)}, {}, set())) == []
+    assert taken(batch, known=EpisodeLookup(0, {}, {}, {5})) == []
     assert taken(batch, revoked={1}) == []
 
 
@@ -41,10 +40,10 @@ def test_a_retry_is_not_taken_with_the_predecessor_that_it_does_not_know_of() ->
     """Its retractions would lack the predecessor: it has to look again."""
     first, retry = attempt(1, claim(5)), attempt(2, claim(6, attempt=1))
     assert taken(first, retry) == [1]
-    there = Known(1, {5: (105, 1)}, {(7, 0, None): Newest(0, 5, 105)}, set())
+    there = EpisodeLookup(1, {5: (105, 1)}, {(7, 0, None): LatestAttempt(0, 5, 105)}, set())
     assert taken(retry, known=there) == []
     assert taken(attempt(3, claim(6, attempt=1), known=there), known=there) == [3]
 
 
 def test_a_late_predecessor_is_replaced_by_the_retry_that_is_there() -> None:
-    assert superseded({(7, 0, None): Newest(2, 9, 0)}, [claim(5), claim(6, attempt=3)]) == {5: 9, 9: 6}
+    assert find_successors({(7, 0, None): LatestAttempt(2, 9, 0)}, [claim(5), claim(6, attempt=3)]) == {5: 9, 9: 6}

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from lake.errors import LakeAccessError
-from lake.storage import local_cache, user_cache
-from lake.storage.local_cache import LocalCache, through_disk
+from lake.storage import local_cache
+from lake.storage.local_cache import LocalCache, cache_reads
 from testkit.disks import disk
 
 FILES = [f"s3://b/l/tokens/{name}.parquet" for name in "abcd"]
@@ -137,7 +137,7 @@ def test_a_full_disk_is_said_once_and_read_around(tmp_path: Path, caplog: pytest
         assert 10 < len(asked) < 20, "what was kept before the disk was full is still read from it"
         assert not list(folder.glob("*.new"))
     assert len(caplog.records) == 1
-    assert user_cache.ENVIRONMENT in caplog.text
+    assert local_cache.CACHE_VARIABLE in caplog.text
 
 
 def test_without_a_folder_of_the_user_nothing_is_kept_and_that_is_said_once(
@@ -145,48 +145,48 @@ def test_without_a_folder_of_the_user_nothing_is_kept_and_that_is_said_once(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "temporary").mkdir()
-    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path / "file"))
+    monkeypatch.setenv(local_cache.CACHE_VARIABLE, str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     for _ in range(2):
-        read = through_disk(content, 1 << 20, FILES)
+        read = cache_reads(content, 1 << 20, FILES)
         assert read(FILES[0], 0, 100) == content(FILES[0], 0, 100)
     assert not list((tmp_path / "temporary").iterdir())
     assert len(caplog.records) == 1
-    local_cache.erase()
+    local_cache.erase_cached_files()
 
 
 def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> None:
         raise KeyError(uid)
 
-    for name in (user_cache.ENVIRONMENT, "XDG_CACHE_HOME", "HOME"):
+    for name in (local_cache.CACHE_VARIABLE, "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert through_disk(content, 1 << 20, FILES) is content
-    local_cache.erase()
-    assert user_cache.folder("search").is_dir(), "the search has a folder of the process"
+    assert cache_reads(content, 1 << 20, FILES) is content
+    local_cache.erase_cached_files()
+    assert local_cache.ensure_cache_folder("search").is_dir(), "the search has a folder of the process"
 
 
 def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
-    folder = user_cache.usual(local_cache.KIND)
+    monkeypatch.setenv(local_cache.CACHE_VARIABLE, str(tmp_path))
+    folder = local_cache.cache_path(local_cache.KIND)
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    through_disk(content, 1 << 20, FILES)(FILES[0], 0, 100)
+    cache_reads(content, 1 << 20, FILES)(FILES[0], 0, 100)
     assert [oct(path.stat().st_mode & 0o077) for path in (folder, *folder.glob("*.part"))] == ["0o0", "0o0"]
     folder.chmod(0o777)
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert through_disk(content, 1 << 20, FILES) is content, "what another user wrote is not read"
+    assert cache_reads(content, 1 << 20, FILES) is content, "what another user wrote is not read"
     assert folder.stat().st_mode & 0o777 == 0o777
 
 
 def test_nothing_is_erased_in_a_folder_of_another_user_and_what_cannot_be_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
-    through_disk(content, 1 << 20, FILES)(FILES[0], 0, 100)
-    folder = user_cache.usual(local_cache.KIND)
+    monkeypatch.setenv(local_cache.CACHE_VARIABLE, str(tmp_path))
+    cache_reads(content, 1 << 20, FILES)(FILES[0], 0, 100)
+    folder = local_cache.cache_path(local_cache.KIND)
 
     def refused(self: Path, **_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
@@ -194,34 +194,34 @@ def test_nothing_is_erased_in_a_folder_of_another_user_and_what_cannot_be_is_sai
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refused)
         with pytest.raises(LakeAccessError, match=f"{folder} .*forgotten rows.*delete it yourself"):
-            local_cache.erase()
+            local_cache.erase_cached_files()
     owner = os.geteuid()
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: owner + 1)
-        local_cache.erase()
+        local_cache.erase_cached_files()
     assert held(folder)
 
 
 def test_erasing_waits_for_a_fetch_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It began before the bucket's files were deleted, so what it writes is what is to be erased."""
-    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
-    eraser = Thread(target=local_cache.erase)
+    monkeypatch.setenv(local_cache.CACHE_VARIABLE, str(tmp_path))
+    eraser = Thread(target=local_cache.erase_cached_files)
 
     def forgotten_meanwhile(uri: str, start: int, end: int) -> bytes:
         eraser.start()
         eraser.join(0.2)
         return content(uri, start, end)
 
-    through_disk(content, 1 << 20, FILES)(FILES[0], 0, 100)
-    through_disk(forgotten_meanwhile, 1 << 20, FILES)(FILES[1], 0, 100)
+    cache_reads(content, 1 << 20, FILES)(FILES[0], 0, 100)
+    cache_reads(forgotten_meanwhile, 1 << 20, FILES)(FILES[1], 0, 100)
     eraser.join()
-    assert not held(user_cache.usual(local_cache.KIND))
+    assert not held(local_cache.cache_path(local_cache.KIND))
 
 
 def test_erasing_takes_nothing_from_under_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(user_cache.ENVIRONMENT, str(tmp_path))
-    folder = user_cache.shared(local_cache.KIND)
-    eraser = Thread(target=local_cache.erase)
+    monkeypatch.setenv(local_cache.CACHE_VARIABLE, str(tmp_path))
+    folder = local_cache.require_cache_folder(local_cache.KIND)
+    eraser = Thread(target=local_cache.erase_cached_files)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "a-0-1.new").write_bytes(b"half of it")

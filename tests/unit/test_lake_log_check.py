@@ -263,14 +263,14 @@ def test_links_out_of_the_table_are_refused(lk: Lake, tmp_path: Path) -> None:
     file = Path(lk.snapshot().entries("steps")[0].path)
     moved = shutil.move(file, tmp_path / file.name)
     file.symlink_to(moved)
-    with pytest.raises(LakeAccessError, match=rf"names '{file.name}', which is no file"):
+    with pytest.raises(LakeAccessError, match=rf"names '{file.name}'.* not a file"):
         lake.open(lk.uri).snapshot()
     file.unlink()
     shutil.move(moved, file)
     assert assert_whole(lake.open(lk.uri).snapshot()) == 2
     shutil.move(file.parent, tmp_path / "elsewhere")
     file.parent.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LakeAccessError, match=r"table `steps` of .*, which is no file"):
+    with pytest.raises(LakeAccessError, match=r"table `steps` of .* not a file"):
         lake.open(lk.uri).snapshot()
 
 

@@ -138,7 +138,7 @@ def test_beside_a_running_vacuum_only_what_is_live_is_pinned(lk: Lake, clock: Mo
     lk.append([episode("b")], run_id="run")
     old = lk.snapshot()
     lk.compact("steps")
-    with lk._pins.vacuuming():
+    with lk._pins.announce_vacuum():
         with pytest.raises(LakeAccessError, match=r"a vacuum is running .*; try again"):
             lk.name_snapshot("old", old)
         lk.name_snapshot("new")
@@ -158,25 +158,25 @@ def test_a_lease_pins_while_it_is_held(lk: Lake, clock: MovingClock) -> None:
         assert (pin.name, pin.versions) == ("trainer 7", lk.snapshot().versions)
         assert pin.expires_at is not None
         assert HOUR <= pin.expires_at - before <= 2 * HOUR
-        assert [active.name for active in lk._pins.active()] == ["trainer 7"]
+        assert [active.name for active in lk._pins.list_active()] == ["trainer 7"]
         assert lk.snapshots() == [], "it is no name"
     assert leases(lk) == []
-    assert lk._pins.active() == []
+    assert lk._pins.list_active() == []
 
 
 def test_a_lease_whose_holder_was_killed_expires(lk: Lake, clock: MovingClock) -> None:
     lease = lk.lease(lk.snapshot(), "killed", HOUR)
-    lease._write()  # entered, and never left
+    lease._renew()  # entered, and never left
     clock.forward(minutes=59)
-    assert [pin.name for pin in lk._pins.active()] == ["killed"]
+    assert [pin.name for pin in lk._pins.list_active()] == ["killed"]
     clock.forward(minutes=2)
-    assert lk._pins.active() == []
+    assert lk._pins.list_active() == []
 
 
 def test_a_jobs_next_attempt_takes_over_the_lease_of_the_killed_one(lk: Lake) -> None:
-    lk.lease(lk.snapshot(), "train run", job_id=7)._write()  # killed
+    lk.lease(lk.snapshot(), "train run", job_id=7)._renew()  # killed
     with lk.lease(lk.snapshot(), "train run", job_id=7):
-        assert [pin.name for pin in lk._pins.active()] == ["train run"]
+        assert [pin.name for pin in lk._pins.list_active()] == ["train run"]
     assert leases(lk) == []
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.predicates import bracketed, check_predicate, select_where
+from lake.judgements.selections import bracket_predicate, check_predicate, select_where
 from testkit.command_line import runner
 from testkit.lakes import build_lake, siblings
 
@@ -56,11 +56,11 @@ def test_more_than_an_expression_is_refused(where: str) -> None:
 )
 def test_an_expression_passes(where: str) -> None:
     check_predicate(where)
-    assert bracketed(where) == f"(\n{where}\n)"
+    assert bracket_predicate(where) == f"(\n{where}\n)"
 
 
 def test_no_predicate_selects_all() -> None:
-    assert bracketed(None) == "true"
+    assert bracket_predicate(None) == "true"
 
 
 def test_selected_rows_are_sorted_and_only_those(tmp_path: Path) -> None:
@@ -116,13 +116,12 @@ def test_every_command_refuses_more_than_a_predicate(
 
 def test_training_refuses_more_than_a_predicate_wherever_it_stands(tmp_path: Path) -> None:
     from trainer.config import MixtureSource
-    from trainer.data.select.mixture import assign
-    from trainer.data.select.selection import select_episodes
+    from trainer.data.selection import assign_sources, select_episodes
 
     snapshot = build_lake(tmp_path / "lake").snapshot()
     for place in ("--where", "validation.where"):
         with pytest.raises(UsageError, match=rf"{place} \"status = .* (no predicate|more than one)"):
-            select_episodes(snapshot, OUTSIDE + ", 7", place=place)
+            select_episodes(snapshot, OUTSIDE + ", 7", option=place)
     mixture = [MixtureSource(where=OUTSIDE, weight=1.0)]
     with pytest.raises(UsageError, match="mixture source 0: where"):
-        assign(snapshot, mixture, select_episodes(snapshot, None))
+        assign_sources(snapshot, mixture, select_episodes(snapshot, None))

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from lake import EpisodeRecord, StepRecord, TokensRecord
 from lake.records import ScoreRecord
 from lake.write.ingest import ingest
-from lake.write.plan import plan
-from lake.write.preview import Preview, preview, shown
-from lake.write.sources import located
+from lake.write.preview import Preview, preview, render_episode
+from lake.write.sources import locate_arguments, plan_ingest
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.episodes import episode, line, write_lines
@@ -28,8 +27,8 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 def previewed(path: Path) -> Preview:
-    with located([str(path)], None) as (argument,):  # type: ignore[arg-type]
-        return preview(plan(argument))
+    with locate_arguments([str(path)], None) as (argument,):  # type: ignore[arg-type]
+        return preview(plan_ingest(argument))
 
 
 def rich(index: int) -> EpisodeRecord:
@@ -110,7 +109,7 @@ def test_a_dry_run_says_what_an_ingest_then_does(
 def test_an_example_reads_as_it_would_in_the_lake(tmp_path: Path, cli: Cli) -> None:
     path = write_lines(tmp_path / "f.jsonl", [rich(0)])
     (example,) = previewed(path).examples
-    text = shown(example)
+    text = render_episode(example)
     assert cli("ingest", path, "--lake", "lake").code == 0
     there = cli("show", "--task", "rich", "--lake", "lake").out
     assert text.splitlines() == there.rstrip("\n").splitlines()
@@ -119,7 +118,7 @@ def test_an_example_reads_as_it_would_in_the_lake(tmp_path: Path, cli: Cli) -> N
 def test_two_attempts_of_a_rollout_can_both_be_shown(tmp_path: Path) -> None:
     records = [episode("t"), episode("t", attempt=1, steps=1)]
     found = previewed(write_lines(tmp_path / "f.jsonl", records))
-    assert ["\nstep 1 " in shown(record) for record in found.examples] == [True, False]
+    assert ["\nstep 1 " in render_episode(record) for record in found.examples] == [True, False]
 
 
 def test_examples_are_of_different_formats_then_of_different_files(tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def test_the_command_says_what_would_be_and_leaves_no_trace(tmp_path: Path, cli:
     first, *rest = done.out.splitlines()
     assert first == (
         "in (jsonl): 3 episodes, 6 steps, 4 tool calls, 4 scores, 4 rejects, 1 repeated, "
-        "2 steps with exact tokens, 2 episodes out of others in run f; nothing is written"
+        "2 steps with exact tokens, 2 related episodes in run f; nothing is written"
     )
     assert "1 malformed, first f.jsonl, record 3: not JSON" in rest[0]
     assert sum(text.startswith("episode ") for text in rest) == 3
@@ -190,7 +189,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, cli: Cli) -> Non
     [
         (["--watch", "--dry-run"], "--watch cannot be combined with --dry-run"),
         (["--watch", "--query"], "--watch cannot be combined with --query"),
-        (["--query", "--format", "jsonl"], "--query and --format exclude each other"),
+        (["--query", "--format", "jsonl"], "--query cannot be combined with --format"),
         (["--watch", "--format", "unheard"], "there is no format 'unheard'"),
         (["--watch", "--run", " "], "the run's name is empty"),
         (["--run", " "], "the run's name is empty"),

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from lake import Lake, ids
 from lake.errors import LakeAccessError, QueryError
-from lake.read.empty_states import EMPTY_STATES
-from lake.read.query import Session
-from lake.read.query_views import macros, views
+from lake.read.query import QuerySession
+from lake.read.query_views import EMPTY_STATES, read_macros, read_views
 from lake.tables import TABLES
 from testkit.copies import empty_lake
 from testkit.episodes import episode
@@ -32,12 +31,12 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 @pytest.fixture(scope="module")
-def session(lk: Lake) -> Iterator[Session]:
+def session(lk: Lake) -> Iterator[QuerySession]:
     with lk.snapshot().session() as session:
         yield session
 
 
-def value(session: Session, query: str, params: Any = None) -> Any:
+def value(session: QuerySession, query: str, params: Any = None) -> Any:
     """The one value of a query."""
     return session.query(query, params).item()
 
@@ -45,7 +44,7 @@ def value(session: Session, query: str, params: Any = None) -> Any:
 # ---------------------------------------------------------------- reading
 
 
-def test_a_select_is_answered(session: Session) -> None:
+def test_a_select_is_answered(session: QuerySession) -> None:
     query = "SELECT task_id, avg(env_return) AS mean, count(*) AS n FROM episodes GROUP BY task_id ORDER BY task_id"
     assert session.query(query).rows() == [("a", 1.0, 3), ("b", None, 1)]
 
@@ -64,27 +63,27 @@ def test_a_select_is_answered(session: Session) -> None:
         "(SELECT 1) UNION ALL (SELECT 2)",
     ],
 )
-def test_whatever_only_reads_is_answered(session: Session, query: str) -> None:
+def test_whatever_only_reads_is_answered(session: QuerySession, query: str) -> None:
     assert session.query(query).height > 0
 
 
-def test_every_table_and_every_shipped_view_answers(session: Session) -> None:
-    names = {*TABLES, *views()}
+def test_every_table_and_every_shipped_view_answers(session: QuerySession) -> None:
+    names = {*TABLES, *read_views()}
     assert set(session.query("SHOW TABLES")["name"]) == names
     for name in names:
         session.query(f"SELECT * FROM {name}")
 
 
 def test_every_shipped_file_says_what_it_is() -> None:
-    assert len(macros()) == 4
-    assert all(text.startswith("-- ") for text in macros())
-    for name, text in views().items():
+    assert len(read_macros()) == 4
+    assert all(text.startswith("-- ") for text in read_macros())
+    for name, text in read_views().items():
         assert text.startswith(f"-- {name}: "), name
         assert re.search(r"^-- Grain: one row per ", text, re.M), name
         assert f"CREATE VIEW {name} AS" in text
 
 
-def test_parameters_are_values_and_never_sql(session: Session) -> None:
+def test_parameters_are_values_and_never_sql(session: QuerySession) -> None:
     hostile = "a'; DROP VIEW episodes; --"
     assert value(session, "SELECT ? AS v", [hostile]) == hostile
     assert value(session, "SELECT $v AS v", {"v": hostile}) == hostile
@@ -94,7 +93,7 @@ def test_parameters_are_values_and_never_sql(session: Session) -> None:
     assert value(session, f"{count} rollout_index = $n", {"n": "2"}) == 1
 
 
-def test_time_is_utc(session: Session) -> None:
+def test_time_is_utc(session: QuerySession) -> None:
     assert value(session, "SELECT TIMESTAMPTZ '2026-01-01 12:00:00+02:00'") == datetime.datetime(
         2026, 1, 1, 10, tzinfo=datetime.UTC
     )
@@ -131,7 +130,9 @@ def test_time_is_utc(session: Session) -> None:
         ("PIVOT episodes ON task_id USING count(*)", "MULTI"),
     ],
 )
-def test_anything_but_one_select_is_refused_and_does_nothing(session: Session, lk: Lake, query: str, kind: str) -> None:
+def test_anything_but_one_select_is_refused_and_does_nothing(
+    session: QuerySession, lk: Lake, query: str, kind: str
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(lk.uri).rglob("*")}
     with pytest.raises(QueryError, match=rf"one SELECT; this is {kind}"):
         session.query(query.format(lake=lk.uri))
@@ -154,7 +155,7 @@ def test_anything_but_one_select_is_refused_and_does_nothing(session: Session, l
         "SELECT (SELECT content FROM read_text('{outside}'))",
     ],
 )
-def test_no_file_outside_of_the_lake_is_read(session: Session, lk: Lake, query: str) -> None:
+def test_no_file_outside_of_the_lake_is_read(session: QuerySession, lk: Lake, query: str) -> None:
     root = Path(lk.uri)
     outside, sibling = root.parent / "outside.csv", Path(f"{root}-too")
     outside.write_text("secret\n1\n")
@@ -164,12 +165,12 @@ def test_no_file_outside_of_the_lake_is_read(session: Session, lk: Lake, query: 
         session.query(query.format(outside=outside, lake=root))
 
 
-def test_files_of_the_lake_may_be_read(session: Session, lk: Lake) -> None:
+def test_files_of_the_lake_may_be_read(session: QuerySession, lk: Lake) -> None:
     log = f"{lk.uri}/episodes/_delta_log/00000000000000000000.json"
     assert "protocol" in value(session, f"SELECT content FROM read_text('{log}')")
 
 
-def test_python_variables_are_no_tables(session: Session) -> None:
+def test_python_variables_are_no_tables(session: QuerySession) -> None:
     frame = pl.DataFrame({"secret": [1]})
     for name in ("frame", "query", "params", "statements", "pl"):
         with pytest.raises(QueryError, match="does not exist"):
@@ -199,7 +200,7 @@ def test_python_variables_are_no_tables(session: Session) -> None:
     ],
 )
 def test_sql_that_cannot_be_run_is_one_line_that_says_where_to_look(
-    session: Session, query: str, params: Any, says: str
+    session: QuerySession, query: str, params: Any, says: str
 ) -> None:
     with pytest.raises(QueryError) as raised:
         session.query(query, params)
@@ -218,13 +219,13 @@ def test_sql_that_cannot_be_run_is_one_line_that_says_where_to_look(
         ("SELECT 1 AS a_1, 2 AS a, 3 AS a", ["a_1", "a", "a_2"]),
     ],
 )
-def test_columns_of_one_name_are_numbered(session: Session, query: str, names: list[str]) -> None:
+def test_columns_of_one_name_are_numbered(session: QuerySession, query: str, names: list[str]) -> None:
     frame = session.query(query)
     assert frame.columns == names
     assert sorted(frame.row(0)) == list(range(1, len(names) + 1))
 
 
-def test_a_join_of_all_columns_is_answered(session: Session) -> None:
+def test_a_join_of_all_columns_is_answered(session: QuerySession) -> None:
     frame = session.query("SELECT * FROM episodes JOIN steps USING (episode_id)")
     assert frame.height == 8
     assert {"run_id", "run_id_1"} <= set(frame.columns)
@@ -248,7 +249,7 @@ def test_a_join_of_all_columns_is_answered(session: Session) -> None:
     ],
 )
 def test_values_are_those_of_python_and_sums_integers_where_they_fit(
-    session: Session, expression: str, expected: Any
+    session: QuerySession, expression: str, expected: Any
 ) -> None:
     found = value(session, f"SELECT {expression} AS v")
     if isinstance(found, pl.Series):
@@ -269,7 +270,7 @@ def test_values_are_those_of_python_and_sums_integers_where_they_fit(
     ],
 )
 def test_a_state_that_says_nothing_is_known_by_its_hash(
-    session: Session, state: str | None, is_empty: bool | None
+    session: QuerySession, state: str | None, is_empty: bool | None
 ) -> None:
     state_hash = None if state is None else ids.text_hash(state)
     assert value(session, "SELECT is_empty_state(?::BIGINT)", [state_hash]) is is_empty
@@ -280,7 +281,7 @@ def test_a_state_that_says_nothing_is_known_by_its_hash(
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_the_macros_are_the_ids_of_python(session: Session, number: int) -> None:
+def test_the_macros_are_the_ids_of_python(session: QuerySession, number: int) -> None:
     text = ids.to_text(number)
     found = session.query(
         "SELECT id_text(?::BIGINT) AS text, id(?) AS number, id(?) AS upper", [number, text, text.upper()]
@@ -290,12 +291,12 @@ def test_the_macros_are_the_ids_of_python(session: Session, number: int) -> None
 
 
 @pytest.mark.parametrize("number", [0, 1, 31, 32, 2**62, 2**63 - 1])
-def test_the_macros_hold_at_the_edges(session: Session, number: int) -> None:
+def test_the_macros_hold_at_the_edges(session: QuerySession, number: int) -> None:
     assert value(session, f"SELECT id_text({number})") == ids.to_text(number)
     assert value(session, f"SELECT id('{ids.to_text(number)}')") == number
 
 
-def test_an_episode_is_found_by_the_id_that_people_see(session: Session, lk: Lake) -> None:
+def test_an_episode_is_found_by_the_id_that_people_see(session: QuerySession, lk: Lake) -> None:
     shown = [ids.to_text(number) for number in lk.scan("episodes").collect()["episode_id"]]
     for text in shown:
         assert value(
@@ -307,12 +308,12 @@ def test_an_episode_is_found_by_the_id_that_people_see(session: Session, lk: Lak
 
 
 @pytest.mark.parametrize("text", ["", "0", "0" * 12, "0" * 14, "u" * 13, "0" * 12 + "-", "episode"])
-def test_what_is_no_id_is_an_error(session: Session, text: str) -> None:
+def test_what_is_no_id_is_an_error(session: QuerySession, text: str) -> None:
     with pytest.raises(QueryError, match="is not an id: it has 13 characters of 0123"):
         session.query("SELECT * FROM episodes WHERE episode_id = id(?)", [text])
 
 
-def test_no_id_is_no_id(session: Session) -> None:
+def test_no_id_is_no_id(session: QuerySession) -> None:
     assert session.query("SELECT id(NULL) AS a, id_text(NULL) AS b").row(0) == (None, None)
 
 

@@ -11,10 +11,10 @@ import pytest
 import lake
 from lake import Lake
 from lake.errors import QueryError
-from lake.read.query import Limits, Session
-from lake.read.query_views import mentioned, views
-from lake.read.text_table import Rows, cell
-from lake.read.visibility import DataFile
+from lake.read.parquet import DataFile
+from lake.read.query import QueryLimits, QuerySession
+from lake.read.query_views import find_mentioned, read_views
+from lake.read.text_table import Rows, format_cell
 from lake.storage.objects import Objects
 from lake.tables import TABLES
 from testkit.episodes import episode
@@ -29,12 +29,12 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
 
 @pytest.fixture(scope="module")
-def session(lk: Lake) -> Iterator[Session]:
+def session(lk: Lake) -> Iterator[QuerySession]:
     with lk.snapshot().session() as session:
         yield session
 
 
-def value(session: Session, query: str, params: Any = None) -> Any:
+def value(session: QuerySession, query: str, params: Any = None) -> Any:
     """The one value of a query."""
     return session.query(query, params).item()
 
@@ -51,7 +51,7 @@ def value(session: Session, query: str, params: Any = None) -> Any:
         ("NULL::INTERVAL", None),
     ],
 )
-def test_an_interval_is_a_duration(session: Session, expression: str, expected: Any) -> None:
+def test_an_interval_is_a_duration(session: QuerySession, expression: str, expected: Any) -> None:
     assert value(session, f"SELECT {expression} AS v") == expected
     streamed = session.stream(f"SELECT {expression} AS v, {expression} AS v").read_all()
     assert streamed.column_names == ["v", "v_1"]
@@ -61,7 +61,7 @@ def test_an_interval_is_a_duration(session: Session, expression: str, expected: 
 # ---------------------------------------------------------------- streams and limits
 
 
-def test_a_stream_has_the_rows_of_the_query_in_batches(session: Session) -> None:
+def test_a_stream_has_the_rows_of_the_query_in_batches(session: QuerySession) -> None:
     query = "SELECT range AS n, 'row ' || range AS text FROM range(10_000) WHERE n >= $low"
     reader = session.stream(query, {"low": 10}, rows=1000)
     sizes = [batch.num_rows for batch in reader]
@@ -69,7 +69,7 @@ def test_a_stream_has_the_rows_of_the_query_in_batches(session: Session) -> None
     assert pl.from_arrow(session.stream(query, {"low": 10}).read_all()).equals(session.query(query, {"low": 10}))
 
 
-def test_streams_and_queries_may_run_side_by_side(session: Session) -> None:
+def test_streams_and_queries_may_run_side_by_side(session: QuerySession) -> None:
     first = session.stream("SELECT range AS n FROM range(100_000)", rows=1000)
     first.read_next_batch()
     assert value(session, "SELECT count(*) FROM episodes") == 4
@@ -78,16 +78,16 @@ def test_streams_and_queries_may_run_side_by_side(session: Session) -> None:
     assert sum(batch.num_rows for batch in first) == 99_000
 
 
-def test_an_error_in_the_middle_of_a_stream_is_the_lakes_error(session: Session) -> None:
+def test_an_error_in_the_middle_of_a_stream_is_the_lakes_error(session: QuerySession) -> None:
     reader = session.stream("SELECT CASE WHEN range = 500_000 THEN error('boom') ELSE range END FROM range(1_000_000)")
     with pytest.raises(QueryError, match="boom"):
         reader.read_all()
     assert value(session, "SELECT 1") == 1
 
 
-def limited(lk: Lake, **limits: Any) -> Session:
+def limited(lk: Lake, **limits: Any) -> QuerySession:
     snapshot = lk.snapshot()
-    return snapshot.session(Limits(**limits))
+    return snapshot.session(QueryLimits(**limits))
 
 
 FOREVER = "SELECT count(*) FROM range(10_000_000) a, range(10_000_000) b WHERE a.range + b.range = -1"
@@ -109,7 +109,7 @@ def test_a_query_that_takes_too_much_memory_is_stopped(lk: Lake) -> None:
         assert value(session, "SELECT count(*) FROM episodes") == 4
 
 
-def test_settings_stay_as_they_are(session: Session) -> None:
+def test_settings_stay_as_they_are(session: QuerySession) -> None:
     settings = {
         "enable_external_access": False,
         "lock_configuration": True,
@@ -132,7 +132,7 @@ def test_only_what_is_mentioned_is_bound(lk: Lake) -> None:
         asked.append(name)
         return snapshot.files(name)
 
-    with Session(files, snapshot.objects, lambda _: snapshot.retracted) as session:
+    with QuerySession(files, snapshot.objects, lambda _: snapshot.retracted) as session:
         session.query("SELECT 1 AS one")
         assert not asked
         session.query('SELECT * FROM "Episodes" AS steps_of')
@@ -158,14 +158,14 @@ def test_only_what_is_mentioned_is_bound(lk: Lake) -> None:
         ),
         ("SELECT 'jobs'", {"jobs"}),
         ("SELECT steps_of FROM my_steps", set()),
-        ("SHOW TABLES", {*TABLES, *views()}),
-        ("DESCRIBE", {*TABLES, *views()}),
-        ("SELECT * FROM duckdb_views()", {*TABLES, *views()}),
-        ("SELECT * FROM information_schema.columns", {*TABLES, *views()}),
+        ("SHOW TABLES", {*TABLES, *read_views()}),
+        ("DESCRIBE", {*TABLES, *read_views()}),
+        ("SELECT * FROM duckdb_views()", {*TABLES, *read_views()}),
+        ("SELECT * FROM information_schema.columns", {*TABLES, *read_views()}),
     ],
 )
 def test_names_are_found_in_the_text(query: str, names: set[str]) -> None:
-    assert mentioned(query) == names
+    assert find_mentioned(query) == names
 
 
 # ---------------------------------------------------------------- files of other ages, rows that are hidden
@@ -175,9 +175,9 @@ def data_file(path: Path, rows: int, dead: frozenset[int] = frozenset()) -> Data
     return DataFile(str(path), rows, path.stat().st_size, dead)
 
 
-def session_over(folder: Path, files: dict[str, list[DataFile]], retracted: Sequence[int] = ()) -> Session:
+def session_over(folder: Path, files: dict[str, list[DataFile]], retracted: Sequence[int] = ()) -> QuerySession:
     hidden = pl.Series("episode_id", retracted, dtype=pl.Int64)
-    return Session(lambda name: files.get(name, []), Objects(folder), lambda _: hidden)
+    return QuerySession(lambda name: files.get(name, []), Objects(folder), lambda _: hidden)
 
 
 def test_columns_that_a_file_is_too_old_for_read_as_null(lk: Lake, tmp_path: Path) -> None:
@@ -262,11 +262,13 @@ def test_rows_of_a_set_are_one_row_per_key(tmp_path: Path) -> None:
         "SELECT sum(num_steps) AS steps FROM episodes",
     ],
 )
-def test_what_is_shown_is_what_a_query_gives(session: Session, query: str) -> None:
-    frame, shown = session.query(query), session.shown(query)
+def test_what_is_shown_is_what_a_query_gives(session: QuerySession, query: str) -> None:
+    frame, shown = session.query(query), session.query_plain(query)
     if isinstance(shown, Rows):
         assert shown.names == frame.columns
-        assert [list(map(cell, row)) for row in shown.values] == [list(map(cell, row)) for row in frame.rows()]
+        assert [list(map(format_cell, row)) for row in shown.values] == [
+            list(map(format_cell, row)) for row in frame.rows()
+        ]
         assert shown.numbers == [dtype.is_numeric() for dtype in frame.dtypes]
     else:
         assert shown.equals(frame)
@@ -274,9 +276,9 @@ def test_what_is_shown_is_what_a_query_gives(session: Session, query: str) -> No
 
 
 @pytest.mark.parametrize("time", ["'infinity'::TIMESTAMPTZ", "'-infinity'::DATE", "'200000-01-01'::TIMESTAMPTZ"])
-def test_times_outside_of_the_calendar_are_refused_as_by_a_query(session: Session, time: str) -> None:
+def test_times_outside_of_the_calendar_are_refused_as_by_a_query(session: QuerySession, time: str) -> None:
     with pytest.raises(QueryError, match="years 1 to 9999"):
-        session.shown(f"SELECT {time} AS t")
+        session.query_plain(f"SELECT {time} AS t")
 
 
 # ---------------------------------------------------------------- one after the other

@@ -20,11 +20,11 @@ from lake.records import (
     TokensRecord,
     check,
     excerpt,
+    fill_sampling,
+    format_record,
     identify,
     printable,
-    retyped,
-    shown,
-    tell_sampling,
+    retype,
 )
 
 TOKENS = {"context_ids": [1, 2], "action_ids": [3, 4]}
@@ -299,7 +299,7 @@ def test_tokens_are_told_how_they_were_sampled_by_their_step_else_their_episode(
     tokens = TOKENS | step.get("tokens", {})
     record = msgspec.convert(EPISODE | {"steps": [STEP, STEP | step | {"tokens": tokens}]}, EpisodeRecord)
     record.sampling = sampling
-    tell_sampling(record)
+    fill_sampling(record)
     sampled = record.steps[1].tokens
     assert record.steps[0].tokens is None
     assert sampled is not None
@@ -348,7 +348,7 @@ def test_the_text_of_a_reject_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_record_built_in_python_gets_the_types_of_a_decoded_one() -> None:
     step = {"state": "s", "action": "a", "reward": 1, "context": ({"role": "user"},)}
     built = EpisodeRecord(task_id="t", env_return=1, steps=[step, StepRecord(**STEP)])
-    copy = retyped(built)
+    copy = retype(built)
     assert isinstance(copy.steps[0], StepRecord)
     assert isinstance(copy.env_return, float)
     assert (copy.steps[0].reward, copy.steps[0].context) == (1.0, [{"role": "user"}])
@@ -366,7 +366,7 @@ def test_a_record_built_in_python_gets_the_types_of_a_decoded_one() -> None:
 )
 def test_a_wrong_record_built_in_python_is_named_like_a_decoded_one(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
-        retyped(plain(**fields))
+        retype(plain(**fields))
 
 
 @pytest.mark.parametrize(("step_index", "is_there"), [(None, True), (0, True), (1, True), (2, False)])
@@ -382,14 +382,14 @@ def test_spans_and_scores_are_of_steps_that_there_are(step_index: int | None, is
 
 
 def test_a_record_that_cannot_be_taken_is_shown_all_the_same() -> None:
-    assert shown({"task": "\ud800"}) == repr({"task": "\ud800"})
-    assert shown("\ud800 \u00e9").isprintable()
+    assert format_record({"task": "\ud800"}) == repr({"task": "\ud800"})
+    assert format_record("\ud800 \u00e9").isprintable()
 
     class Unspeakable:
         def __repr__(self) -> str:
             raise ValueError("no words")
 
-    assert shown(Unspeakable()) == "(cannot be shown: no words)"
+    assert format_record(Unspeakable()) == "(cannot be shown: no words)"
 
 
 # ---------------------------------------------------------------- identity

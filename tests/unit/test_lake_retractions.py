@@ -15,13 +15,13 @@ import pytest
 
 import lake
 from lake import EpisodeRecord, Lake, Snapshot, ids
-from lake.care import retraction
+from lake.care import removal
 from lake.errors import UsageError
-from lake.read.query_pruning import planner
-from lake.read.query_views import views
-from lake.read.visibility import in_force
+from lake.read.parquet import select_in_force
+from lake.read.query_pruning import get_planner
+from lake.read.query_views import read_views
 from lake.tables import TABLES
-from lake.write.writer import write_retractions
+from lake.write.jobs import write_retractions
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 from testkit.examples import mostly_slow
@@ -194,8 +194,8 @@ def test_a_retracted_episode_is_gone_from_scan_and_sql_of_every_table_and_view(f
     assert {name: now[name] for name in hiding} == dict.fromkeys(hiding, (0, 0))
     assert now["batches"] == shown["batches"], "lineage keeps saying what was trained on"
     with after.session() as session:
-        for view in views():
-            columns = [name for name, _ in planner().columns(view)]
+        for view in read_views():
+            columns = [name for name, _ in get_planner().columns(view)]
             if "episode_id" in columns and view not in ("step_seen", "trained_batches", "current_retractions"):
                 query = f"SELECT count(*) AS n FROM {view} WHERE episode_id = ?"
                 assert session.query(query, [episode_id]).item() == 0, view
@@ -272,7 +272,7 @@ def test_a_replaced_attempt_stays_replaced_whatever_is_restored(lk: Lake) -> Non
     lk.retract([first])
     lk.append([attempt(1)], run_id="run")
     versions = lk.snapshot().versions
-    choice = retraction.restore(lk, [first], None)
+    choice = removal.restore(lk, [first], None)
     assert (choice.changed, choice.replaced, choice.job_id) == ((), (first,), None)
     assert lk.snapshot().versions == versions
     assert visible(lk.snapshot()) == [1]
@@ -299,9 +299,9 @@ def test_a_restoration_takes_back_no_other_kind_of_row() -> None:
     kinds = ["superseded", "forgotten", "retracted", "restored", "restored"]
     restores = [None, None, None, [1, 2, 3], []]
     rows = pl.DataFrame({"episode_id": [1] * 5, "write_id": [1, 2, 3, 4, 5], "kind": kinds, "restores": restores})
-    assert set(in_force(rows.lazy()).collect()["kind"]) == {"superseded", "forgotten"}
+    assert set(select_in_force(rows.lazy()).collect()["kind"]) == {"superseded", "forgotten"}
     elsewhere = rows.with_columns(episode_id=pl.when(pl.col("kind") == "restored").then(2).otherwise(1).cast(pl.Int64))
-    assert in_force(elsewhere.lazy()).collect().height == 3
+    assert select_in_force(elsewhere.lazy()).collect().height == 3
 
 
 def test_the_episodes_beside_it_do_not_change(full: Path, tmp_path: Path) -> None:

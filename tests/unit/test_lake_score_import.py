@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 import lake
 from lake import EpisodeRecord, Lake, ids
 from lake.errors import FormatError, UsageError
-from lake.export import target
-from lake.export.job import export
-from lake.export.request import Request
+from lake.export import find_target
+from lake.export.job import ExportRequest, export
 from lake.records import ScoreRecord
 from lake.write import ingest as ingest_module
-from lake.write import score_files, score_import
+from lake.write import score_import
 from lake.write import scores as scores_module
 from lake.write.ingest import ingest
 from lake.write.score_import import ScoresReport, import_file
@@ -287,8 +286,8 @@ def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_the_other_
 @pytest.mark.parametrize(
     ("row", "name", "says"),
     [
-        ({"task_id": "a", "value": 1}, 5, "5 is no name of a scorer; valid: a text that is not blank and has no @"),
-        ({"task_id": "a", "value": 1}, "\udcff", "is no name of a scorer"),
+        ({"task_id": "a", "value": 1}, 5, "5 is not a name of a scorer; valid: a text that is not blank and has no @"),
+        ({"task_id": "a", "value": 1}, "\udcff", "is not a name of a scorer"),
         (
             {"task_id": "a", "points": 1},
             "human",
@@ -296,8 +295,8 @@ def test_a_cell_of_the_wrong_type_is_told_with_its_row_and_column_and_the_other_
         ),
         ({"who": "a", "value": 1}, "human", "frame names no episodes (who, value); valid: a column `episode_id`"),
         ({"task_id": "a", "value": 1}, None, "who gave these scores? give --name NAME, or a column `scorer`"),
-        ({"task_id": "a", "value": 1}, "a@b", "'a@b' is no name of a scorer"),
-        ({"task_id": "a", "value": 1}, " ", "' ' is no name of a scorer"),
+        ({"task_id": "a", "value": 1}, "a@b", "'a@b' is not a name of a scorer"),
+        ({"task_id": "a", "value": 1}, " ", "' ' is not a name of a scorer"),
     ],
 )
 def test_columns_that_cannot_be_meant_are_refused(unwritten: Lake, row: Row, name: Any, says: str) -> None:
@@ -404,7 +403,7 @@ def test_a_file_that_unpacks_to_too_much_is_refused(
     unwritten: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
 ) -> None:
     rows = [{"task_id": "a", "rollout_index": n, "value": 1.0} for n in range(4)]
-    monkeypatch.setattr(score_files, *limit.popitem())
+    monkeypatch.setattr(score_import, *limit.popitem())
     folder = tmp_path / "forms"
     folder.mkdir()
     for path in forms(folder, rows):
@@ -504,7 +503,7 @@ def test_import_has_a_help_of_its_own(cli: Cli) -> None:
 
 def test_two_imports_at_once_write_each_score_once_and_lose_none(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one commits the same scores, and one of an episode of ours, between our look and our commit."""
-    commit = scores_module.commit_unclaimed
+    commit = scores_module.commit_unique
     other = lake.open(lk.uri)
     rows = [{"task_id": task, "rollout_index": 0, "value": 1.0, "step_index": None} for task in TASKS]
     steps = [{"task_id": "b", "rollout_index": 0, "value": 0.5, "step_index": 1}]
@@ -514,7 +513,7 @@ def test_two_imports_at_once_write_each_score_once_and_lose_none(lk: Lake, monke
         assert add(other, *rows[:2], *steps).new == 3
         return commit(*args, **more)
 
-    monkeypatch.setattr(scores_module, "commit_unclaimed", overtaken)
+    monkeypatch.setattr(scores_module, "commit_unique", overtaken)
     assert outcome(add(lk, *rows)) == (2, 2, 0, 0)
     whole = [("007", None, 1.0), ("a", None, 1.0), ("b", 1, 0.5), ("b", None, 1.0), ("c", None, 1.0)]
     assert told(lk, "task_id, step_index, value") == whole
@@ -595,7 +594,7 @@ def test_scores_of_episodes_that_are_not_there_are_left_out(lk: Lake) -> None:
 
 def test_imported_scores_that_an_export_brings_back_are_there_already(lk: Lake, tmp_path: Path) -> None:
     add(lk, {"task_id": "a", "rollout_index": 0, "value": 0.5})
-    export(lk, Request(target("jsonl"), tmp_path / "out"))
+    export(lk, ExportRequest(find_target("jsonl"), tmp_path / "out"))
     before = written(lk)
     assert ingest(lk, tmp_path / "out").scores == 0
     assert written(lk) == before == 1

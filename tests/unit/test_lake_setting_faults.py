@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from lake.errors import UsageError
-from lake.settings import NAME, faults, validated
+from lake.settings import NAME, describe_faults, validate
 
 
 class Cat(BaseModel):
@@ -63,8 +63,8 @@ class Settings(BaseModel):
         ({"pet": {"kind": "cow"}}, "`pet` has the kind 'cow'; valid: 'cat', 'dog'"),
         ({"pet": {}}, "`pet` is {}; valid: keys with values, 'kind' among them"),
         ({"pet": 3}, "`pet` is 3; valid: keys with values"),
-        ({"pet": '{"kind": '}, "`pet` is no JSON: Expecting value at character 10 of '{\"kind\": '"),
-        ({"limits": "[" * 99_999}, "`limits` is no JSON: it is nested too deeply"),
+        ({"pet": '{"kind": '}, "`pet` is not JSON: Expecting value at character 10 of '{\"kind\": '"),
+        ({"limits": "[" * 99_999}, "`limits` is not JSON: it is nested too deeply"),
         ({"pets": []}, "`pets` is []; valid: at least 1"),
         ({"pets": 3}, "`pets` is 3; valid: a list"),
         ({"pets": [{"kind": "cat", "lives": 0}]}, "`pets.0.cat.lives` is 0; valid: 1 or more"),
@@ -80,7 +80,7 @@ class Settings(BaseModel):
 def test_a_fault_names_the_field_what_it_is_and_what_is_valid(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError) as error:
         Settings.model_validate(settings)
-    said = faults(error.value)
+    said = describe_faults(error.value)
     assert said.startswith(told)
     assert not any(word in said for word in ("Value error", "Input should", "pydantic", "validation", "``"))
 
@@ -91,10 +91,10 @@ def test_what_is_missing_and_text_that_is_no_json() -> None:
 
     with pytest.raises(ValidationError) as missing:
         Needy.model_validate({})
-    assert faults(missing.value) == "`size` is missing"
+    assert describe_faults(missing.value) == "`size` is missing"
     with pytest.raises(ValidationError) as broken:
         TypeAdapter(Needy).validate_json("{")
-    assert faults(broken.value).startswith("it is no JSON: EOF while parsing")
+    assert describe_faults(broken.value).startswith("it is not JSON: EOF while parsing")
 
 
 def test_a_fault_of_a_kind_that_is_not_listed_is_told_in_pydantics_words() -> None:
@@ -103,7 +103,7 @@ def test_a_fault_of_a_kind_that_is_not_listed_is_told_in_pydantics_words() -> No
 
     with pytest.raises(ValidationError) as error:
         Timed.model_validate({"days": [3]})
-    assert faults(error.value) == "`days.0` is 3: input should be a valid bytes"
+    assert describe_faults(error.value) == "`days.0` is 3: input should be a valid bytes"
 
 
 class Bird(BaseModel):
@@ -151,9 +151,9 @@ class House(BaseModel):
 )
 def test_an_option_that_there_is_not_is_told_with_those_that_there_are(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError) as error:
-        validated(House, settings, "house: ")
+        validate(House, settings, "house: ")
     assert str(error.value).startswith(f"house: {told}")
 
 
 def test_what_is_right_is_the_configuration() -> None:
-    assert validated(House, {"maybe": {"count": "3"}}) == House(maybe=Settings(count=3))
+    assert validate(House, {"maybe": {"count": "3"}}) == House(maybe=Settings(count=3))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from lake import EpisodeRecord, Lake
 from lake.errors import QueryError, UsageError
 from lake.formats.base.source import Input
-from lake.formats.shapes import read_rows, shape_of
+from lake.formats.query import choose_shape, read_rows
 from lake.records import Reject
 from lake.write.ingest import ingest
-from lake.write.plan import Report
+from lake.write.sources import Report
 from testkit.command_line import Cli, runner
 from testkit.copies import empty_lake
 from testkit.episodes import episode, line
@@ -40,14 +40,14 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 def records(rows: Sequence[Row], shape: Any = None) -> list[EpisodeRecord]:
     """Episodes of rows, all of which can be taken."""
-    found = list(read_rows(rows, shape or shape_of(rows[0]), Input(Path("f"), "run"), "query"))
+    found = list(read_rows(rows, shape or choose_shape(rows[0]), Input(Path("f"), "run"), "query"))
     assert not [item for item in found if isinstance(item, Reject)]
     return [item[1] for item in found if isinstance(item, tuple)]
 
 
 def fault(*rows: Row, shape: Any = None) -> tuple[int, str]:
     """Position and message of the one reject of rows that are one episode."""
-    (item,) = read_rows(rows, shape or shape_of(rows[0]), Input(Path("f"), "run"), "query")
+    (item,) = read_rows(rows, shape or choose_shape(rows[0]), Input(Path("f"), "run"), "query")
     assert isinstance(item, Reject)
     assert item.reason == "invalid"
     return item.position, item.message
@@ -493,8 +493,8 @@ def test_what_pandas_calls_missing_is_not_zero_and_not_a_number(lk: Lake) -> Non
 @pytest.mark.parametrize(
     ("frame", "says"),
     [
-        ([{"action": "x"}], "list is no frame; valid: a frame of Polars or pandas, or an Arrow table"),
-        (pl.Series(["x"]), "Series is no frame"),
+        ([{"action": "x"}], "list is not a frame; valid: a frame of Polars or pandas, or an Arrow table"),
+        (pl.Series(["x"]), "Series is not a frame"),
         (pl.DataFrame({"done": ["x"]}), "rows of one of three shapes are needed"),
         (pd.DataFrame([["x", "y"]], columns=["action", "action"]), "the frame has the column 'action' twice"),
         (pd.DataFrame({"action": ["x"], "o": [object()]}), "the frame's row 0: `o` is object"),

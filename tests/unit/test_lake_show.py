@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from lake import Lake, TokensRecord, ids
 from lake.cli import trajlake
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.credit import changed_groups, find_credit, outdated
-from lake.judgements.predicates import select_where
-from lake.read import show
-from lake.read.show import find_named
+from lake.judgements.credit import describe_outdated, find_changed_groups, find_credit
+from lake.judgements.selections import select_where
+from lake.read import episode_text
+from lake.read.episode_text import find_named
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from pipelines.score.job import run_score
@@ -65,7 +65,9 @@ def group_of(lk: Lake, episode_id: int) -> int:
 
 
 def text_of(lk: Lake, episode_id: int, **options: Any) -> str:
-    return "\n".join(line for _, line in show.lines(show.gather(lk.snapshot(), episode_id), **options))
+    return "\n".join(
+        line for _, line in episode_text.format_episode(episode_text.read_episode(lk.snapshot(), episode_id), **options)
+    )
 
 
 def run(lk: Lake, *arguments: str) -> str:
@@ -84,7 +86,7 @@ def test_every_number_of_a_step_is_there(lk: Lake) -> None:
         "QUALIFY ended_at = max(ended_at) OVER () ORDER BY step_index",
         [wanted],
     )
-    told = show.gather(lk.snapshot(), wanted)
+    told = episode_text.read_episode(lk.snapshot(), wanted)
     assert [step["step_index"] for step in told["steps"]] == [0, 1, 2]
     for name in ("return_to_go", "a_episode", "a_step", "advantage", "flags"):
         assert [step[name] for step in told["steps"]] == credit[name].to_list()
@@ -112,11 +114,11 @@ def test_every_number_of_a_step_is_there(lk: Lake) -> None:
 def test_another_series_can_be_chosen(lk: Lake) -> None:
     wanted = episode_of(lk, "maze")
     series = lk.sql("SELECT DISTINCT series_id FROM latest_advantages")["series_id"].to_list()
-    gathered = [show.gather(lk.snapshot(), wanted, ids.to_text(one)) for one in series]
+    gathered = [episode_text.read_episode(lk.snapshot(), wanted, ids.to_text(one)) for one in series]
     assert [told["credit"]["series_id"] for told in gathered] == series
     assert gathered[0]["steps"][0]["return_to_go"] != gathered[1]["steps"][0]["return_to_go"]
     with pytest.raises(UsageError, match="--credit 'grpo' names no"):
-        show.gather(lk.snapshot(), wanted, "grpo")
+        episode_text.read_episode(lk.snapshot(), wanted, "grpo")
 
 
 def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path, wording: Wording) -> None:
@@ -127,13 +129,13 @@ def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path, wordin
 
     def told(episode_id: int) -> str | None:
         snapshot = lk.snapshot()
-        gathered = show.gather(snapshot, episode_id)
+        gathered = episode_text.read_episode(snapshot, episode_id)
         said: str | None = gathered["credit"]["outdated"]
-        assert said is None or said in "\n".join(line for _, line in show.lines(gathered))
+        assert said is None or said in "\n".join(line for _, line in episode_text.format_episode(gathered))
         return said
 
     def changed() -> list[tuple[int, ...]]:
-        return changed_groups(lk.snapshot(), find_credit(lk.snapshot())).rows()
+        return find_changed_groups(lk.snapshot(), find_credit(lk.snapshot())).rows()
 
     add_credit(lk)
     assert told(mazes[0]) is None
@@ -143,9 +145,9 @@ def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path, wordin
     message = wording(told(mazes[0]))
     assert "1 group lost episodes" in message
     assert "`trajlake credit gigpo ...` again" in message
-    assert outdated(lk.snapshot(), find_credit(lk.snapshot()), group_id=group_of(lk, mazes[0])) == message
+    assert describe_outdated(lk.snapshot(), find_credit(lk.snapshot()), group_id=group_of(lk, mazes[0])) == message
     assert told(episode_of(lk, "tower")) is None, "another group's business"
-    assert outdated(lk.snapshot(), find_credit(lk.snapshot())) == message
+    assert describe_outdated(lk.snapshot(), find_credit(lk.snapshot())) == message
     add_credit(lk)
     assert told(mazes[0]) is None
     with lk.job(kind="collect", run_id="run") as job:
@@ -158,7 +160,7 @@ def test_advantages_that_are_older_than_the_data_are_told(tmp_path: Path, wordin
         job.record(siblings("tower", [1.0, 1.0], attempt=1)[1:])
     assert changed() == [(group_of(lk, episode_of(lk, "tower")), 1, 1, 1)], "a retry takes the place of another"
     named = find_credit(lk.snapshot(), ids.to_text(lk.sql("SELECT any_value(job_id) FROM advantages").item()))
-    assert changed_groups(lk.snapshot(), named).is_empty(), "that job was asked for"
+    assert find_changed_groups(lk.snapshot(), named).is_empty(), "that job was asked for"
 
 
 def test_advantages_of_an_earlier_version_of_a_score_are_told(tmp_path: Path, wording: Wording) -> None:
@@ -169,12 +171,12 @@ def test_advantages_of_an_earlier_version_of_a_score_are_told(tmp_path: Path, wo
         run_score(lk, work)
         if version == "1":
             run_credit(lk, GRPO(), score="judge")
-            assert outdated(lk.snapshot(), find_credit(lk.snapshot())) is None
-    told = wording(outdated(lk.snapshot(), find_credit(lk.snapshot())))
+            assert describe_outdated(lk.snapshot(), find_credit(lk.snapshot())) is None
+    told = wording(describe_outdated(lk.snapshot(), find_credit(lk.snapshot())))
     assert "judge is at version 2" in told
     assert "`trajlake credit grpo ...` again" in told
     run_credit(lk, GRPO(), score="judge@1")
-    assert outdated(lk.snapshot(), find_credit(lk.snapshot())) is None, "that version was asked for"
+    assert describe_outdated(lk.snapshot(), find_credit(lk.snapshot())) is None, "that version was asked for"
 
 
 def test_unknown_is_a_dash_and_never_zero(lk: Lake) -> None:
@@ -208,7 +210,7 @@ def test_long_texts_are_cut_unless_asked_for(lk: Lake) -> None:
     ],
 )
 def test_tool_calls_of_any_form_are_shown(calls: str | None, shown: list[str]) -> None:
-    assert show.tool_calls(calls) == shown
+    assert episode_text.format_tool_calls(calls) == shown
 
 
 def test_payloads_that_were_moved_out_are_shown_in_their_place(tmp_path: Path) -> None:
@@ -230,12 +232,15 @@ def test_payloads_that_were_moved_out_are_shown_in_their_place(tmp_path: Path) -
 
 @given(st.text())
 def test_no_character_that_steers_a_terminal_gets_through(text: str) -> None:
-    assert all(char == "\n" or char.isprintable() for char in show.printable(text))
+    assert all(char == "\n" or char.isprintable() for char in episode_text.make_printable(text))
 
 
 def test_what_can_be_read_stays_as_it_is() -> None:
-    assert show.printable("a b\n\u00e9 \u4f60 \U0001f600 <b>[red]") == "a b\n\u00e9 \u4f60 \U0001f600 <b>[red]"
-    assert show.printable("a\r\nb\tc") == "a\nb    c"
+    assert (
+        episode_text.make_printable("a b\n\u00e9 \u4f60 \U0001f600 <b>[red]")
+        == "a b\n\u00e9 \u4f60 \U0001f600 <b>[red]"
+    )
+    assert episode_text.make_printable("a\r\nb\tc") == "a\nb    c"
 
 
 @pytest.mark.parametrize("options", [[], ["--full"]])
@@ -253,7 +258,7 @@ def test_an_error_with_the_text_of_others_is_harmless_too(lk: Lake, tmp_path: Pa
     wanted = episode_of(other, "t")
     other.retract([wanted], HOSTILE)
     with pytest.raises(UsageError) as raised:
-        show.find(other.snapshot(), ids.to_text(wanted))
+        episode_text.find_episode(other.snapshot(), ids.to_text(wanted))
     assert "\x1b" not in str(raised.value)
     assert "retracted (" in str(raised.value)
 
@@ -265,15 +270,15 @@ def test_the_beginning_of_an_id_will_do_if_it_is_the_only_one(lk: Lake) -> None:
     snapshot = lk.snapshot()
     all_ids = [ids.to_text(one) for one in snapshot.sql("SELECT episode_id FROM episodes")["episode_id"]]
     for text in all_ids:
-        assert show.find(snapshot, text) == ids.from_text(text)
-        assert show.find(snapshot, f" {text.upper()} ") == ids.from_text(text)
+        assert episode_text.find_episode(snapshot, text) == ids.from_text(text)
+        assert episode_text.find_episode(snapshot, f" {text.upper()} ") == ids.from_text(text)
         for length in range(1, len(text)):
             begun = [other for other in all_ids if other.startswith(text[:length])]
             if len(begun) == 1:
-                assert show.find(snapshot, text[:length]) == ids.from_text(text)
+                assert episode_text.find_episode(snapshot, text[:length]) == ids.from_text(text)
             else:
                 with pytest.raises(UsageError, match="begins several episodes"):
-                    show.find(snapshot, text[:length])
+                    episode_text.find_episode(snapshot, text[:length])
 
 
 def test_an_episode_is_found_by_the_names_of_its_task_and_run_and_its_number(lk: Lake) -> None:
@@ -298,8 +303,8 @@ def test_an_episode_is_found_by_the_names_of_its_task_and_run_and_its_number(lk:
         ),
         (["--task", "nowhere", "--rollout", "3"], "there is no episode of task nowhere, rollout 3; tasks are "),
         (["--rollout", "99"], "there is no episode of rollout 99; `trajlake sql"),
-        ([], "name one episode: by its id (or its beginning), or by --task, --rollout and --run"),
-        (["0", "--task", "t"], "name one episode: by its id (or its beginning), or by --task, --rollout and --run"),
+        ([], "name one episode by its id (or its beginning) or by --task, --rollout and --run"),
+        (["0", "--task", "t"], "name one episode by its id (or its beginning) or by --task, --rollout and --run"),
     ],
 )
 def test_names_that_mean_no_episode_say_which_would(
@@ -321,13 +326,13 @@ def test_names_that_mean_several_episodes_say_what_to_add(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("text", ["", "u", "8", "z", "0" * 14, "a b", "'; DROP"])
 def test_what_is_no_id_is_misuse(lk: Lake, text: str) -> None:
-    with pytest.raises(UsageError, match="is no episode id"):
-        show.find(lk.snapshot(), text)
+    with pytest.raises(UsageError, match="not an episode id"):
+        episode_text.find_episode(lk.snapshot(), text)
 
 
 def test_an_unknown_id_says_where_the_known_ones_are(lk: Lake, wording: Wording) -> None:
     with pytest.raises(UsageError, match=r"'0000000000000'; .*--task.*`trajlake sql") as unknown:
-        show.find(lk.snapshot(), "0" * 13)
+        episode_text.find_episode(lk.snapshot(), "0" * 13)
     wording(unknown.value)
 
 
@@ -339,7 +344,7 @@ def test_an_episode_that_a_retry_replaced_says_so(tmp_path: Path) -> None:
     (kept,) = lk.sql("SELECT episode_id FROM episodes")["episode_id"]
     (gone,) = lk.sql("SELECT episode_id FROM retractions")["episode_id"]
     with pytest.raises(UsageError, match=f"is superseded; {ids.to_text(kept)} took its place"):
-        show.find(lk.snapshot(), ids.to_text(gone))
+        episode_text.find_episode(lk.snapshot(), ids.to_text(gone))
 
 
 # ---------------------------------------------------------------- the command

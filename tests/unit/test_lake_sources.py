@@ -14,15 +14,13 @@ import pytest
 from lake.errors import FormatError, UsageError
 from lake.formats import FORMATS
 from lake.write.ingest import ingest
-from lake.write.plan import plan
-from lake.write.runs import COMPARED, run_of
-from lake.write.sources import Argument, File, located
+from lake.write.sources import COMPARED, Argument, File, locate_arguments, name_run, plan_ingest
 from testkit.copies import empty_lake
 from testkit.episodes import episode, line, write_lines
 
 
 def found(*names: str | Path, stdin: bytes = b"") -> list[Argument]:
-    with located([str(name) for name in names], io.BytesIO(stdin)) as arguments:
+    with locate_arguments([str(name) for name in names], io.BytesIO(stdin)) as arguments:
         return arguments
 
 
@@ -47,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 def test_files_of_a_folder_are_called_by_their_path_below_it_in_the_order_of_names(folder: Path) -> None:
     (argument,) = found(folder)
     assert [file.name for file in argument.files] == ["a.jsonl", "z.jsonl", "b/a.jsonl", "b/deep/with space.jsonl"]
-    assert [file.place.parent.name for file in argument.files] == ["logs", "logs", "b", "deep"]
+    assert [file.location.parent.name for file in argument.files] == ["logs", "logs", "b", "deep"]
     assert argument.source == "logs"
 
 
@@ -56,7 +54,7 @@ def test_a_folder_is_called_the_same_however_it_is_written(folder: Path, monkeyp
     for written in (".", "./", f"{folder}/", "../logs", str(folder / "b" / "..")):
         (argument,) = found(written)
         assert argument.source == "logs"
-        assert argument.files[0].place.parts[-2:] == ("logs", "a.jsonl")
+        assert argument.files[0].location.parts[-2:] == ("logs", "a.jsonl")
         assert argument.files[0].name == "a.jsonl"
 
 
@@ -101,9 +99,9 @@ def test_what_is_no_file_is_told(folder: Path) -> None:
     (folder / "b" / "up").symlink_to("..")
     left_out = found(folder)[0].left_out
     assert set(left_out) == {"dangling", "pipe", "self", "b/up"}
-    assert left_out["pipe"].startswith("is no file: ")
+    assert left_out["pipe"].startswith("is not a regular")
     assert left_out["b/up"].startswith("is a link to ")
-    report = plan(found(folder)[0]).report
+    report = plan_ingest(found(folder)[0]).report
     assert report.skipped == left_out
 
 
@@ -139,7 +137,7 @@ def test_folders_may_lie_as_deep_as_paths_reach(tmp_path: Path, monkeypatch: pyt
 def test_a_path_that_cannot_be_looked_at_is_for_its_reader_to_tell(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 300)
     with pytest.raises(FormatError, match="x: File name too long"):
-        plan(found(path)[0])
+        plan_ingest(found(path)[0])
 
 
 def test_a_folder_of_nothing_is_refused_with_what_there_was(tmp_path: Path) -> None:
@@ -148,7 +146,7 @@ def test_a_folder_of_nothing_is_refused_with_what_there_was(tmp_path: Path) -> N
     with pytest.raises(FormatError, match=r"none is a folder without"):
         found(folder)
     os.mkfifo(folder / "pipe")
-    with pytest.raises(FormatError, match="nothing to ingest; pipe is no file"):
+    with pytest.raises(FormatError, match="pipe is not a regular"):
         found(folder)
 
 
@@ -215,7 +213,7 @@ def test_a_link_that_leads_out_of_a_folder_is_followed_on_request_alone(folder: 
         (argument,) = found(name)
         assert not {"out.jsonl", "round.jsonl", "logs/out.jsonl"} & {file.name for file in argument.files}
         assert sum(path.endswith(("out.jsonl", "round.jsonl")) for path in argument.left_out) == 2
-        with located([str(name)], io.BytesIO(), follow_links=True) as (argument,):
+        with locate_arguments([str(name)], io.BytesIO(), follow_links=True) as (argument,):
             assert sum(file.path.name == "out.jsonl" for file in argument.files) == 1
     assert [file.name for file in found(folder / "out.jsonl")[0].files] == ["out.jsonl"], "it was named itself"
 
@@ -229,7 +227,7 @@ def test_of_a_file_and_links_to_it_the_file_is_read(folder: Path) -> None:
 
 def test_nothing_is_planned_for_an_argument_whose_files_were_named_before(folder: Path) -> None:
     _, second = found(folder, folder / "a.jsonl")
-    assert plan(second).readings == []
+    assert plan_ingest(second).files == []
     assert second.source == "a.jsonl"
 
 
@@ -295,7 +293,7 @@ def test_a_file_goes_on_in_the_run_that_its_first_records_are_in(tmp_path: Path)
 )
 def test_a_run_is_called_by_where_its_files_lie(name: str, place: str, run: str) -> None:
     path = PurePath("/" if "/" in place else "", place)
-    assert run_of(File(Path(path), path.name, path), FORMATS[name]) == run
+    assert name_run(File(Path(path), path.name, path), FORMATS[name]) == run
 
 
 def test_a_reject_is_one_however_many_files_there_are_beside_it(folder: Path, tmp_path: Path) -> None:
@@ -320,7 +318,7 @@ def test_files_that_hold_no_trajectories_are_left_out_and_all_of_them_refused(fo
     for name in ("a.txt", "b.txt"):
         (only / name).write_text("hello")
     with pytest.raises(FormatError, match=r"only holds no trajectories: a.txt has no known format.*\(and 1 more"):
-        plan(found(only)[0])
+        plan_ingest(found(only)[0])
 
 
 # ---------------------------------------------------------------- - and pipes
@@ -335,8 +333,8 @@ def test_standard_input_and_a_packed_pipe_are_read_to_their_end(tmp_path: Path) 
     writer.start()
     assert ingest(lk, pipe).new == 1
     writer.join()
-    with located(["-"], io.BytesIO(line(episode("from stdin")))) as (argument,):
-        planned = plan(argument)
+    with locate_arguments(["-"], io.BytesIO(line(episode("from stdin")))) as (argument,):
+        planned = plan_ingest(argument)
         assert planned.report.run_id == "stdin"
         spooled = argument.files[0].path
         assert spooled.read_bytes() == line(episode("from stdin"))
@@ -345,10 +343,10 @@ def test_standard_input_and_a_packed_pipe_are_read_to_their_end(tmp_path: Path) 
 
 
 def test_standard_input_is_empty_the_second_time() -> None:
-    with located(["-", "-"], io.BytesIO(line(episode()))) as (first, second):
-        plan(first)
+    with locate_arguments(["-", "-"], io.BytesIO(line(episode()))) as (first, second):
+        plan_ingest(first)
         with pytest.raises(FormatError, match=r"^- is empty"):
-            plan(second)
+            plan_ingest(second)
 
 
 def test_a_name_that_is_empty_is_refused() -> None:

@@ -16,7 +16,7 @@ from lake import Lake, ids
 from lake.cli import options, trajlake
 from lake.errors import QueryError, UsageError
 from lake.locked import isolation
-from lake.read.query_views import views
+from lake.read.query_views import read_views
 from testkit.episodes import episode
 
 ROWS = 100_000
@@ -77,7 +77,7 @@ def test_ids_are_shown_as_ids_wherever_their_names_say_so(lk: Lake) -> None:
     (row,) = json.loads(run(lk, query, "--format", "json").stdout)
     assert ids.from_text(row["episode_id"]) == row["number"]
     assert ids.is_text(row["credit_group_id"])
-    assert json.loads(options.as_json({"a": [{"group_id": 1, "n": 1}], "episode_id": None, "defined": True})) == {
+    assert json.loads(options.encode_json({"a": [{"group_id": 1, "n": 1}], "episode_id": None, "defined": True})) == {
         "a": [{"group_id": ids.to_text(1), "n": 1}],
         "episode_id": None,
         "defined": True,
@@ -119,7 +119,9 @@ def test_limits_stop_a_query(lk: Lake) -> None:
         run(lk, "SELECT list(range) FROM range(1000000000)", "--memory-limit", "40MB")
 
 
-@pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+@pytest.mark.skipif(
+    bool(isolation.find_missing_layers()), reason=f"no strong isolation here: {isolation.find_missing_layers()}"
+)
 def test_a_locked_query_prints_as_an_open_one(lk: Lake) -> None:
     query = "SELECT task_id, env_return, episode_id FROM episodes ORDER BY env_return"
     for output_format in ("table", "arrow"):
@@ -133,7 +135,7 @@ def test_a_locked_query_prints_as_an_open_one(lk: Lake) -> None:
         run(lk, "FROM read_text('/etc/passwd')", "--locked")
     with pytest.raises(QueryError, match="more than 2 rows"):
         run(lk, query, "--locked", "--max-rows", 2)
-    with pytest.raises(UsageError, match="is no size"):
+    with pytest.raises(UsageError, match="is not a size"):
         run(lk, query, "--locked", "--memory-limit", "much")
 
 
@@ -145,6 +147,6 @@ def test_tables_lists_the_columns_of_tables_and_views(lk: Lake) -> None:
         trajlake, ["tables", "--columns", "--format", "json", "--lake", lk.uri], catch_exceptions=False
     )
     listed = json.loads(done.stdout)
-    for name in ("episodes", *views()):
+    for name in ("episodes", *read_views()):
         columns = [row["column"] for row in listed if row["table"] == name]
         assert columns == lk.sql(f"SELECT * FROM {name} LIMIT 0").columns, name

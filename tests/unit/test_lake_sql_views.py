@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from lake import Lake
-from lake.read.query_pruning import planner
-from lake.read.query_views import meanings, views
+from lake.read.query_pruning import get_planner
+from lake.read.query_views import read_column_meanings, read_views
 from testkit.copies import empty_lake
 from testkit.judged_lake import AT, Row, consumed, ended, grouped, judged_lake, newest, rows, same
 
@@ -69,8 +69,8 @@ def test_of_several_ends_of_a_job_the_last_written_counts_whatever_the_clocks_sa
 
 def session_over(folder: Path, frames: dict[str, pl.DataFrame]) -> Any:
     """A session over frames, written as files."""
-    from lake.read.query import Session
-    from lake.read.visibility import DataFile
+    from lake.read.parquet import DataFile
+    from lake.read.query import QuerySession
     from lake.storage.objects import Objects
 
     folder.mkdir()
@@ -79,7 +79,7 @@ def session_over(folder: Path, frames: dict[str, pl.DataFrame]) -> Any:
         path = folder / f"{name}.parquet"
         frame.write_parquet(path)
         files[name] = [DataFile(str(path), frame.height, path.stat().st_size, frozenset())]
-    return Session(lambda name: files.get(name, []), Objects(folder), lambda _: pl.Series([], dtype=pl.Int64))
+    return QuerySession(lambda name: files.get(name, []), Objects(folder), lambda _: pl.Series([], dtype=pl.Int64))
 
 
 def test_latest_advantages_are_those_of_the_newest_job_of_each_series_and_group(lk: Lake) -> None:
@@ -212,15 +212,15 @@ def test_trained_batches_and_run_metrics_count_a_resumed_attempt_once(lk: Lake) 
 
 def test_every_view_answers_in_an_empty_lake(tmp_path: Path) -> None:
     lk = empty_lake(tmp_path / "lake")
-    for name in views():
+    for name in read_views():
         # Which score counts is known without a row.
         assert lk.sql(f"SELECT * FROM {name}").height == (name == "current_score")
 
 
-@pytest.mark.parametrize("name", views())
+@pytest.mark.parametrize("name", read_views())
 def test_each_column_of_a_view_has_its_meaning_in_the_comment_above_the_view(name: str) -> None:
-    columns = [column for column, _ in planner().columns(name)]
-    assert [column for column in columns if not meanings()[name].get(column)] == []
-    own = re.findall(r"^--   (\w+): ", views()[name], re.MULTILINE)
+    columns = [column for column, _ in get_planner().columns(name)]
+    assert [column for column in columns if not read_column_meanings()[name].get(column)] == []
+    own = re.findall(r"^--   (\w+): ", read_views()[name], re.MULTILINE)
     assert [column for column in own if column not in columns] == []
     assert len(own) == len(set(own))

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from lake.read.text_table import lines, table
+from lake.read.text_table import format_rows, format_table
 
 ID = "046pfgs85g35q"
 
 
 def printed(width: int | None, *rows: tuple[object, ...]) -> list[str] | None:
     """A table with an id, a number and two texts."""
-    return table(["id", "n", "one", "two"], rows, [False, True, False, False], [True, True, False, False], width)
+    return format_table(["id", "n", "one", "two"], rows, [False, True, False, False], [True, True, False, False], width)
 
 
 def test_columns_are_as_wide_as_their_longest_value() -> None:
@@ -45,14 +45,14 @@ def test_what_cannot_fit_is_no_table() -> None:
 
 def test_a_pipe_gets_whole_texts_within_reason() -> None:
     """What doctor found and what a plan explains is read in a file as well."""
-    found = table(["t"], [("x" * 500,), ("y" * 501,)], [False], [False], None)
+    found = format_table(["t"], [("x" * 500,), ("y" * 501,)], [False], [False], None)
     assert found is not None
     assert found[1:] == ["x" * 500, "y" * 499 + "\N{HORIZONTAL ELLIPSIS}"]
 
 
 def test_a_value_a_line_is_printed_in_full() -> None:
     rows = [(ID, 1, "x" * 100, None), (ID, 2, "b", "c")]
-    assert list(lines(["id", "n", "one", "two"], rows)) == [
+    assert list(format_rows(["id", "n", "one", "two"], rows)) == [
         f" id = {ID}",
         "  n = 1",
         f"one = {'x' * 100}",
@@ -66,12 +66,14 @@ def test_a_value_a_line_is_printed_in_full() -> None:
 
 
 def test_wide_characters_take_two_cells_and_control_characters_none() -> None:
-    found = table(["a", "b"], [("\u4f60\u597d", "x"), ("e\u0301", "\x1b[31m\n\u202e")], [False] * 2, [False] * 2, None)
+    found = format_table(
+        ["a", "b"], [("\u4f60\u597d", "x"), ("e\u0301", "\x1b[31m\n\u202e")], [False] * 2, [False] * 2, None
+    )
     assert found == ["a     b", "\u4f60\u597d  x", "e\u0301     \ufffd[31m \ufffd"]
 
 
 def test_rows_keep_their_order() -> None:
-    found = table(["n"], [(n,) for n in range(20)], [True], [True], 80)
+    found = format_table(["n"], [(n,) for n in range(20)], [True], [True], 80)
     assert found is not None
     assert all(int(one) < int(two) for one, two in pairwise(found[1:]))
 
@@ -82,7 +84,7 @@ def test_rows_keep_their_order() -> None:
 @pytest.mark.parametrize("width", [None, 60])
 def test_a_long_text_is_cut_in_time_that_grows_with_its_length(text: str, width: int | None) -> None:
     began = time.process_time()
-    found = table(["text"], [(text,)], [False], [False], width)
+    found = format_table(["text"], [(text,)], [False], [False], width)
     assert time.process_time() - began < 5, "one character at a time would take minutes"
     assert found is not None
     (_, line) = found

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from lake.errors import UsageError
-from lake.settings import leaves, merged, typed_pairs, validated, value_at
+from lake.settings import leaves, merge, parse_typed_pairs, validate, value_at
 
 
 class Inner(BaseModel):
@@ -53,19 +53,19 @@ class Outer(BaseModel):
     ],
 )
 def test_a_value_is_what_its_field_takes(pair: str, settings: dict[str, Any]) -> None:
-    assert typed_pairs([pair], Outer) == settings
-    validated(Outer, settings)
+    assert parse_typed_pairs([pair], Outer) == settings
+    validate(Outer, settings)
 
 
 def test_pairs_of_one_section_come_together_and_the_last_word_counts() -> None:
-    found = typed_pairs(["inner.rate=1", "count=1", "inner.names=q", "count=2"], Outer)
+    found = parse_typed_pairs(["inner.rate=1", "count=1", "inner.names=q", "count=2"], Outer)
     assert found == {"inner": {"rate": 1, "names": ["q"]}, "count": 2}
 
 
 @pytest.mark.parametrize("pair", ["count", "=3", "inner.=3", ".rate=3", "inner..rate=3"])
 def test_a_pair_that_is_none_is_told(pair: str) -> None:
-    with pytest.raises(UsageError, match=r"is no setting; .* SECTION\.KEY=VALUE"):
-        typed_pairs([pair], Outer)
+    with pytest.raises(UsageError, match=r"is not a setting; .* SECTION\.KEY=VALUE"):
+        parse_typed_pairs([pair], Outer)
 
 
 @pytest.mark.parametrize(
@@ -82,19 +82,19 @@ def test_a_pair_that_is_none_is_told(pair: str) -> None:
 )
 def test_what_no_field_takes_is_told_by_validation(pair: str, fault: str) -> None:
     with pytest.raises(UsageError) as error:
-        validated(Outer, typed_pairs([pair], Outer))
+        validate(Outer, parse_typed_pairs([pair], Outer))
     assert str(error.value).startswith(fault)
 
 
 def test_a_part_of_what_is_set_already_is_refused() -> None:
     with pytest.raises(UsageError, match="`count` is set already, as 3"):
-        typed_pairs(["count=3", "count.deep=1"], Outer)
+        parse_typed_pairs(["count=3", "count.deep=1"], Outer)
 
 
 def test_sections_are_merged_and_everything_else_is_replaced() -> None:
     below = {"a": {"b": 1, "c": [1, 2]}, "d": 4, "e": {"f": 1}}
     above = {"a": {"c": [3]}, "d": {"x": 1}, "e": None}
-    assert merged(below, above) == {"a": {"b": 1, "c": [3]}, "d": {"x": 1}, "e": None}
+    assert merge(below, above) == {"a": {"b": 1, "c": [3]}, "d": {"x": 1}, "e": None}
     assert below == {"a": {"b": 1, "c": [1, 2]}, "d": 4, "e": {"f": 1}}, "neither is changed"
 
 
@@ -108,7 +108,7 @@ SETTINGS = st.dictionaries(st.sampled_from("abc"), NESTED, max_size=3)
 def test_every_value_above_holds_and_those_below_where_nothing_is_above(
     below: dict[str, Any], above: dict[str, Any]
 ) -> None:
-    both = merged(below, above)
+    both = merge(below, above)
     assert all(value_at(both, name) == value_at(above, name) for name in leaves(above))
     for name in leaves(below):
         prefixes = [name.rsplit(".", cut)[0] for cut in range(name.count(".") + 1)]
@@ -117,4 +117,4 @@ def test_every_value_above_holds_and_those_below_where_nothing_is_above(
         )
         assert hidden or value_at(both, name) == value_at(below, name)
     assert set(leaves(both)) <= set(leaves(below)) | set(leaves(above))
-    assert merged(both, above) == both
+    assert merge(both, above) == both

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 import lake
 from lake.cli import trajlake
-from lake.formats.base.unseen import marked
-from lake.read.show import gather, lines
+from lake.formats.base.canonical import mark_untrainable_steps
+from lake.read.episode_text import format_episode, read_episode
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 
 TEXT = {"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": "input_text", "text": "say"}]}
@@ -23,7 +23,8 @@ def steps(*given: dict[str, Any]) -> list[StepRecord]:
 
 def marks(*given: dict[str, Any], first: Any = TEXT) -> list[bool]:
     return [
-        step.trainable for step in marked(EpisodeRecord(task_id="t", initial_messages=[first], steps=steps(*given)))
+        step.trainable
+        for step in mark_untrainable_steps(EpisodeRecord(task_id="t", initial_messages=[first], steps=steps(*given)))
     ]
 
 
@@ -49,5 +50,8 @@ def test_what_is_read_is_marked_says_why_and_leaves_as_the_same_episode(tmp_path
     done = CliRunner().invoke(trajlake, ["export", "--lake", str(tmp_path / "lake"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert lk.ingest(tmp_path / "out", run_id="r").present == 1
-    shown = [line for _, line in lines(gather(lk.snapshot(), lk.sql("SELECT episode_id FROM episodes").item()))]
+    shown = [
+        line
+        for _, line in format_episode(read_episode(lk.snapshot(), lk.sql("SELECT episode_id FROM episodes").item()))
+    ]
     assert "    [image_url]" in shown

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.read.visibility import DataFile, all_files, is_clean, visible_files
+from lake.read.parquet import DataFile, find_visible_files, is_clean
 from lake.storage.data_files import FileEntry
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,11 +35,11 @@ def known(found: FileEntry) -> frozenset[int]:
 
 
 def visible(entries: list[FileEntry], accepted: Set[int]) -> list[DataFile]:
-    return visible_files(entries, lambda: accepted, VERSIONS, look)
+    return find_visible_files(entries, lambda: accepted, VERSIONS, look)
 
 
 def test_a_file_of_one_accepted_write_is_whole() -> None:
-    (file,) = visible_files([entry(5, 5)], lambda: {5, 6}, VERSIONS, known)
+    (file,) = find_visible_files([entry(5, 5)], lambda: {5, 6}, VERSIONS, known)
     assert (file.path, file.rows, file.bytes, file.dead, file.write_id) == (
         "/nowhere/0123.parquet",
         3,
@@ -66,7 +66,7 @@ def test_a_file_of_several_writes_is_looked_into(accepted: set[int], dead: set[i
 
 def test_a_file_that_compaction_made_is_whole_without_a_look_or_a_question() -> None:
     clean = entry(1, 9, "clean-10-20-abc.parquet")
-    (file,) = visible_files([clean], lambda: pytest.fail("nothing has to be known"), VERSIONS, never)
+    (file,) = find_visible_files([clean], lambda: pytest.fail("nothing has to be known"), VERSIONS, never)
     assert file.dead == frozenset()
 
 
@@ -83,7 +83,7 @@ def test_an_ordinary_file_says_nothing_about_being_clean() -> None:
 
 
 def test_files_of_tables_that_are_always_visible_are_whole() -> None:
-    assert [file.dead for file in all_files([entry(1, 2), entry(None, None)])] == [frozenset(), frozenset()]
+    assert [DataFile.of(each).dead for each in [entry(1, 2), entry(None, None)]] == [frozenset(), frozenset()]
 
 
 @given(
@@ -105,7 +105,7 @@ def test_what_is_left_is_what_was_accepted(
         return frozenset(pl.read_parquet(Path(found.path))["write_id"])
 
     seen = []
-    for file in visible_files(entries, lambda: accepted, VERSIONS, read):
+    for file in find_visible_files(entries, lambda: accepted, VERSIONS, read):
         ids = pl.read_parquet(file.path)["write_id"].to_list()
         seen.append([number for number in ids if number not in file.dead])
     expected = [[number for number in ids if number in accepted] for ids in files]

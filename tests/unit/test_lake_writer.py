@@ -15,7 +15,7 @@ import lake
 from lake import EpisodeRecord, Lake
 from lake.storage.commits import CommitLostError
 from lake.tables import TABLES
-from lake.write.recording import Counts
+from lake.write.jobs import RecordCounts
 from testkit.copies import empty_lake
 from testkit.episodes import assert_same, assert_whole, contents, episode
 
@@ -25,7 +25,7 @@ def lk(tmp_path: Path) -> Lake:
     return empty_lake(tmp_path / "lake")
 
 
-def record(lk: Lake, *records: EpisodeRecord) -> Counts:
+def record(lk: Lake, *records: EpisodeRecord) -> RecordCounts:
     with lk.job(kind="collect", run_id="run") as job:
         return job.record(records)
 
@@ -180,7 +180,7 @@ def test_a_record_that_is_recorded_is_not_changed(lk: Lake) -> None:
 def test_a_record_without_any_run_is_rejected(lk: Lake) -> None:
     with lk.job(kind="collect") as job:
         counts = job.record([episode(), episode("other", run_id="run")])
-    assert (counts.new, counts.steps, counts.rejected, counts.refused) == (1, 2, 1, ())
+    assert (counts.new, counts.steps, counts.rejected, counts.refused_positions) == (1, 2, 1, ())
     assert counts.first_reject is not None
     assert counts.first_reject.position == 0
     (reject,) = lk.scan("rejects").collect().to_dicts()
@@ -261,10 +261,10 @@ def test_two_commits_checked_at_one_version_cannot_both_succeed(lk: Lake) -> Non
 def prepared(one: EpisodeRecord) -> pl.DataFrame:
     from lake.records import identify
     from lake.tables.contracts import conform
-    from lake.write.rows import episodes_frame
+    from lake.write.rows import build_episodes_frame
 
     one.run_id = "run"
-    return conform(episodes_frame([one], [identify(one, "run")], 1), TABLES["episodes"])
+    return conform(build_episodes_frame([one], [identify(one, "run")], 1), TABLES["episodes"])
 
 
 # ---------------------------------------------------------------- dead writes

@@ -5,7 +5,7 @@
 3. No __init__.py under tests/: tests/lake/__init__.py would take over `import lake`. Pytest's import mode needs none.
 4. Importing lake is light, and so is `trajlake -h`.
 5. Every module says what it is, and stays small.
-6. No modules import each other in a circle, not even inside functions; imports for annotations alone do not count.
+6. No modules import each other in a circle, neither inside functions nor for annotations.
 7. Tests assert facts: no assert holds a sentence of the product.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import grimp
 import pytest
 
-from lake.care.doctor import LAYERS, foreign_owners, installation_faults, misplaced_layers
+from lake.care.doctor import LAYERS, describe_foreign_owners, find_installation_faults, find_misplaced_layers
 from testkit.lakes import build_lake
 from testkit.sources import ROOT, asserted_sentences, product
 
@@ -45,12 +45,12 @@ def fresh_python(code: str, *, cwd: Path = ROOT, path: str = "") -> list[str]:
 
 
 def test_this_installation_has_no_rival() -> None:
-    assert installation_faults() == []
+    assert find_installation_faults() == []
 
 
 def test_a_distribution_that_owns_a_layer_is_a_rival() -> None:
     owners = {"trainer": ["Trajlake", "coqui-tts-trainer", "trajlake"], "lake": ["trajlake"], "torch": ["torch"]}
-    (problem,) = foreign_owners(owners)
+    (problem,) = describe_foreign_owners(owners)
     assert "`trainer`" in problem
     assert "pip uninstall coqui-tts-trainer" in problem
 
@@ -64,7 +64,7 @@ def test_an_installed_rival_is_found(tmp_path: Path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rival-trainer\nVersion: 1.0\n")
     (metadata / "top_level.txt").write_text("trainer\n")
 
-    code = "from lake.care.doctor import installation_faults; print(*installation_faults(), sep='|')"
+    code = "from lake.care.doctor import find_installation_faults; print(*find_installation_faults(), sep='|')"
     found = fresh_python(code, cwd=tmp_path, path=str(tmp_path))
     owned, shadowed = " ".join(found).split("|")
     assert "`trainer` is also installed by `rival-trainer`" in owned
@@ -72,7 +72,7 @@ def test_an_installed_rival_is_found(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_is_not_where_it_belongs_is_named(tmp_path: Path) -> None:
-    problems = misplaced_layers(tmp_path)
+    problems = find_misplaced_layers(tmp_path)
     assert [problem.split("`")[1] for problem in problems] == [f"import {layer}" for layer in LAYERS]
     assert all(str(tmp_path) in problem for problem in problems)
 
@@ -81,7 +81,7 @@ def test_a_layer_that_nothing_provides_is_named(tmp_path: Path, monkeypatch: pyt
     """A folder without __init__.py is importable, as a namespace, but is not ours."""
     (tmp_path / "viewer").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert [problem.split(" instead ")[0] for problem in misplaced_layers(ROOT)] == [
+    assert [problem.split(" instead ")[0] for problem in find_misplaced_layers(ROOT)] == [
         f"`import {layer}` finds nothing" for layer in LAYERS
     ]
 
@@ -200,9 +200,9 @@ def test_files_stay_small() -> None:
 
 
 def test_functions_stay_small() -> None:
-    """Past 60 lines, the docstring not counted, a function wants a split."""
+    """Past 100 lines, the docstring not counted, a function is hardly one thought; 60 is advice."""
     long = {
-        f"{path}:{name}": lines for path, source in product().items() for name, lines in source.functions if lines > 60
+        f"{path}:{name}": lines for path, source in product().items() for name, lines in source.functions if lines > 100
     }
     assert long == {}
 
@@ -225,7 +225,7 @@ def test_a_circle_is_found_however_long() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    graph = grimp.build_graph(*LAYERS, exclude_type_checking_imports=True, cache_dir=None)
+    graph = grimp.build_graph(*LAYERS, cache_dir=None)
     assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
 
 

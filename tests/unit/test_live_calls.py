@@ -13,12 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lake.formats.chat.calls import Calls
-from lake.formats.chat.chat_completions import LOGPROBS_LEFT_OUT
-from lake.formats.chat.tokens import Lineage
-from lake.live.calls.clients import api_of, body_of
-from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES
-from lake.records import StepRecord, TokensRecord, tell_sampling
+from lake.formats.chat.completions import LOGPROBS_LEFT_OUT, Lineage
+from lake.formats.chat.messages import CallHistory
+from lake.live.calls.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, build_body, detect_api
+from lake.records import StepRecord, TokensRecord, fill_sampling
 from testkit.spooled import Spooled, spooled
 
 
@@ -50,7 +48,7 @@ NEXT = st.tuples(st.integers(0, 20), ANSWERS, st.integers(1, 2), st.booleans())
 @example([(9, (), 1, False), (9, (), 1, True), (0, (), 1, False), (1, (), 1, False), (1, (), 1, False)])
 def test_what_is_new_in_a_history_is_what_the_reader_of_requests_finds(into: Spooled, turns: list[Any]) -> None:
     """Conversations that go on, fork, begin anew and interleave, with calls that failed among them."""
-    oracle, histories = Calls(), list[list[Any]]()
+    oracle, histories = CallHistory(), list[list[Any]]()
     with into.episode(extra={"turns": len(turns)}) as episode:
         for number, (place, tools, count, fails) in enumerate(turns):
             earlier = histories[place] if place < len(histories) else [user(f"begin {number}")]
@@ -251,7 +249,7 @@ def test_a_call_without_settings_has_the_temperature_of_its_episode_not_of_anoth
             with episode.step(request={"model": "m", "messages": [user(f"hi {number}")], **settings}) as step:
                 step.answer(ANSWER)
     record = into.records()[-1]
-    tell_sampling(record)
+    fill_sampling(record)
     assert [step.tokens and step.tokens.temperature for step in record.steps] == temperatures
 
 
@@ -305,12 +303,17 @@ class NotGiven:
 
 def test_arguments_become_the_body_that_a_client_sends() -> None:
     arguments = {"model": "m", "extra_body": {"return_token_ids": True}, "timeout": 5, "stop": NotGiven(), "n": (1, 2)}
-    assert body_of(arguments) == {"model": "m", "return_token_ids": True, "n": [1, 2]}
+    assert build_body(arguments) == {"model": "m", "return_token_ids": True, "n": [1, 2]}
 
 
 def test_the_api_of_a_call_is_told_by_what_only_it_has() -> None:
-    assert api_of({"messages": []}, ANSWER) == api_of({}, CHUNKS) == CHAT
-    assert api_of({"prompt": "a"}, {"choices": []}) == COMPLETIONS
-    assert api_of({"messages": []}, RESPONSE) == api_of({"input": "a"}) == RESPONSES
-    assert api_of({}, [{"type": "response.created"}]) == RESPONSES
-    assert api_of({}, MESSAGE) == api_of({"system": "s"}) == api_of({}, [{"type": "message_start"}]) == MESSAGES
+    assert detect_api({"messages": []}, ANSWER) == detect_api({}, CHUNKS) == CHAT
+    assert detect_api({"prompt": "a"}, {"choices": []}) == COMPLETIONS
+    assert detect_api({"messages": []}, RESPONSE) == detect_api({"input": "a"}) == RESPONSES
+    assert detect_api({}, [{"type": "response.created"}]) == RESPONSES
+    assert (
+        detect_api({}, MESSAGE)
+        == detect_api({"system": "s"})
+        == detect_api({}, [{"type": "message_start"}])
+        == MESSAGES
+    )

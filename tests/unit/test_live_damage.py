@@ -7,24 +7,33 @@ from typing import Any
 import pytest
 
 import lake
-from lake.live.assembly import assembled
-from lake.live.frames import Begin, End, Frame, Reward, Score, Step, encode, new_key
-from lake.live.log import EpisodeLog
+from lake.live.delivery import EpisodeLog
+from lake.live.frames import (
+    BeginFrame,
+    EndFrame,
+    Frame,
+    RewardFrame,
+    ScoreFrame,
+    StepFrame,
+    assemble_frames,
+    encode,
+    new_key,
+)
 from lake.live.spool import Spool
 from lake.records import EpisodeRecord, Reject, ScoreRecord, StepRecord
 from testkit.copies import empty_lake
 
 
-def begin() -> Begin:
-    return Begin(episode=EpisodeRecord(task_id="t", run_id="r", rollout_index=1, steps=[], source_format="live"))
+def begin() -> BeginFrame:
+    return BeginFrame(episode=EpisodeRecord(task_id="t", run_id="r", rollout_index=1, steps=[], source_format="live"))
 
 
-def step(index: int) -> Step:
-    return Step(index=index, step=StepRecord(state="s", action=f"a{index}"))
+def step(index: int) -> StepFrame:
+    return StepFrame(index=index, step=StepRecord(state="s", action=f"a{index}"))
 
 
 def record_of(*frames: Frame) -> EpisodeRecord:
-    (found,) = assembled([begin(), *frames])
+    (found,) = assemble_frames([begin(), *frames])
     assert isinstance(found, EpisodeRecord)
     return found
 
@@ -56,11 +65,11 @@ def test_a_spool_that_cannot_be_read_at_the_end_is_kept_for_the_next_recorder(
 def test_an_episode_that_lost_a_frame_to_the_disk_is_a_reject_and_never_half(tmp_path: Path) -> None:
     empty_lake(tmp_path / "lake")
     spool, damaged, whole = Spool.create(tmp_path / "spool"), new_key(), new_key()
-    for number, frame in ((0, begin()), (1, step(0)), (3, step(2)), (4, End())):
+    for number, frame in ((0, begin()), (1, step(0)), (3, step(2)), (4, EndFrame())):
         spool.append(encode(damaged, number, frame))
     other = begin()
     other.episode.task_id = "other"
-    for number, frame in enumerate((other, step(0), End())):
+    for number, frame in enumerate((other, step(0), EndFrame())):
         spool.append(encode(whole, number, frame))
     assert spool.sync(10)
     spool.close()
@@ -85,9 +94,9 @@ def test_a_spool_whose_files_are_deleted_says_so_and_goes_on(tmp_path: Path) -> 
 
 
 def test_a_judgement_of_a_step_that_was_not_recorded_is_not_the_episodes() -> None:
-    stray = Score(score=ScoreRecord(scorer="judge", value=-1.0, step_index=7))
-    own = Score(score=ScoreRecord(scorer="judge", value=1.0))
-    found = record_of(step(0), Reward(value=3.0, step_index=7), stray, own, End())
+    stray = ScoreFrame(score=ScoreRecord(scorer="judge", value=-1.0, step_index=7))
+    own = ScoreFrame(score=ScoreRecord(scorer="judge", value=1.0))
+    found = record_of(step(0), RewardFrame(value=3.0, step_index=7), stray, own, EndFrame())
     assert [(score.value, score.step_index) for score in found.scores] == [(1.0, None)]
     assert (found.env_return, found.steps[0].reward) == (None, None)
     assert found.extra is not None
@@ -96,14 +105,14 @@ def test_a_judgement_of_a_step_that_was_not_recorded_is_not_the_episodes() -> No
 
 @pytest.mark.parametrize("scorer", ["", " ", "judge@v2"])
 def test_a_score_that_is_none_does_not_cost_the_episode(scorer: str) -> None:
-    found = record_of(step(0), Score(score=ScoreRecord(scorer=scorer, value=1.0)), End())
+    found = record_of(step(0), ScoreFrame(score=ScoreRecord(scorer=scorer, value=1.0)), EndFrame())
     assert found.scores == []
     assert found.extra is not None
     assert found.extra["not_taken"]["scores"][0]["scorer"] == scorer
 
 
 def test_what_is_said_of_an_episode_and_is_not_valid_is_kept_beside_it() -> None:
-    found = record_of(step(0), End(status="success", cost=float("inf"), env_return=float("nan")))
+    found = record_of(step(0), EndFrame(status="success", cost=float("inf"), env_return=float("nan")))
     assert (found.status, found.cost, found.env_return) == ("completed", None, None)
     assert found.extra is not None
     assert set(found.extra["not_taken"]) == {"status", "cost", "env_return"}
@@ -111,4 +120,4 @@ def test_what_is_said_of_an_episode_and_is_not_valid_is_kept_beside_it() -> None
 
 def test_ids_of_tool_calls_that_are_no_text_cost_nothing() -> None:
     said = StepRecord(state="s", action="a", context=[{"role": "tool", "content": "x", "tool_call_id": ["l"]}])
-    assert not isinstance(record_of(step(0), Step(index=1, step=said), End()), Reject)
+    assert not isinstance(record_of(step(0), StepFrame(index=1, step=said), EndFrame()), Reject)

@@ -261,7 +261,7 @@ def test_a_caller_cannot_tell_a_recorded_stream_from_the_agents_own(moves: list[
 @contextmanager
 def shared() -> Iterator[Any]:
     """A recorder that takes and keeps nothing, for what is not about records."""
-    sink = SimpleNamespace(trouble=lambda _: None)
+    sink = SimpleNamespace(report_trouble=lambda _: None)
     yield SimpleNamespace(_sink=sink, run="agent", record=lambda _: None)
 
 
@@ -315,7 +315,7 @@ def test_a_chat_that_is_no_stream_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lake.live.massgen_traces.MAX_SPANS", 2)
+    monkeypatch.setattr("lake.live.massgen.MAX_SPANS", 2)
     with recording(tmp_path) as recorder:
         asyncio.run(drained(Recorded("a", [chunk("content", content="x")] * 5, recorder=recorder).chat([QUESTION])))
     (episode,) = episodes(tmp_path)

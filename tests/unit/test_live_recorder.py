@@ -26,13 +26,25 @@ from hypothesis import strategies as st
 import lake
 from lake import Lake, TokensRecord
 from lake.errors import LakeAccessError, UsageError
-from lake.live.assembly import assemble, assembled
-from lake.live.episode import Episode
-from lake.live.frames import Begin, End, FrameError, Lost, Reward, Step, Tool, Whole, decode, encode, new_key
-from lake.live.off import OFF
+from lake.live.episode import Episode, LiveStep, ToolCall
+from lake.live.frames import (
+    BeginFrame,
+    EndFrame,
+    EpisodeFrame,
+    FrameError,
+    LostFrame,
+    RewardFrame,
+    StepFrame,
+    ToolFrame,
+    assemble_episode,
+    assemble_frames,
+    decode,
+    encode,
+    new_key,
+)
+from lake.live.null_recorder import OFF
 from lake.live.recorder import Recorder
 from lake.live.spool import Spool
-from lake.live.steps import LiveStep, ToolCall
 from lake.records import EpisodeRecord, Reject, StepRecord
 from testkit.copies import empty_lake
 from testkit.wording import Wording
@@ -297,9 +309,9 @@ ANYTHING = JSON | st.binary() | st.just(object()) | st.builds(ValueError, st.tex
 
 @given(ANYTHING)
 def test_values_of_any_kind_can_be_put_into_a_frame_and_read_back(value: Any) -> None:
-    frame = Tool(number=0, name="tool", arguments=value, result={"inner": [value]})
+    frame = ToolFrame(number=0, name="tool", arguments=value, result={"inner": [value]})
     again = decode(encode(new_key(), 0, frame))
-    assert isinstance(again, Tool)
+    assert isinstance(again, ToolFrame)
     msgspec.json.encode(again.result)
 
 
@@ -492,7 +504,11 @@ def begun(recorder_spool: Spool, task: str, frames: int = 2) -> bytes:
     """The first frames of an episode, synced."""
     key = new_key()
     record = EpisodeRecord(task_id=task, steps=[], run_id="agent", source_format="live")
-    spoken = [Begin(episode=record), Step(index=0, step=StepRecord(state="s", action="a")), Reward(value=1.0)]
+    spoken = [
+        BeginFrame(episode=record),
+        StepFrame(index=0, step=StepRecord(state="s", action="a")),
+        RewardFrame(value=1.0),
+    ]
     for number, frame in enumerate(spoken[:frames]):
         recorder_spool.append(encode(key, number, frame))
     recorder_spool.sync(10)
@@ -502,7 +518,7 @@ def begun(recorder_spool: Spool, task: str, frames: int = 2) -> bytes:
 def test_what_dead_processes_left_is_delivered_and_unfinished_episodes_are_aborted(make: Make, tmp_path: Path) -> None:
     dead = Spool.create(tmp_path / "spool")
     key = begun(dead, "finished", 3)
-    dead.append(encode(key, 3, End()))
+    dead.append(encode(key, 3, EndFrame()))
     begun(dead, "unfinished")
     begun(dead, "without a step", 1)
     dead.close()
@@ -518,7 +534,7 @@ def test_what_dead_processes_left_is_delivered_and_unfinished_episodes_are_abort
 
 def test_an_episode_that_lost_a_frame_before_its_process_died_is_left_out(make: Make, tmp_path: Path) -> None:
     dead = Spool.create(tmp_path / "spool")
-    dead.append(encode(begun(dead, "half"), 2, Lost(reason="full")))
+    dead.append(encode(begun(dead, "half"), 2, LostFrame(reason="full")))
     dead.close()
     with make() as recorder:
         assert recorder.flush(30)
@@ -540,7 +556,7 @@ def test_delivered_and_killed_before_that_was_noted_is_there_once(make: Make, tm
     """The same spool, delivered twice: as if the note had never reached the disk."""
     dead = Spool.create(tmp_path / "spool")
     for number in range(5):
-        dead.append(encode(begun(dead, f"t{number}", 3), 3, End()))
+        dead.append(encode(begun(dead, f"t{number}", 3), 3, EndFrame()))
     dead.close()
     kept = {path: path.read_bytes() for path in dead.folder.iterdir()}
     make().flush(30)
@@ -688,9 +704,9 @@ def test_an_episode_that_cannot_be_assembled_is_a_reject_and_holds_up_no_other(
     def broken(frames: list[Any]) -> Any:
         if frames[0].episode.task_id == "poison":
             raise TypeError("a fault of ours")
-        return assembled(frames)
+        return assemble_frames(frames)
 
-    monkeypatch.setattr("lake.live.delivery.assembled", broken)
+    monkeypatch.setattr("lake.live.delivery.assemble_frames", broken)
     with make() as recorder:
         for task in ("before", "poison", "after"):
             agent(recorder, task)
@@ -741,7 +757,7 @@ def test_an_agent_is_not_held_up_by_a_lake_that_cannot_be_reached(
     assert not recorder.close(30)
     assert "is a file, and" in caplog.text
     left = wording(caplog.messages[-1])
-    assert f"left in {tmp_path / 'spool'}" in left
+    assert f"remain in {tmp_path / 'spool'}" in left
     assert "The next recorder" in left
     (tmp_path / "lake").unlink()
     (tmp_path / "away").rename(tmp_path / "lake")
@@ -772,12 +788,12 @@ def test_an_episode_that_stays_open_does_not_keep_the_spool_full(make: Make, tmp
 
 def test_an_episode_without_its_first_frame_is_none() -> None:
     with pytest.raises(FrameError, match="without its first frame"):
-        assemble([Step(index=0, step=StepRecord(state="s", action="a")), End()])
+        assemble_episode([StepFrame(index=0, step=StepRecord(state="s", action="a")), EndFrame()])
 
 
 def test_a_finished_record_is_taken_as_it_is_and_defaults_are_for_the_rest(make: Make, tmp_path: Path) -> None:
     record = EpisodeRecord(task_id="t", steps=[StepRecord(state="s", action="a")], source_format="otlp", policy="own")
-    assert assemble([Whole(episode=record)]) == record
+    assert assemble_episode([EpisodeFrame(episode=record)]) == record
     with make(environment="airline", policy="other") as recorder:
         recorder.record(record)
     found = rows(tmp_path, "SELECT task_id, run_id, source_format, environment, policy FROM episodes")

@@ -14,7 +14,7 @@ import lake
 from lake.errors import UsageError
 from lake.live.recorder import Recorder
 from lake.live.rollouts import RolloutHook
-from lake.read.show import find_named
+from lake.read.episode_text import find_named
 from testkit.copies import empty_lake
 from testkit.eval_protocol_files import CALL, CHAT, END, MOVED, SYSTEM, USER, row, status
 from testkit.round_trips import assert_same, records

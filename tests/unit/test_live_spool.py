@@ -19,11 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import LakeAccessError
-from lake.live import segments
 from lake.live import spool as spool_module
-from lake.live.places import root_of
-from lake.live.segments import FRAME_BYTES, HEADER_BYTES, START, framed, new_header, whole_frames
-from lake.live.spool import Spool, SpoolFullError
+from lake.live.owners import spool_root
+from lake.live.spool import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    START,
+    Spool,
+    SpoolFullError,
+    new_header,
+    pack_frames,
+    read_frames,
+)
 from testkit.processes import environment
 
 PAYLOADS = st.lists(st.binary(min_size=1, max_size=60), max_size=8)
@@ -33,7 +40,7 @@ PAYLOADS = st.lists(st.binary(min_size=1, max_size=60), max_size=8)
 
 
 def read_back(data: bytes) -> list[bytes]:
-    return [payload for _, payload in whole_frames(data[HEADER_BYTES:], data[:HEADER_BYTES])]
+    return [payload for _, payload in read_frames(data[HEADER_BYTES:], data[:HEADER_BYTES])]
 
 
 @given(PAYLOADS, st.data())
@@ -41,7 +48,7 @@ def test_a_segment_that_is_cut_anywhere_holds_the_frames_before_the_cut(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
     header = new_header()
-    whole = header + framed(payloads, header, HEADER_BYTES)
+    whole = header + pack_frames(payloads, header, HEADER_BYTES)
     cut = data.draw(st.integers(HEADER_BYTES, len(whole)))
     ends = [HEADER_BYTES + sum(len(p) + FRAME_BYTES for p in payloads[: n + 1]) for n in range(len(payloads))]
     assert read_back(whole[:cut]) == payloads[: sum(end <= cut for end in ends)]
@@ -50,7 +57,7 @@ def test_a_segment_that_is_cut_anywhere_holds_the_frames_before_the_cut(
 @given(PAYLOADS.filter(bool), st.data())
 def test_a_flipped_bit_never_gives_a_wrong_frame(payloads: list[bytes], data: st.DataObject) -> None:
     header = new_header()
-    damaged = bytearray(header + framed(payloads, header, HEADER_BYTES))
+    damaged = bytearray(header + pack_frames(payloads, header, HEADER_BYTES))
     bit = data.draw(st.integers(0, 8 * len(damaged) - 1))
     damaged[bit // 8] ^= 1 << bit % 8
     found = read_back(bytes(damaged))
@@ -62,23 +69,23 @@ def test_a_flipped_bit_never_gives_a_wrong_frame(payloads: list[bytes], data: st
 def test_nothing_behind_a_torn_frame_is_taken(payloads: list[bytes], after: bytes) -> None:
     """Not even whole frames: what was written later may depend on what is torn."""
     header = new_header()
-    first = framed(payloads, header, HEADER_BYTES)
-    torn = framed([b"torn"], header, HEADER_BYTES + len(first))[:-1]
-    behind = framed([b"whole", after + b"."], header, HEADER_BYTES + len(first) + len(torn))
+    first = pack_frames(payloads, header, HEADER_BYTES)
+    torn = pack_frames([b"torn"], header, HEADER_BYTES + len(first))[:-1]
+    behind = pack_frames([b"whole", after + b"."], header, HEADER_BYTES + len(first) + len(torn))
     assert read_back(header + first + torn + behind) == payloads
 
 
 @given(PAYLOADS.filter(lambda payloads: len(payloads) > 1))
 def test_frames_of_another_segment_or_place_are_none(payloads: list[bytes]) -> None:
     header, other = new_header(), new_header()
-    data = framed(payloads, header, HEADER_BYTES)
+    data = pack_frames(payloads, header, HEADER_BYTES)
     assert read_back(other + data) == []
     assert read_back(header + data[FRAME_BYTES + len(payloads[0]) :]) == []
 
 
 def test_blocks_that_were_never_written_are_no_frames() -> None:
     header = new_header()
-    assert read_back(header + framed([b"one"], header, HEADER_BYTES) + bytes(4096)) == [b"one"]
+    assert read_back(header + pack_frames([b"one"], header, HEADER_BYTES) + bytes(4096)) == [b"one"]
 
 
 # ---------------------------------------------------------------- 2. in one process
@@ -227,9 +234,9 @@ def test_only_its_owner_may_read_a_spool(spool: Spool) -> None:
 def test_each_lake_and_program_has_spools_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAJLAKE_SPOOL", str(tmp_path / "spools"))
-    roots = [root_of(uri, part) for uri in ("a", "b/a", "s3://bucket/a") for part in ("recorder", "proxy")]
+    roots = [spool_root(uri, part) for uri in ("a", "b/a", "s3://bucket/a") for part in ("recorder", "proxy")]
     assert len(set(roots)) == 6
-    assert root_of("a", "proxy") == root_of(str(tmp_path / "a"), "proxy")
+    assert spool_root("a", "proxy") == spool_root(str(tmp_path / "a"), "proxy")
     assert all(root.is_relative_to(tmp_path / "spools") for root in roots)
 
 
@@ -262,11 +269,11 @@ def test_a_living_process_keeps_its_spool_and_a_dead_ones_is_taken_over_once(tmp
 def test_a_torn_tail_is_cut_and_told(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     spool.append(b"whole")
     spool.close()
-    path = segments.path_of(spool.folder, 1)
-    path.write_bytes(path.read_bytes() + framed([b"x" * 100], b"", 0)[:50])
+    path = spool_module.segment_path(spool.folder, 1)
+    path.write_bytes(path.read_bytes() + pack_frames([b"x" * 100], b"", 0)[:50])
     (adopted,) = Spool.adopt(spool.folder.parent)
     assert adopted.cut_bytes == 50
-    assert "50 bytes that are" in caplog.text
+    assert "50 invalid bytes" in caplog.text
     adopted.append(b"after")
     assert adopted.sync(10)
     assert contents(adopted) == [b"whole", b"after"]
@@ -276,8 +283,8 @@ def test_a_torn_tail_is_cut_and_told(spool: Spool, caplog: pytest.LogCaptureFixt
 def test_a_spool_of_a_newer_version_is_left_alone(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     spool.append(b"whole")
     spool.close()
-    path = segments.path_of(spool.folder, 1)
-    newer = path.read_bytes().replace(segments.MAGIC, segments.MAGIC[:-2] + b"02")
+    path = spool_module.segment_path(spool.folder, 1)
+    newer = path.read_bytes().replace(spool_module.MAGIC, spool_module.MAGIC[:-2] + b"02")
     path.write_bytes(newer)
     assert Spool.adopt(spool.folder.parent) == []
     assert "newer trajlake" in caplog.text

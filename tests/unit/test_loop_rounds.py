@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from testkit.loops import run_of, write_config
-from trainer.online.learner import round_config
+from trainer.online.learner import build_round_config
 from trainer.online.settings import read_config
 
 
@@ -63,7 +63,7 @@ def test_the_best_version_has_the_highest_score_and_is_the_earliest_of_equal_one
 
 def test_each_round_has_an_order_of_its_own_and_one_learning_rate_throughout(file: str) -> None:
     trainer = read_config(file, {"trainer": {"seed": 3}}).trainer
-    first, second = (round_config(trainer, f"collection_round = {number}", number) for number in range(2))
+    first, second = (build_round_config(trainer, f"collection_round = {number}", number) for number in range(2))
     assert (first.seed, second.seed) == (3_000_000, 3_000_001)
     assert (first.where, second.where) == ("collection_round = 0", "collection_round = 1")
     assert (second.schedule.shape, second.schedule.warmup_fraction) == ("constant", 0.0)

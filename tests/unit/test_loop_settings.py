@@ -11,9 +11,9 @@ from lake.errors import TrajlakeError, UsageError
 from testkit.loops import run_of, write_config
 from testkit.word_game import TARGET, save_model
 from testkit.wording import Wording
-from trainer.online.command import loop
+from trainer.online.commands import loop
 from trainer.online.settings import OnlineConfig, read_config
-from trainer.online.start import job_parameters
+from trainer.online.start import build_job_parameters
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +82,10 @@ def test_a_file_without_a_model_is_told_where_it_stands(tmp_path: Path) -> None:
         ("loop.rounds=2", "a/b", "'a/b' is no name of a run"),
         ("loop.collect.player.env=hous", "r", "--env hous: valid: house"),
         ('loop.evaluation.env_args={"splt": "x"}', "r", "splt"),
+        ('loop.collect.player.answer_schema={"not": {}}', "r", "loop.collect.player.answer_schema: "),
         ("trainer.model=/nowhere", "r", "/nowhere holds no model"),
         ("trainer.where=run_id =", "r", "trainer.where"),
-        ('loop.score.targets=["sucess"]', "r", "'sucess' is no scorer; valid: "),
+        ('loop.score.targets=["sucess"]', "r", "'sucess' is not a scorer; valid: "),
         ("loop.credit.score=sucess", "r", "`loop.credit.score` is 'sucess'; valid: env_return: "),
         ("loop.credit.rewards=sucess", "r", "`loop.credit.rewards` is 'sucess'; valid: env_reward: "),
         ("loop.evaluation.score=sucess", "r", "`loop.evaluation.score` is 'sucess'; valid: env_return: "),
@@ -105,7 +106,7 @@ def test_a_command_that_is_refused_leaves_nothing_behind(
 def test_the_job_of_a_run_holds_no_key(config: str) -> None:
     scorer = {"target": "a.py:b", "arguments": {"api_key": "sk-0123456789abcdef"}}
     found = read_config(config, {"loop": {"score": {"targets": [scorer]}}})
-    said = job_parameters(found)
+    said = build_job_parameters(found)
     assert "sk-" not in str(said)
     assert said["trainer"] == found.trainer.model_dump(mode="json")
 
@@ -155,7 +156,7 @@ def test_filters_are_written_in_a_line_or_as_keys(config: str) -> None:
     filters = ["min_reward=0.5", "dead_groups", "length:min_tokens=2,max_tokens=90", both]
     found = read_config(config, {"loop": {"collect": {"filters": filters}}})
     assert [one.kind for one in found.loop.collect.filters] == ["min_reward", "dead_groups", "length", "combined"]
-    again = job_parameters(found)
+    again = build_job_parameters(found)
     assert OnlineConfig.model_validate(again).loop.collect.filters == found.loop.collect.filters
 
 

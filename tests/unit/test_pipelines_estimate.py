@@ -14,9 +14,9 @@ import lake
 from lake import EpisodeRecord, StepRecord
 from lake.errors import UsageError
 from lake.records import TokensRecord
-from pipelines.estimate import Cluster, Workload, estimate, stored_of, workload_of
+from pipelines.estimate import Cluster, Workload, estimate, measure_stored_bytes, measure_workload
 from pipelines.estimate.command import estimate as command
-from pipelines.estimate.model import JOBS, TABLE_DRIVERS, Fits, predicted
+from pipelines.estimate.model import JOBS, TABLE_DRIVERS, Fits, predict_amount
 
 workloads = st.builds(
     Workload,
@@ -42,7 +42,7 @@ def test_every_figure_has_a_fit_by_its_own_drivers() -> None:
 
 def test_a_sum_is_its_parts() -> None:
     work = Workload(episodes=3, episode_steps=5, step_tokens=7)
-    assert predicted({"run": 1000, "episodes": 100, "steps": 10, "tokens": 1}, work) == 1000 + 300 + 150 + 105
+    assert predict_amount({"run": 1000, "episodes": 100, "steps": 10, "tokens": 1}, work) == 1000 + 300 + 150 + 105
 
 
 @given(workloads, st.integers(2, 64))
@@ -98,14 +98,14 @@ def rollout(task: int, index: int, *, tokens: bool) -> EpisodeRecord:
 def test_the_shape_of_a_lake(tmp_path: Path) -> None:
     lk = lake.open(tmp_path / "L", create=True)
     with pytest.raises(UsageError, match="no steps to"):
-        workload_of(lk.snapshot())
+        measure_workload(lk.snapshot())
     lk.append([rollout(task, index, tokens=False) for task in range(3) for index in range(4)])
-    assert workload_of(lk.snapshot()) == Workload(12, 4, 10, 4)
+    assert measure_workload(lk.snapshot()) == Workload(12, 4, 10, 4)
     lk.append([rollout(9, index, tokens=True) for index in range(8)])
     lk.retract([row[0] for row in lk.sql("SELECT episode_id FROM episodes WHERE task_id = '9' LIMIT 4").rows()])
     # Rows of tokens are what is trained on, where there are any.
-    assert workload_of(lk.snapshot()) == Workload(16, 4, 9, 4)
-    stored = stored_of(lk.snapshot())
+    assert measure_workload(lk.snapshot()) == Workload(16, 4, 9, 4)
+    stored = measure_stored_bytes(lk.snapshot())
     assert set(stored) == {"episodes", "steps", "tokens"}
     work = Workload(1e6, 4, 9, 4)
     sizes = {table.table: table.gb for table in estimate(work, Cluster(), stored=stored).tables}
@@ -135,8 +135,8 @@ def test_the_command(tmp_path: Path) -> None:
         (("--steps", "-1"), "is not a count"),
         (("--steps", "nan"), "is not a count"),
         (("--steps", "5kb"), "'5kb' is not a count"),
-        (("--steps", "1B", "--step-tokens", "inf"), "'inf' is not a number that can be counted with"),
-        (("--steps", "1B", "--days", "nan"), "'nan' is not a number that can be counted with"),
+        (("--steps", "1B", "--step-tokens", "inf"), "'inf' is not a finite number"),
+        (("--steps", "1B", "--days", "nan"), "'nan' is not a finite number"),
     ]:
         done = CliRunner().invoke(command, words)
         assert done.exit_code == 2

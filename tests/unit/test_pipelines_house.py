@@ -16,8 +16,8 @@ from pipelines.collect.environments.house import (
     HouseConfig,
     Split,
     World,
-    split_of,
-    vocabulary,
+    get_split,
+    list_vocabulary,
 )
 from testkit.houses import seeds_where, solution, walk, world_of
 
@@ -141,8 +141,8 @@ def test_the_vocabulary_is_what_houses_say_and_understand_and_nothing_else():
             outcomes = walk(house, seed, ["nonsense", *solution(world_of(seed)), action])
             said.update(word for o in outcomes for word in re.findall(r"\w+|[^\w\s]", o.observation))
     understood = {word for sentence in SENTENCES for word in sentence.split()}
-    assert said | understood == set(vocabulary())
-    assert vocabulary() == sorted(vocabulary())
+    assert said | understood == set(list_vocabulary())
+    assert list_vocabulary() == sorted(list_vocabulary())
 
 
 def test_the_grammar_has_ten_sentences():
@@ -181,7 +181,7 @@ def test_one_world_hash_in_five_is_held_out():
     train, held_out = ([House(HouseConfig(split=split)).reset(s).info for s in range(100)] for split in Split)
     assert {info.initial_world_hash % 5 for info in train} == {1, 2, 3, 4}
     assert {info.initial_world_hash % 5 for info in held_out} == {0}
-    assert split_of(CORRIDOR) is (Split.HELD_OUT if CORRIDOR.hash() % 5 == 0 else Split.TRAIN)
+    assert get_split(CORRIDOR) is (Split.HELD_OUT if CORRIDOR.hash() % 5 == 0 else Split.TRAIN)
 
 
 def test_paths_follow_the_exits():

@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.errors import DataRefusedError
 from lake.records import EpisodeRecord
 from pipelines.collect.environments import Task
-from pipelines.collect.environments.house import House, HouseConfig, HouseScript, vocabulary
+from pipelines.collect.environments.games import play
+from pipelines.collect.environments.house import House, HouseConfig, HouseScript, list_vocabulary
 from pipelines.collect.players import Rollout
 from pipelines.collect.policies import Decision, Message, PolicyCard, Turn
 from pipelines.collect.policies.rendering import ContextRenderer
@@ -19,7 +20,6 @@ from pipelines.collect.policies.transformers_policy import (
     TransformersPolicy,
     sample,
 )
-from pipelines.collect.rollouts import play
 from testkit.houses import solution, world_of
 from trainer.online.demo import ASSISTANT, END, USER, TinyPolicyConfig, build_model, build_tokenizer
 
@@ -33,7 +33,7 @@ GLUED_TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return build_tokenizer(vocabulary())
+    return build_tokenizer(list_vocabulary())
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_an_action_ends_with_its_end_token_or_is_marked_as_cut(model, tokenizer)
 
 
 def test_a_template_that_writes_after_the_end_marker_is_followed(model):
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
     tokenizer.chat_template = GLUED_TEMPLATE
     steps = [step for episode in rollouts(policy(model, tokenizer), 4) for step in episode.steps[1:]]
     stop = tokenizer.convert_tokens_to_ids(".")
@@ -156,7 +156,7 @@ def test_a_template_that_writes_after_the_end_marker_is_followed(model):
 
 
 def test_a_template_that_rewrites_generated_turns_is_refused():
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
     tokenizer.chat_template = "{% for m in messages %}" + USER + "{{ m.content }}{% endfor %}"
     message: Message = {"role": "user", "content": "look"}
     assert ContextRenderer(tokenizer).context([message], is_first=True) == tokenizer.encode(USER + "look")
@@ -180,8 +180,8 @@ def test_the_card_tells_policies_and_encodings_apart(model, tokenizer):
         0.5,
         5,
     )
-    assert card.tokenizer == policy(model, build_tokenizer(vocabulary())).card.tokenizer
-    assert card.tokenizer != policy(model, build_tokenizer([*vocabulary(), "garage"])).card.tokenizer
+    assert card.tokenizer == policy(model, build_tokenizer(list_vocabulary())).card.tokenizer
+    assert card.tokenizer != policy(model, build_tokenizer([*list_vocabulary(), "garage"])).card.tokenizer
     assert card.chat_template == tokenizer.chat_template
 
 

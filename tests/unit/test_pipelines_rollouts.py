@@ -12,11 +12,10 @@ import pytest
 from lake import ids
 from lake.records import check, identify
 from pipelines.collect.environments import Task
-from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, HouseScript, Split, vocabulary
-from pipelines.collect.episode_records import rollout_seed
-from pipelines.collect.players import Rollout
+from pipelines.collect.environments.games import GroupConfig, collect_groups, distinct_seeds, play
+from pipelines.collect.environments.house import REFUSAL, House, HouseConfig, HouseScript, Split, list_vocabulary
+from pipelines.collect.players import Rollout, derive_rollout_seed
 from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-from pipelines.collect.rollouts import GroupConfig, collect_groups, distinct_seeds, play
 from testkit.copies import empty_lake
 from testkit.houses import Recited, solution, world_of
 from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
@@ -24,7 +23,7 @@ from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
 
 @pytest.fixture(scope="module")
 def tiny():
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
     model = build_model(tokenizer, TinyPolicyConfig(), seed=1).eval()
     return TransformersPolicy(model, tokenizer, name="tiny", version=4, sampling=SamplingConfig(max_action_tokens=3))
 
@@ -218,5 +217,5 @@ def test_importing_the_collector_loads_no_model_library():
 
 
 def test_every_run_round_start_sibling_and_attempt_samples_with_a_seed_of_its_own() -> None:
-    seeds = {rollout_seed(*each) for each in itertools.product(range(2), repeat=5)}
+    seeds = {derive_rollout_seed(*each) for each in itertools.product(range(2), repeat=5)}
     assert len(seeds) == 2**5

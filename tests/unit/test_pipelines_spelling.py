@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import UsageError
-from lake.judgements.seeded_draws import draw_lots
-from lake.settings import validated
-from pipelines.groupings.definition import STEPS, Grouping
+from lake.judgements.selections import draw_lots
+from lake.settings import validate
+from pipelines.groupings import STEPS, Grouping
 from pipelines.select.filters import FILTERS
 from pipelines.select.job import Selection
-from pipelines.spelling import spelled
+from pipelines.spelling import parse_part
 
 
 @pytest.mark.parametrize(
@@ -37,37 +37,37 @@ from pipelines.spelling import spelled
     ],
 )
 def test_a_filter_is_spelled_by_name_by_option_or_by_both(text: str, found: dict[str, object]) -> None:
-    assert spelled(text, FILTERS, "filter") == found
-    assert validated(Selection, {"name": "s", "filters": [found]}, "select: ").filters[0].kind == found["kind"]
+    assert parse_part(text, FILTERS, "filter") == found
+    assert validate(Selection, {"name": "s", "filters": [found]}, "select: ").filters[0].kind == found["kind"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dead", r"there is no filter 'dead'\. Valid: dead_groups, min_reward"),
-        ("", "there is no filter ''"),
-        ("colour=red", "'colour' is no option of any"),
+        ("dead", r"unknown filter 'dead'\. Valid: dead_groups, min_reward"),
+        ("", "unknown filter ''"),
+        ("colour=red", "'colour' is not an option of any"),
         ("seed=3", "'seed' belongs to success_balance and top_q: write KIND:seed="),
-        ("dedup=actions", "'dedup' is no option of any"),
-        ("length:steps=3", "'steps=3' is no option; write KEY=VALUE with one of min_steps, max_steps"),
-        ("length:max_steps", "'max_steps' is no option; write KEY=VALUE"),
-        ("length:", "'' is no option"),
-        ("length:kind=status", "'kind=status' is no option"),
+        ("dedup=actions", "'dedup' is not an option of any"),
+        ("length:steps=3", "'steps=3' is not an option; write KEY=VALUE with one of min_steps, max_steps"),
+        ("length:max_steps", "'max_steps' is not an option; write KEY=VALUE"),
+        ("length:", "'' is not an option"),
+        ("length:kind=status", "'kind=status' is not an option"),
     ],
 )
 def test_a_filter_that_is_none_is_refused_with_what_there_is(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        spelled(text, FILTERS, "filter")
+        parse_part(text, FILTERS, "filter")
 
 
 def test_steps_of_a_grouping_are_spelled_alike() -> None:
-    drawn = spelled("subsample:size=8,draws=4", STEPS, "step")
+    drawn = parse_part("subsample:size=8,draws=4", STEPS, "step")
     assert drawn == {"kind": "subsample", "size": 8, "draws": 4}
-    dropped = spelled("drop_failed:statuses=failed", STEPS, "step")
+    dropped = parse_part("drop_failed:statuses=failed", STEPS, "step")
     assert dropped == {"kind": "drop_failed", "statuses": ["failed"]}
-    assert spelled("max_behind=2", STEPS, "step") == {"kind": "staleness_cap", "max_behind": 2}
-    with pytest.raises(UsageError, match="there is no step 'halve'"):
-        spelled("halve", STEPS, "step")
+    assert parse_part("max_behind=2", STEPS, "step") == {"kind": "staleness_cap", "max_behind": 2}
+    with pytest.raises(UsageError, match="unknown step 'halve'"):
+        parse_part("halve", STEPS, "step")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_steps_of_a_grouping_are_spelled_alike() -> None:
 )
 def test_a_definition_with_faults_names_the_fields(settings: dict[str, object], fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        validated(Grouping, settings, "group: ")
+        validate(Grouping, settings, "group: ")
 
 
 # ---------------------------------------------------------------- lots

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.live.calls.shapes import CHAT, COMPLETIONS
-from lake.live.proxy.asking import asking, sent_with, stripped
+from lake.live.calls.apis import CHAT, COMPLETIONS
+from lake.live.proxy.upstream import add_fields, strip_added, token_fields
 from testkit.model_answers import Answer, answers, events, whole
 
 BOTH = frozenset(("return_token_ids", "logprobs"))
@@ -61,19 +61,19 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_was_added_is_taken_out_again(name: str) -> None:
     asked_more, bare = PAIRS[name]
-    assert stripped(asked_more, BOTH) == bare
+    assert strip_added(asked_more, BOTH) == bare
 
 
 def test_what_the_client_asked_for_stays() -> None:
     empty = chunk({}, logprobs=CONTENT, token_ids=[371])
-    assert stripped(empty, frozenset()) == empty
-    assert stripped(empty, frozenset(("logprobs",))) == chunk({}, logprobs=None, token_ids=[371])
-    assert stripped(empty, frozenset(("return_token_ids",))) == chunk({}, logprobs=CONTENT, token_ids=None)
+    assert strip_added(empty, frozenset()) == empty
+    assert strip_added(empty, frozenset(("logprobs",))) == chunk({}, logprobs=None, token_ids=[371])
+    assert strip_added(empty, frozenset(("return_token_ids",))) == chunk({}, logprobs=CONTENT, token_ids=None)
 
 
 @pytest.mark.parametrize("answer", [None, "[DONE]", 3, [], {"error": {"message": "no"}}, {"choices": None}])
 def test_what_is_no_answer_passes_as_it_is(answer: Any) -> None:
-    assert stripped(answer, BOTH) == answer
+    assert strip_added(answer, BOTH) == answer
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_no_answer_passes_as_it_is(answer: Any) -> None:
     ],
 )
 def test_only_what_is_missing_is_asked_for(api: str, body: dict[str, Any], added: set[str]) -> None:
-    more = asking(api, body)
+    more = token_fields(api, body)
     assert more.keys() == added
     if "logprobs" in added:
         assert more["logprobs"] == (True if api == CHAT else 0), "of the sampled tokens alone"
@@ -102,13 +102,13 @@ def test_only_what_is_missing_is_asked_for(api: str, body: dict[str, Any], added
 @pytest.mark.parametrize("raw", ["{}", ' { "a" : 1e999, "b":123456789012345678901234567890 }\r\n', '{"a":1,"a":2}'])
 def test_what_the_client_wrote_goes_on_as_it_wrote_it(raw: str) -> None:
     """Numbers that no decoder keeps, and keys that are there twice, are the engine's affair."""
-    sent = sent_with(raw.encode(), json.loads(raw), {"logprobs": True}).decode()
+    sent = add_fields(raw.encode(), json.loads(raw), {"logprobs": True}).decode()
     assert json.loads(sent) == json.loads(raw) | {"logprobs": True}
     assert sent.startswith(raw.rstrip()[:-1])
 
 
 def test_a_field_that_the_client_set_is_replaced_and_not_there_twice() -> None:
-    sent = sent_with(b'{"logprobs": false, "a": 1}', {"logprobs": False, "a": 1}, {"logprobs": True})
+    sent = add_fields(b'{"logprobs": false, "a": 1}', {"logprobs": False, "a": 1}, {"logprobs": True})
     assert sent == b'{"logprobs":true,"a":1}'
 
 
@@ -129,10 +129,10 @@ def test_a_client_gets_what_it_would_have_got_without_us(
     for api in (CHAT, COMPLETIONS):
         body = request | ({"logprobs": 0 if request["logprobs"] else None} if "logprobs" in request else {})
         body = request if api == CHAT else body
-        more = asking(api, body)
+        more = token_fields(api, body)
         sent, added = body | more, frozenset(more)
-        assert stripped(whole(api, sent, samples, prompt_ids), added) == whole(api, body, samples, prompt_ids)
-        seen = [stripped(event, added) for event in events(api, sent, samples, prompt_ids)]
+        assert strip_added(whole(api, sent, samples, prompt_ids), added) == whole(api, body, samples, prompt_ids)
+        seen = [strip_added(event, added) for event in events(api, sent, samples, prompt_ids)]
         assert [event for event in seen if event is not None] == list(events(api, body, samples, prompt_ids))
         told = whole(api, sent, samples, prompt_ids)
         choice = told["choices"][0]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lake.live.proxy.engine import Engine, engine_of
+from lake.live.proxy.upstream import EngineDefaults, parse_engine
 
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
@@ -18,20 +18,23 @@ def info(**model: Any) -> Any:
     [
         (
             info(logprobs_mode="processed_logprobs", generation_config="vllm", override_generation_config={}),
-            Engine(logprobs_mode="processed", sampling=NEUTRAL),
+            EngineDefaults(logprobs_mode="processed", sampling=NEUTRAL),
         ),
-        (info(logprobs_mode="raw_logprobs", generation_config="auto"), Engine(logprobs_mode="raw")),
+        (info(logprobs_mode="raw_logprobs", generation_config="auto"), EngineDefaults(logprobs_mode="raw")),
         (
             info(generation_config="vllm", override_generation_config={"temperature": 0.6, "eos_token_id": [1]}),
-            Engine(sampling=NEUTRAL | {"temperature": 0.6}),
+            EngineDefaults(sampling=NEUTRAL | {"temperature": 0.6}),
         ),
-        (info(generation_config="auto", override_generation_config={"top_k": 20}), Engine(sampling={"top_k": 20})),
-        (info(logprobs_mode="processed_logits"), Engine()),
-        (info(logprobs_mode=3), Engine()),
-        ({"vllm_config": "model='tiny', dtype=torch.float32"}, Engine()),
-        (None, Engine()),
-        ([], Engine()),
+        (
+            info(generation_config="auto", override_generation_config={"top_k": 20}),
+            EngineDefaults(sampling={"top_k": 20}),
+        ),
+        (info(logprobs_mode="processed_logits"), EngineDefaults()),
+        (info(logprobs_mode=3), EngineDefaults()),
+        ({"vllm_config": "model='tiny', dtype=torch.float32"}, EngineDefaults()),
+        (None, EngineDefaults()),
+        ([], EngineDefaults()),
     ],
 )
-def test_only_what_is_said_counts(said: Any, engine: Engine) -> None:
-    assert engine_of(said) == engine
+def test_only_what_is_said_counts(said: Any, engine: EngineDefaults) -> None:
+    assert parse_engine(said) == engine

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lake.live.calls.prefixes import Heads, Known, Match, Prefixes, Prompt, Run, as_bytes
-from lake.live.calls.shapes import Asked
+from lake.live.calls.apis import ModelRequest
+from lake.live.calls.prefixes import (
+    ConversationHash,
+    EarlierCall,
+    HashedPrompt,
+    Match,
+    PrefixHash,
+    PrefixIndex,
+    to_bytes,
+)
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 SAID = st.sampled_from(["a", "b", "c"])
@@ -24,7 +32,7 @@ ANSWERS = st.builds(
 class Kept(msgspec.Struct):
     """A call as the oracle keeps it."""
 
-    known: Known
+    known: EarlierCall
     conversation: list[Any]
     tokens: list[int] | None
     text: str | None
@@ -40,18 +48,18 @@ def loosely(conversation: Sequence[Any]) -> list[Any]:
     return [len(m.get("tool_calls", ())) if m["role"] == "assistant" else m for m in conversation]
 
 
-def chosen(fits: list[Kept]) -> Known:
-    least = min(kept.known.times for kept in fits)
-    return next(kept.known for kept in reversed(fits) if kept.known.times == least)
+def chosen(fits: list[Kept]) -> EarlierCall:
+    least = min(kept.known.continuations for kept in fits)
+    return next(kept.known for kept in reversed(fits) if kept.known.continuations == least)
 
 
-def longest_tokens(calls: list[Kept], prompt_ids: list[int]) -> Known | None:
+def longest_tokens(calls: list[Kept], prompt_ids: list[int]) -> EarlierCall | None:
     fits = [kept for kept in calls if kept.tokens is not None and prompt_ids[: len(kept.tokens)] == kept.tokens]
     longest = max((len(kept.tokens or ()) for kept in fits), default=0)
     return chosen([kept for kept in fits if len(kept.tokens or ()) == longest]) if fits else None
 
 
-def expected(calls: list[Kept], messages: list[Any], prompt_ids: list[int]) -> tuple[Known, int, bool] | None:
+def expected(calls: list[Kept], messages: list[Any], prompt_ids: list[int]) -> tuple[EarlierCall, int, bool] | None:
     """What the module says of messages, in its words."""
     for length in range(len(messages), 0, -1):
         start = messages[:length]
@@ -70,13 +78,13 @@ def expected(calls: list[Kept], messages: list[Any], prompt_ids: list[int]) -> t
     return None
 
 
-def told(match: Match | None) -> tuple[Known, int, bool] | None:
-    return None if match is None else (match.known, match.length, match.is_exact)
+def told(match: Match | None) -> tuple[EarlierCall, int, bool] | None:
+    return None if match is None else (match.call, match.length, match.is_exact)
 
 
 @given(data=st.data())
 def test_messages_and_tokens_find_what_the_oracle_finds(data: st.DataObject) -> None:
-    prefixes, calls = Prefixes(), list[Kept]()
+    prefixes, calls = PrefixIndex(), list[Kept]()
     for _ in range(data.draw(st.integers(6, 12))):
         base = data.draw(st.sampled_from([None, *calls[:1], *calls[-3:]]))
         history = list(base.conversation) if base else []
@@ -87,26 +95,26 @@ def test_messages_and_tokens_find_what_the_oracle_finds(data: st.DataObject) -> 
             history[data.draw(st.sampled_from(answered))] = data.draw(ANSWERS)
         messages = [*history, *data.draw(st.lists(NEW, max_size=1))]
         prompt_ids = data.draw(st.sampled_from([tokens_of(messages), []]))
-        prompt = Prompt(Asked(messages=messages), prompt_ids)
+        prompt = HashedPrompt(ModelRequest(messages=messages), prompt_ids)
         owners = sorted({kept.known.owner for kept in calls})
         for owner in (None, *owners):
             own = [kept for kept in calls if owner in (None, kept.known.owner)]
-            by_tokens = prefixes.by_tokens(prompt, owner)
-            assert (by_tokens and by_tokens.known) == longest_tokens(own, prompt_ids)
-            by_prompt = told(prefixes.by_prompt(prompt, owner))
+            by_tokens = prefixes.match_tokens(prompt, owner)
+            assert (by_tokens and by_tokens.call) == longest_tokens(own, prompt_ids)
+            by_prompt = told(prefixes.match_prompt(prompt, owner))
             if messages:
                 assert by_prompt == expected(own, messages, prompt_ids)
             else:
-                assert by_prompt == (by_tokens and (by_tokens.known, 0, True))
+                assert by_prompt == (by_tokens and (by_tokens.call, 0, True))
         owner = data.draw(st.sampled_from([b"a", b"b"]))
         answer = data.draw(ANSWERS)
         ids = [*prompt_ids, *tokens_of([answer])] if prompt_ids else None
-        known = Known(
+        known = EarlierCall(
             owner=owner,
             step=sum(kept.known.owner == owner for kept in calls),
-            end=Heads().then(*messages, answer),
-            tokens=None if ids is None else Run.of(as_bytes(ids)),
-            times=data.draw(st.integers(0, 1)),
+            end=ConversationHash().extend(*messages, answer),
+            tokens=None if ids is None else PrefixHash.of(to_bytes(ids)),
+            continuations=data.draw(st.integers(0, 1)),
         )
         prefixes.add([known])
         calls.append(Kept(known, [*messages, answer], ids, None))
@@ -121,18 +129,20 @@ def test_messages_and_tokens_find_what_the_oracle_finds(data: st.DataObject) -> 
 
 @given(st.lists(st.tuples(st.text("ab\u00e9", max_size=4), st.text("ab\u00e9", max_size=3)), max_size=6), st.data())
 def test_texts_find_what_the_oracle_finds(calls: list[tuple[str, str]], data: st.DataObject) -> None:
-    prefixes, kept = Prefixes(), list[Kept]()
+    prefixes, kept = PrefixIndex(), list[Kept]()
     for step, (new, answer) in enumerate(calls):
         base = data.draw(st.sampled_from([None, *kept]))
         text = (base.text or "" if base else "") + new
-        match = prefixes.by_prompt(prompt := Prompt(Asked(messages=[{"role": "user", "content": text}], text=text), []))
+        match = prefixes.match_prompt(
+            prompt := HashedPrompt(ModelRequest(messages=[{"role": "user", "content": text}], text=text), [])
+        )
         fits = [one for one in kept if text.startswith(one.text or "")]
         longest = [one for one in fits if len(one.text or "") == max(len(fit.text or "") for fit in fits)]
-        assert (match and match.known) == (chosen(longest) if fits else None)
+        assert (match and match.call) == (chosen(longest) if fits else None)
         if match is not None:
             rest = text.removeprefix(longest[0].text or "")
-            assert prompt.behind(match) == ([{"role": "user", "content": rest}] if rest else [])
-        known = Known(owner=b"a", step=step, end=Heads(), text=Run.of(as_bytes(text + answer)))
+            assert prompt.new_messages(match) == ([{"role": "user", "content": rest}] if rest else [])
+        known = EarlierCall(owner=b"a", step=step, end=ConversationHash(), text=PrefixHash.of(to_bytes(text + answer)))
         prefixes.add([known])
         kept.append(Kept(known, [], None, text + answer))
 
@@ -141,8 +151,8 @@ def test_texts_find_what_the_oracle_finds(calls: list[tuple[str, str]], data: st
 def test_a_run_that_is_added_to_is_the_run_of_all(parts: list[list[int]]) -> None:
     run = None
     for part in parts:
-        run = Run.of(as_bytes(part), run)
-    whole = Run.of(as_bytes([token for part in parts for token in part]))
+        run = PrefixHash.of(to_bytes(part), run)
+    whole = PrefixHash.of(to_bytes([token for part in parts for token in part]))
     assert run is not None
     assert (run.hash.digest(), run.length) == (whole.hash.digest(), whole.length)
 
@@ -165,38 +175,51 @@ def test_a_run_that_is_added_to_is_the_run_of_all(parts: list[list[int]]) -> Non
 def test_an_answer_is_the_same_however_a_client_spells_it(
     said: dict[str, Any], again: dict[str, Any], is_same: bool
 ) -> None:
-    first, second = (Heads().then({"role": "assistant"} | message) for message in (said, again))
+    first, second = (ConversationHash().extend({"role": "assistant"} | message) for message in (said, again))
     assert (first.exact == second.exact) == is_same
     assert first.loose == second.loose
 
 
 def test_tokens_tell_apart_what_a_client_tells_in_other_words() -> None:
     """A client gives calls ids of its own, which no template shows to the model."""
-    prefixes, user = Prefixes(), {"role": "user", "content": "u"}
+    prefixes, user = PrefixIndex(), {"role": "user", "content": "u"}
     told = [{"role": "assistant", "content": text, "tool_calls": [CALL]} for text in ("x", "y")]
     first, second = (
-        Known(owner=owner, step=0, end=Heads().then(user, message), tokens=Run.of(as_bytes([1, 2, token])))
+        EarlierCall(
+            owner=owner,
+            step=0,
+            end=ConversationHash().extend(user, message),
+            tokens=PrefixHash.of(to_bytes([1, 2, token])),
+        )
         for owner, message, token in ((b"a", told[0], 3), (b"b", told[1], 4))
     )
     prefixes.add([first])
     prefixes.add([second])
     again = [user, told[0] | {"tool_calls": [CALL | {"id": "mine"}]}, {"role": "tool", "content": "t"}]
-    match = prefixes.by_prompt(Prompt(Asked(messages=again), [1, 2, 3, 5]))
+    match = prefixes.match_prompt(HashedPrompt(ModelRequest(messages=again), [1, 2, 3, 5]))
     assert match is not None
-    assert (match.known, match.length, match.is_exact) == (first, 2, False)
-    assert prefixes.by_prompt(Prompt(Asked(messages=again), [])) is None, "nothing tells whose it is"
+    assert (match.call, match.length, match.is_exact) == (first, 2, False)
+    assert prefixes.match_prompt(HashedPrompt(ModelRequest(messages=again), [])) is None, "nothing tells whose it is"
 
 
 def test_an_answer_is_named_by_its_id_and_by_its_conversation() -> None:
-    prefixes = Prefixes()
-    first = Known(owner=b"a", step=0, end=Heads(), instructions=Heads().then(SYSTEM).exact, names=("r1", "conv"))
-    second = Known(owner=b"a", step=1, end=Heads(), names=("r2", "conv"))
+    prefixes = PrefixIndex()
+    first = EarlierCall(
+        owner=b"a",
+        step=0,
+        end=ConversationHash(),
+        instructions=ConversationHash().extend(SYSTEM).exact,
+        names=("r1", "conv"),
+    )
+    second = EarlierCall(owner=b"a", step=1, end=ConversationHash(), names=("r2", "conv"))
     prefixes.add([first])
     prefixes.add([second])
     user = {"role": "user", "content": "u"}
 
-    def goes_on(previous: str, *messages: Any, owner: bytes | None = None) -> tuple[Known, int, bool] | None:
-        return told(prefixes.by_prompt(Prompt(Asked(messages=list(messages), previous=previous), []), owner))
+    def goes_on(previous: str, *messages: Any, owner: bytes | None = None) -> tuple[EarlierCall, int, bool] | None:
+        return told(
+            prefixes.match_prompt(HashedPrompt(ModelRequest(messages=list(messages), previous=previous), []), owner)
+        )
 
     assert goes_on("r1", user) == (first, 0, True)
     assert goes_on("conv", user) == (second, 0, True)

@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.formats.base.secrets import Secrets
-from lake.formats.chat.chat_completions import Completion
-from lake.live.calls.address import Address
-from lake.live.calls.shapes import Asked
+from lake.formats.chat.completions import Completion
+from lake.live.calls.address import RolloutAddress
+from lake.live.calls.apis import ModelRequest
 from lake.live.calls.steps import Call
-from lake.live.proxy.secrets import call_without_keys
+from lake.live.proxy.relay import remove_call_keys
 
 KEY = "sk-proj-0123456789abcdefghij"
 
 
 def call(text: str, **fields: Any) -> Call:
     answer = Completion(message={"role": "assistant", "content": text}, prompt_ids=[1], action_ids=[2], logprobs=[-0.5])
-    asked = Asked(messages=[{"role": "user", "content": "hello"}])
+    asked = ModelRequest(messages=[{"role": "user", "content": "hello"}])
     began = datetime(2026, 1, 2, tzinfo=UTC)
-    address = Address(task="t", parent=Address(task="p"))
-    return Call(address=address, api="chat", asked=asked, answer=answer, started_at=began, latency=1.5, **fields)
+    address = RolloutAddress(task="t", parent=RolloutAddress(task="p"))
+    return Call(address=address, api="chat", request=asked, answer=answer, started_at=began, latency=1.5, **fields)
 
 
 @pytest.mark.parametrize("before", ["", "Incorrect key: "])
@@ -41,7 +41,7 @@ def test_no_key_survives_in_any_spelling(key: str) -> None:
 
     secrets = Secrets([("x-api-key", key)])
     for spelled in (key, json.dumps(key)[1:-1], json.dumps(key)[1:-1].replace("/", r"\/"), quote(key, safe="")):
-        clean = call_without_keys(call(f"a {spelled} b"), secrets)
+        clean = remove_call_keys(call(f"a {spelled} b"), secrets)
         assert clean.answer is not None
         assert clean.answer.message is not None
         assert spelled not in clean.answer.message["content"]
@@ -50,14 +50,14 @@ def test_no_key_survives_in_any_spelling(key: str) -> None:
 @pytest.mark.parametrize("header", ["Bearer EMPTY", "Bearer ollama", "Basic bWU6bWU=", "theme=dark; consent=yes", ""])
 def test_words_that_stand_in_every_text_are_no_keys(header: str) -> None:
     given = call("Bearer, EMPTY, ollama, dark, consent, yes, me")
-    assert call_without_keys(given, Secrets([("Authorization", header), ("Cookie", header)])) is given
+    assert remove_call_keys(given, Secrets([("Authorization", header), ("Cookie", header)])) is given
 
 
-def test_a_call_without_keys_is_the_same_but_for_what_was_hidden() -> None:
+def test_a_remove_call_keys_is_the_same_but_for_what_was_hidden() -> None:
     given = call(f"the key is {KEY}", error=KEY, partial={"at": [KEY]}, extra={"id": "x", "n": 2**40})
-    clean = call_without_keys(given, Secrets([("api-key", KEY)]))
+    clean = remove_call_keys(given, Secrets([("api-key", KEY)]))
     assert clean.address == given.address
-    assert (clean.started_at, clean.latency, clean.asked) == (given.started_at, given.latency, given.asked)
+    assert (clean.started_at, clean.latency, clean.request) == (given.started_at, given.latency, given.request)
     assert (clean.error, clean.partial) == ("[redacted]", {"at": ["[redacted]"]})
     assert clean.extra == {"id": "x", "n": 2**40, "keys_redacted": True}
     assert clean.answer is not None
@@ -83,7 +83,7 @@ def test_a_body_loses_its_keys_and_keeps_schemas_settings_and_what_was_said() ->
     given = (
         kept | keys | {"tools": [tool, mcp | {"authorization": "mcp-key-0123", "headers": {"B": "mcp-header-0123"}}]}
     )
-    assert secrets.fields_without_keys(given) == kept | {"user_token": "not told as one"}
+    assert secrets.remove_key_fields(given) == kept | {"user_token": "not told as one"}
     for key in (KEY, "header-key-0123", "mcp-key-0123", "mcp-header-0123"):
-        assert secrets.stand_in(f"it is {key}.")
-    assert not secrets.stand_in("conversation-12 </s> what was said")
+        assert secrets.has_key_in(f"it is {key}.")
+    assert not secrets.has_key_in("conversation-12 </s> what was said")

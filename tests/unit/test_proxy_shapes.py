@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lake.formats.base.rows import ShapeError
-from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, answered, asked
+from lake.live.calls.apis import CHAT, COMPLETIONS, MESSAGES, RESPONSES, parse_answer, parse_request
 
 LOOSE = {"type": "function", "function": {"name": "look", "parameters": {}}}
 STRICT = {"type": "function", "function": {"name": "look", "parameters": {}, "strict": True}}
@@ -39,7 +39,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 )
 def test_a_grammar_or_a_bias_is_told(more: dict[str, Any], is_constrained: bool) -> None:
     body = {"messages": [{"role": "user", "content": "Hello."}], "temperature": 1.0} | more
-    assert asked("chat/completions", body).is_constrained == is_constrained
+    assert parse_request("chat/completions", body).is_constrained == is_constrained
 
 
 USER = {"role": "user", "content": "Hello."}
@@ -51,7 +51,7 @@ CALLED = {
 
 
 def test_messages_of_anthropic_are_chats() -> None:
-    found = asked(
+    found = parse_request(
         MESSAGES,
         {
             "model": "claude",
@@ -91,7 +91,7 @@ def test_messages_of_anthropic_are_chats() -> None:
 
 def test_items_of_responses_are_chats() -> None:
     arguments = '{"at": "door"}'
-    found = asked(
+    found = parse_request(
         RESPONSES,
         {
             "instructions": "You open doors.",
@@ -121,18 +121,18 @@ def test_items_of_responses_are_chats() -> None:
     ],
 )
 def test_a_request_names_what_it_goes_on_from(api: str, body: dict[str, Any], previous: str | None) -> None:
-    assert asked(api, {"messages": [USER], "input": "Hello."} | body).previous == previous
+    assert parse_request(api, {"messages": [USER], "input": "Hello."} | body).previous == previous
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], None, 7])
 def test_several_prompts_in_one_call_are_no_prompt(prompt: Any) -> None:
     with pytest.raises(ShapeError, match="valid: one text, or"):
-        asked(COMPLETIONS, {"prompt": prompt})
+        parse_request(COMPLETIONS, {"prompt": prompt})
 
 
 @pytest.mark.parametrize(("prompt", "text"), [("a", "a"), (["a"], "a"), ([1, 2], None), ([[1, 2]], None), ("", "")])
 def test_a_prompt_is_a_text_or_tokens(prompt: Any, text: str | None) -> None:
-    found = asked(COMPLETIONS, {"prompt": prompt, "echo": True})
+    found = parse_request(COMPLETIONS, {"prompt": prompt, "echo": True})
     assert found.text == text
     assert found.messages == ([] if text is None else [{"role": "user", "content": text}])
     assert found.is_echoed == (text is not None)
@@ -140,11 +140,11 @@ def test_a_prompt_is_a_text_or_tokens(prompt: Any, text: str | None) -> None:
 
 def test_tokens_are_counted_where_no_usage_is_told() -> None:
     choices = [{"index": index, "message": USER, "token_ids": [1] * (index + 1)} for index in range(2)]
-    found = answered(CHAT, {"choices": choices, "prompt_token_ids": [5, 6, 7]})
+    found = parse_answer(CHAT, {"choices": choices, "prompt_token_ids": [5, 6, 7]})
     assert (found.prompt_tokens, found.completion_tokens) == (3, 3)
-    told = answered(CHAT, {"choices": choices, "usage": {"prompt_tokens": 9, "completion_tokens": 8}})
+    told = parse_answer(CHAT, {"choices": choices, "usage": {"prompt_tokens": 9, "completion_tokens": 8}})
     assert (told.prompt_tokens, told.completion_tokens) == (9, 8)
-    unknown = answered(CHAT, {"choices": [{"index": 0, "message": USER}]})
+    unknown = parse_answer(CHAT, {"choices": [{"index": 0, "message": USER}]})
     assert (unknown.prompt_tokens, unknown.completion_tokens) == (None, None)
 
 
@@ -152,4 +152,4 @@ def test_tokens_are_counted_where_no_usage_is_told() -> None:
 def test_an_answer_of_the_responses_api_that_did_not_end_is_none(status: str) -> None:
     message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "half"}]}
     with pytest.raises(ShapeError, match=f"is {status}: "):
-        answered(RESPONSES, {"status": status, "output": [message]})
+        parse_answer(RESPONSES, {"status": status, "output": [message]})

@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.formats.base.rows import ShapeError
-from lake.formats.chat.chat_completions import Completion
-from lake.formats.chat.messages import decision
-from lake.live.calls.shapes import CHAT, COMPLETIONS, MESSAGES, RESPONSES, answered
-from lake.live.calls.streams import Event, Events, gathering
+from lake.formats.chat.completions import Completion
+from lake.formats.chat.messages import build_decision
+from lake.live.calls.apis import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    EventParser,
+    StreamEvent,
+    new_assembler,
+    parse_answer,
+)
 from lake.records import StepRecord
 from testkit.model_answers import TEXTS, Answer, Piece, answers, events, whole
 
@@ -42,22 +50,22 @@ def test_events_are_the_same_wherever_they_are_cut(
         lines += [b": a comment" if data is None else b"data: " + (b"[DONE]" if data == "[DONE]" else dumps(data))]
         written.append(end.join([*lines, b"", b""]))
     stream = b"".join(written) + left
-    found, parser = [], Events()
+    found, parser = [], EventParser()
     for piece in cut(stream, places):
         found += parser.feed(piece)
     assert [event.data for event in found] == [data for data, _ in said]
     assert b"".join(event.raw for event in found) == b"".join(written)
-    assert parser.left == left
+    assert parser.unparsed == left
 
 
 def test_an_event_may_have_its_data_on_several_lines_and_no_json() -> None:
-    (event, other) = Events().feed(b'data: {"a":\ndata:  1}\n\ndata: {no\n\n')
+    (event, other) = EventParser().feed(b'data: {"a":\ndata:  1}\n\ndata: {no\n\n')
     assert event.data == {"a": 1}
     assert other.data is None
 
 
 def test_other_data_leaves_the_rest_of_an_event() -> None:
-    event = Event(b'id: 7\nevent: x\ndata: {"a": 1}\n\n', {"a": 1})
+    event = StreamEvent(b'id: 7\nevent: x\ndata: {"a": 1}\n\n', {"a": 1})
     assert event.with_data({"a": 2}) == b'id: 7\nevent: x\ndata: {"a":2}\n\n'
 
 
@@ -67,22 +75,24 @@ def test_a_gathered_answer_is_the_whole_one(api: str, data: st.DataObject) -> No
     is_plain = api == COMPLETIONS
     most = 2 if api in (CHAT, COMPLETIONS) else 1
     samples = data.draw(st.lists(answers(has_calls=not is_plain), min_size=1, max_size=most))
-    gathered = gathering(api)
+    gathered = new_assembler(api)
     for event in events(api, ASKED, samples, [5, 6]):
         assert not gathered.is_whole
         gathered.add(event)
     assert gathered.is_whole
-    assert meaning(answered(api, gathered.answer())) == meaning(answered(api, whole(api, ASKED, samples, [5, 6])))
+    assert meaning(parse_answer(api, gathered.answer())) == meaning(
+        parse_answer(api, whole(api, ASKED, samples, [5, 6]))
+    )
 
 
 @pytest.mark.parametrize("api", [CHAT, RESPONSES, MESSAGES])
 def test_what_came_of_an_answer_that_is_cut_is_told(api: str) -> None:
     answer = Answer([Piece("The door ", [1], [-1.0]), Piece("is shut.", [2], [-1.0]), Piece("", [3], [0.0])])
-    gathered = gathering(api)
+    gathered = new_assembler(api)
     for event in list(events(api, ASKED, [answer], [5]))[:4]:
         gathered.add(event)
     assert not gathered.is_whole
-    message = answered(api, {key: v for key, v in (gathered.answer() or {}).items() if key != "status"}).message
+    message = parse_answer(api, {key: v for key, v in (gathered.answer() or {}).items() if key != "status"}).message
     assert message is not None
     assert message["content"].startswith("T")
     assert answer.text.startswith(message["content"])
@@ -91,21 +101,21 @@ def test_what_came_of_an_answer_that_is_cut_is_told(api: str) -> None:
 @pytest.mark.parametrize("api", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 def test_an_error_in_a_stream_is_one(api: str) -> None:
     with pytest.raises(ShapeError, match="no room"):
-        gathering(api).add({"type": "error", "error": {"message": "no room"}})
+        new_assembler(api).add({"type": "error", "error": {"message": "no room"}})
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled", "queued", "in_progress"])
 def test_a_response_that_is_no_answer_is_refused(status: str) -> None:
     with pytest.raises(ShapeError, match=status):
-        answered(RESPONSES, {"status": status, "output": [], "error": None})
+        parse_answer(RESPONSES, {"status": status, "output": [], "error": None})
 
 
 def meaning(answer: Completion) -> tuple[StepRecord | None, list[Any], Any]:
     """What an answer says, without the ways of writing nothing."""
-    step = decision(answer.message, [], is_first=True) if answer.message else None
+    step = build_decision(answer.message, [], is_first=True) if answer.message else None
     about = [answer.model, answer.finish_reason, answer.prompt_ids, answer.action_ids, answer.logprobs]
     others = [
-        other | {"message": other["message"] and decision(other["message"], [], is_first=True)}
+        other | {"message": other["message"] and build_decision(other["message"], [], is_first=True)}
         for other in answer.extra.pop("choices", ())
     ]
     return step, [*about, answer.prompt_tokens, answer.completion_tokens, others], answer.extra

@@ -20,15 +20,13 @@ from opentelemetry.trace import Status, StatusCode
 from lake.errors import UsageError
 from lake.formats.base.source import Input
 from lake.formats.otlp.reader import read
-from lake.live.assembly import assembled
-from lake.live.calls.address import Address
-from lake.live.calls.shapes import CHAT, answered, asked
+from lake.live.calls.address import RolloutAddress
+from lake.live.calls.apis import CHAT, parse_answer, parse_request
 from lake.live.calls.steps import Call
-from lake.live.frames import End, Frame, Traced, decode, encode
-from lake.live.proxy.book import SETTLING_SECONDS, Book
-from lake.live.proxy.replies import RefusedError
-from lake.live.proxy.rollouts import EndedError, Ending
-from lake.live.proxy.traces import received
+from lake.live.frames import EndFrame, Frame, TraceFrame, assemble_frames, decode, encode
+from lake.live.proxy.connections import RefusedError
+from lake.live.proxy.sessions import SETTLING_SECONDS, EndedError, EndRequest, SessionRegistry
+from lake.live.proxy.traces import split_request
 from lake.records import EpisodeRecord, Reject
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
@@ -78,19 +76,19 @@ class Desk:
 
     def __init__(self) -> None:
         self.frames: dict[bytes, dict[int, Frame]] = {}
-        self.book = Book(self._emit, run="live")
+        self.registry = SessionRegistry(self._emit, run="live")
 
     def _emit(self, key: bytes, number: int, frame: Frame, is_reserved: bool) -> None:
         self.frames.setdefault(key, {})[number] = decode(encode(key, number, frame))
 
-    def send(self, spans: list[Any], address: Address | None = None) -> None:
+    def send(self, spans: list[Any], address: RolloutAddress | None = None) -> None:
         body = encode_spans(spans).SerializeToString()
-        for traced, is_over in received("/v1/traces", PROTOBUF, body):
-            self.book.receive(address or Address(), traced, NOW, is_over=is_over)
+        for traced, is_over in split_request("/v1/traces", PROTOBUF, body):
+            self.registry.record_spans(address or RolloutAddress(), traced, NOW, is_over=is_over)
 
     def finished(self) -> list[EpisodeRecord | Reject]:
         found = [[frames[number] for number in sorted(frames)] for frames in self.frames.values()]
-        return [item for frames in found if isinstance(frames[-1], End) for item in assembled(frames)]
+        return [item for frames in found if isinstance(frames[-1], EndFrame) for item in assemble_frames(frames)]
 
 
 def comparable(record: EpisodeRecord) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def test_spans_in_any_batches_and_order_are_the_episode_of_a_file(
         for _ in range(1 + is_repeated):
             desk.send(batch)
     desk.send(left)
-    desk.book.stop(NOW)
+    desk.registry.stop(NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     record.stop_reason = None
@@ -134,18 +132,18 @@ def test_spans_in_any_batches_and_order_are_the_episode_of_a_file(
 
 def test_a_trace_ends_once_its_root_has_ended_and_nothing_more_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("lake.live.proxy.book.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("lake.live.proxy.sessions.time.monotonic", lambda: clock[0])
     desk = Desk()
     inner, root = [[span for span in SPANS if (span.name == "agent") is is_root] for is_root in (False, True)]
     desk.send(inner)
     clock[0] += 2 * SETTLING_SECONDS
-    desk.book.expire(NOW, 600)
+    desk.registry.expire(NOW, 600)
     assert not desk.finished(), "its root has not ended"
     desk.send(root)
-    desk.book.expire(NOW, 600)
+    desk.registry.expire(NOW, 600)
     assert not desk.finished(), "other processes may still send of it"
     clock[0] += SETTLING_SECONDS
-    desk.book.expire(NOW, 600)
+    desk.registry.expire(NOW, 600)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     assert (record.task_id, record.rollout_index, record.stop_reason) == (f"{AGENT:032x}", 0, None)
@@ -154,11 +152,11 @@ def test_a_trace_ends_once_its_root_has_ended_and_nothing_more_comes(monkeypatch
 def test_a_named_rollout_takes_all_traces_until_its_end() -> None:
     """An instrumentation without a span around the agent writes a trace for each call."""
     spans = [span for span in [*SPANS, *spans_of_an_agent()] if span.name == "chat"]
-    desk, address = Desk(), Address(run="r", task="t", rollout=3)
+    desk, address = Desk(), RolloutAddress(run="r", task="t", rollout=3)
     for span in spans:
         desk.send([span], address)
-    desk.book.expire(NOW, 600)
-    told = desk.book.end(address, Ending(reward=0.5, scores=[]), NOW)
+    desk.registry.expire(NOW, 600)
+    told = desk.registry.end(address, EndRequest(reward=0.5, scores=[]), NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     assert (record.run_id, record.task_id, record.rollout_index) == ("r", "t", 3)
@@ -168,15 +166,20 @@ def test_a_named_rollout_takes_all_traces_until_its_end() -> None:
 
 
 def test_spans_of_a_rollout_whose_calls_are_recorded_are_rows_of_its_spans() -> None:
-    desk, address = Desk(), Address(task="t")
+    desk, address = Desk(), RolloutAddress(task="t")
     body = {"model": "gpt-5", "messages": [{"role": "user", "content": "Rome?"}]}
     answer = {"id": "r-1", "choices": [{"index": 0, "message": {"role": "assistant", "content": "Booked."}}]}
     call = Call(
-        address=address, api=CHAT, asked=asked(CHAT, body), answer=answered(CHAT, answer), started_at=NOW, latency=1.0
+        address=address,
+        api=CHAT,
+        request=parse_request(CHAT, body),
+        answer=parse_answer(CHAT, answer),
+        started_at=NOW,
+        latency=1.0,
     )
-    desk.book.add(call)
+    desk.registry.record_call(call)
     desk.send(SPANS, address)
-    desk.book.stop(NOW)
+    desk.registry.stop(NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     assert [step.action for step in record.steps] == ["Booked."]
@@ -189,10 +192,10 @@ def test_spans_of_a_rollout_whose_calls_are_recorded_are_rows_of_its_spans() -> 
 
 
 def test_a_rollout_of_spans_alone_that_its_end_closes_has_no_step_beside_theirs() -> None:
-    address = Address(run="r", task="t", rollout=3)
+    address = RolloutAddress(run="r", task="t", rollout=3)
     desk = Desk()
     desk.send([span for span in SPANS if span.name == "chat"], address)
-    told = desk.book.end(address, Ending(reward=1.0, closes=True), NOW)
+    told = desk.registry.end(address, EndRequest(reward=1.0, closes=True), NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     assert record.env_return == 1.0
@@ -202,10 +205,10 @@ def test_a_rollout_of_spans_alone_that_its_end_closes_has_no_step_beside_theirs(
 
 
 def test_spans_that_were_unpacked_while_their_rollout_ended_begin_no_other_episode() -> None:
-    address = Address(run="r", task="t", rollout=3)
+    address = RolloutAddress(run="r", task="t", rollout=3)
     desk = Desk()
     desk.send(SPANS, address)
-    desk.book.end(address, Ending(closes=True), NOW)
+    desk.registry.end(address, EndRequest(closes=True), NOW)
     with pytest.raises(EndedError):
         desk.send(SPANS, address)
     assert len(desk.finished()) == 1
@@ -217,9 +220,9 @@ def test_a_book_that_is_resumed_goes_on_with_its_traces() -> None:
     desk.send(inner)
     later.frames = desk.frames
     for key, frames in desk.frames.items():
-        later.book.resume(key, [frames[number] for number in sorted(frames)])
+        later.registry.resume(key, [frames[number] for number in sorted(frames)])
     later.send(root)
-    later.book.stop(NOW)
+    later.registry.stop(NOW)
     (record,) = later.finished()
     assert isinstance(record, EpisodeRecord)
     assert len(record.spans) == 4
@@ -233,9 +236,9 @@ def test_a_span_without_its_ids_is_a_reject_and_the_others_are_taken(name: str) 
     bad[name] = ""
     resource["scopeSpans"][0]["spans"].append(bad)
     desk = Desk()
-    for traced, is_over in received("/v1/traces", JSON, json.dumps(document).encode()):
-        desk.book.receive(Address(), traced, NOW, is_over=is_over)
-    desk.book.stop(NOW)
+    for traced, is_over in split_request("/v1/traces", JSON, json.dumps(document).encode()):
+        desk.registry.record_spans(RolloutAddress(), traced, NOW, is_over=is_over)
+    desk.registry.stop(NOW)
     found = desk.finished()
     assert [item.message for item in found if isinstance(item, Reject) and name in item.message]
     assert [len(item.steps) for item in found if isinstance(item, EpisodeRecord)] == [2]
@@ -245,24 +248,24 @@ def test_a_span_without_its_ids_is_a_reject_and_the_others_are_taken(name: str) 
     ("body", "said"),
     [
         (b"[]", "the body is list"),
-        (b"{", "no OTLP JSON"),
-        (b"[" * 100_000, "no OTLP JSON"),
+        (b"{", "not OTLP JSON"),
+        (b"[" * 100_000, "not OTLP JSON"),
         (b'{"resourceSpans": 3}', "`resourceSpans` is int"),
-        (b'{"resourceSpans": [3]}', "holds `scopeSpans` is int"),
+        (b'{"resourceSpans": [3]}', "around `scopeSpans` is int"),
     ],
 )
 def test_what_is_no_otlp_is_refused_with_the_reason(body: bytes, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        received("/v1/traces", JSON, body)
+        split_request("/v1/traces", JSON, body)
 
 
 def test_a_body_that_is_no_protobuf_is_refused() -> None:
-    with pytest.raises(UsageError, match="no OTLP protobuf"):
-        received("/v1/traces", PROTOBUF, b"\xff\xff")
+    with pytest.raises(UsageError, match="not OTLP protobuf"):
+        split_request("/v1/traces", PROTOBUF, b"\xff\xff")
     with pytest.raises(RefusedError, match="valid: application/x-protobuf"):
-        received("/v1/traces", "text/plain", b"")
+        split_request("/v1/traces", "text/plain", b"")
     with pytest.raises(RefusedError, match="OTEL_METRICS_EXPORTER=none"):
-        received("/v1/metrics", PROTOBUF, b"")
+        split_request("/v1/metrics", PROTOBUF, b"")
 
 
 def test_log_records_are_told_of_the_span_that_they_name() -> None:
@@ -274,23 +277,23 @@ def test_log_records_are_told_of_the_span_that_they_name() -> None:
     record["attributes"] = [{"key": key, "value": value} for key, value in score.items()]
     scopes = [{"scope": {"name": "x"}, "logRecords": [record, {"body": {"stringValue": "of no span"}}]}]
     body = json.dumps({"resourceLogs": [{"scopeLogs": scopes}]}).encode()
-    for traced, is_over in received("/v1/logs", JSON, body):
+    for traced, is_over in split_request("/v1/logs", JSON, body):
         assert not is_over
-        desk.book.receive(Address(), traced, NOW, is_over=is_over)
+        desk.registry.record_spans(RolloutAddress(), traced, NOW, is_over=is_over)
     desk.send(SPANS)
-    desk.book.stop(NOW)
+    desk.registry.stop(NOW)
     (found,) = [item for item in desk.finished() if isinstance(item, EpisodeRecord)]
     assert [(score.scorer, score.value, score.step_index) for score in found.scores] == [("judge", 0.25, 0)]
 
 
 def test_no_key_of_an_attribute_comes_into_a_frame() -> None:
-    said = received("/v1/traces", PROTOBUF, encode_spans(SPANS).SerializeToString())
+    said = split_request("/v1/traces", PROTOBUF, encode_spans(SPANS).SerializeToString())
     assert SECRET not in repr(said)
     assert "Rome?" in repr(said)
 
 
 def test_frames_of_traces_keep_their_form() -> None:
-    frame = Traced(trace_id="ab", document={"resourceSpans": []})
+    frame = TraceFrame(trace_id="ab", document={"resourceSpans": []})
     assert decode(encode(b"k" * 16, 3, frame)) == frame
 
 
@@ -298,23 +301,23 @@ def test_many_spans_are_recorded_in_pieces_that_keep_nobody_waiting() -> None:
     ids = [f"{number:016x}" for number in range(1, 1202)]
     spans = [{"traceId": f"{AGENT:032x}", "spanId": own, "name": "s", "startTimeUnixNano": "1"} for own in ids]
     document = {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": spans}]}]}
-    found = [traced for traced, _ in received("/v1/traces", JSON, json.dumps(document).encode())]
+    found = [traced for traced, _ in split_request("/v1/traces", JSON, json.dumps(document).encode())]
     parts = [frame.document["resourceSpans"][0]["scopeSpans"][0]["spans"] for frame in found]
     assert max(map(len, parts)) <= 500
     assert [span["spanId"] for part in parts for span in part] == ids
 
 
 def test_traces_that_nobody_ends_crowd_out_each_other_and_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lake.live.proxy.book.MOST_TRACES", 3)
+    monkeypatch.setattr("lake.live.proxy.sessions.MOST_TRACES", 3)
     desk = Desk()
     chats = [span for span in SPANS if span.name == "chat"]
-    desk.send(chats, Address(task="t"))
+    desk.send(chats, RolloutAddress(task="t"))
     for number in range(1, 6):
-        desk.book.receive(
-            Address(), Traced(trace_id=f"{number:032x}", document={"resourceSpans": []}), NOW, is_over=False
+        desk.registry.record_spans(
+            RolloutAddress(), TraceFrame(trace_id=f"{number:032x}", document={"resourceSpans": []}), NOW, is_over=False
         )
-    assert desk.book.counts.crowded_out == 2
-    desk.book.end(Address(task="t"), Ending(reward=1.0), NOW)
+    assert desk.registry.counts.crowded_out == 2
+    desk.registry.end(RolloutAddress(task="t"), EndRequest(reward=1.0), NOW)
     (record,) = desk.finished()
     assert isinstance(record, EpisodeRecord)
     assert record.env_return == 1.0

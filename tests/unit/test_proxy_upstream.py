@@ -10,8 +10,7 @@ from click.testing import CliRunner
 
 from lake.cli import trajlake
 from lake.errors import UsageError
-from lake.live.proxy.outages import AnswerTooLongError, Outages, unreached
-from lake.live.proxy.upstream import base_of
+from lake.live.proxy.upstream import AnswerTooLongError, Outages, explain_unreachable, parse_base_url
 from testkit.wording import Wording
 
 
@@ -48,12 +47,12 @@ def test_why_nobody_was_reached_is_told_with_the_address_and_what_to_do(wording:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         base = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        said = unreached(error_of(base), base)
+        said = explain_unreachable(error_of(base), base)
     text = wording(said)
     assert f"at {base} (connection refused)" in text
     assert "is --upstream right?" in text
     plain = answering(lambda writer: writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n"), "https")
-    text = wording(unreached(plain, "https://a:1"))
+    text = wording(explain_unreachable(plain, "https://a:1"))
     assert text.startswith("https://a:1 speaks no TLS")
     assert "use http:// in --upstream" in text
 
@@ -88,12 +87,12 @@ def test_an_outage_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixtu
 def test_an_endpoint_is_no_base_url(endpoint: str) -> None:
     base = f"http://127.0.0.1:8000{'/api' * endpoint.startswith('/api')}/v1"
     with pytest.raises(UsageError, match=f"an endpoint and .*; valid: {base}$"):
-        base_of(f"http://user:word@127.0.0.1:8000{endpoint}")
+        parse_base_url(f"http://user:word@127.0.0.1:8000{endpoint}")
 
 
 @pytest.mark.parametrize("url", ["http://a", "http://a/v1/", "https://a/openai/v1", "http://a/router"])
 def test_what_may_be_a_base_url_is_taken(url: str) -> None:
-    assert base_of(url)[0] == url.rstrip("/").removesuffix("/v1")
+    assert parse_base_url(url)[0] == url.rstrip("/").removesuffix("/v1")
 
 
 def test_a_lake_that_cannot_be_is_refused_at_once(tmp_path: object) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from lake.errors import UsageError
-from pipelines.score.reward_definition import Component, RewardDefinition, load_reward, rubric_agreement
+from pipelines.score.rewards import Component, RewardDefinition, load_reward, make_rubric_agreement
 
 PAGE = """
 [score]
@@ -108,14 +108,14 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         ({"components": ["judge"], "name": "tool_success"}, "'tool_success' is the name of a built-in scorer"),
         ({"components": ["r"]}, "'r' would be a component of itself"),
         ({"components": ["r@1"]}, "'r' would be a component of itself"),
-        ({"components": ["a", "a"]}, "are not told apart by their names"),
-        ({"components": ["a", {"scorer": "b", "name": "A"}]}, "are not told apart by their names"),
-        ({"components": ["a@1", "a@2"]}, "are not told apart by their names"),
+        ({"components": ["a", "a"]}, "have equal names"),
+        ({"components": ["a", {"scorer": "b", "name": "A"}]}, "have equal names"),
+        ({"components": ["a@1", "a@2"]}, "have equal names"),
         ({"components": [{"scorer": "a", "weight": 0}]}, "a component of weight 0 changes nothing"),
         ({"components": [{"scorer": "a", "weight": -1}], "on_null": "renormalise"}, "needs positive weights"),
         ({"components": [{"scorer": "a", "weight": float("nan")}]}, "finite number"),
-        ({"components": ["@1"]}, "is no scorer; write NAME or NAME@VERSION"),
-        ({"components": ["a@"]}, "is no scorer; write NAME or NAME@VERSION"),
+        ({"components": ["@1"]}, "is not a scorer; write NAME or NAME@VERSION"),
+        ({"components": ["a@"]}, "is not a scorer; write NAME or NAME@VERSION"),
         ({"components": [""]}, "at least 1 character"),
         ({"components": [{"scorer": "a", "name": "value"}]}, "cannot be called 'value'"),
         ({"components": [{"scorer": "a", "name": "a b"}]}, "string_pattern_mismatch|pattern"),
@@ -128,8 +128,8 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         ({"components": ["a"], "sql": "a +"}, "syntax error"),
         ({"components": ["a-b"], "sql": "1"}, r"cannot name the components \['a-b'\]"),
         ({"components": [{"scorer": "value"}], "sql": "1"}, r"cannot name the components \['value'\]"),
-        ({"components": [{"scorer": "a", "weight": 2}], "sql": "a"}, "weighs the components"),
-        ({"components": ["a"], "sql": "a", "on_null": "renormalise"}, "by itself"),
+        ({"components": [{"scorer": "a", "weight": 2}], "sql": "a"}, "sets the weights"),
+        ({"components": ["a"], "sql": "a", "on_null": "renormalise"}, "leave out `weight` and `on_null`"),
     ],
 )
 def test_a_definition_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -140,7 +140,7 @@ def test_a_definition_that_cannot_be_meant_is_refused(settings: dict[str, Any], 
 def test_a_version_is_of_the_definition_and_of_its_components() -> None:
     one = RewardDefinition(name="r", components=(Component(scorer="a"), Component(scorer="b")))
     versions = {"a": "1", "b": "2"}
-    assert one.versioned(versions) == one.versioned(dict(reversed(versions.items())))
+    assert one.hash_versions(versions) == one.hash_versions(dict(reversed(versions.items())))
     others = [
         one.model_copy(update={"name": "s"}),
         one.model_copy(update={"on_null": "renormalise"}),
@@ -149,18 +149,18 @@ def test_a_version_is_of_the_definition_and_of_its_components() -> None:
         one.model_copy(update={"components": (Component(scorer="a", weight=2.0), Component(scorer="b"))}),
     ]
     found = {
-        one.versioned(versions),
-        one.versioned({"a": "1", "b": "3"}),
-        *(other.versioned(versions) for other in others),
+        one.hash_versions(versions),
+        one.hash_versions({"a": "1", "b": "3"}),
+        *(other.hash_versions(versions) for other in others),
     }
     assert len(found) == 7
     assert all(len(version) == 13 for version in found)
 
 
 def test_rubric_agreement_is_a_reward_over_two_scorers() -> None:
-    squared = rubric_agreement(generated="judge@1", true="judge@2")
+    squared = make_rubric_agreement(generated="judge@1", true="judge@2")
     assert squared.sql.replace(" ", "") == "-power(generated-true_score,2)"
     assert [part.scorer for part in squared.components] == ["judge@1", "judge@2"]
-    full = rubric_agreement("r", distance="absolute", terms="rubric_terms", terms_weight=0.5)
+    full = make_rubric_agreement("r", distance="absolute", terms="rubric_terms", terms_weight=0.5)
     assert full.sql.replace(" ", "") == "-abs(generated-true_score)+0.5*terms"
     assert [part.alias for part in full.components] == ["generated", "true_score", "terms"]

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from lake.errors import UsageError
-from pipelines.score import reward_definition
-from pipelines.score.reward_definition import FUNCTIONS, Expression
+from pipelines.score import rewards
+from pipelines.score.rewards import FUNCTIONS, Expression
 
 FRAME = pl.DataFrame({"a": [1.0, 4.0, None, -1.0], "b": [2.0, 0.0, 1.0, 0.5]})
 
@@ -163,7 +163,7 @@ def test_an_endless_expression_is_refused(text: str) -> None:
 
 def test_the_second_wall_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of its parts an expression still reaches nothing: no file, no setting."""
-    monkeypatch.setattr(reward_definition, "_check", lambda *_: None)
+    monkeypatch.setattr(rewards, "_require_formula", lambda *_: None)
     secret = tmp_path / "secret.csv"
     secret.write_text("value\n1\n")
     reads = f"(SELECT max(value) FROM read_csv('{secret}'))"
@@ -172,7 +172,7 @@ def test_the_second_wall_holds_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for text in (reads, f"(SELECT count(*) FROM read_text('{secret}'))", f"(SELECT count(*) FROM '{secret}')"):
         with pytest.raises(UsageError, match=r"(?i)disabled|permission|does not exist"):
             Expression(text, ["a"])
-    with reward_definition._connection() as connection:
+    with rewards._connect() as connection:
         for statement in ("SET enable_external_access = true", "LOAD httpfs", f"ATTACH '{tmp_path / 'x.db'}'"):
             with pytest.raises(duckdb.Error):
                 connection.execute(statement)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipelines.score import StepOutput
-from pipelines.score.rows import EXAMPLES, align
+from pipelines.score.rows import EXAMPLES, align_steps
 from testkit.wording import Wording
 
 STEPS = (0, 1, 2, 3)
@@ -32,14 +32,14 @@ def rewards(found: Any) -> dict[int, float]:
     ],
 )
 def test_an_output_means_a_step_or_a_message(indices: Any, meaning: Any, expected: dict[int, float]) -> None:
-    found = align(outputs(*indices), STEPS, MESSAGES, meaning)
+    found = align_steps(outputs(*indices), STEPS, MESSAGES, meaning)
     assert rewards(found) == expected
     assert found.faults == []
     assert found.error is None
 
 
 def test_what_may_mean_both_means_nothing(wording: Wording) -> None:
-    found = align(outputs(2), STEPS, MESSAGES)
+    found = align_steps(outputs(2), STEPS, MESSAGES)
     assert found.outputs == {}
     (fault,) = found.faults
     assert "step 2 or message 2 (step 0)" in wording(fault)
@@ -48,15 +48,15 @@ def test_what_may_mean_both_means_nothing(wording: Wording) -> None:
 
 def test_where_both_readings_agree_nothing_is_ambiguous() -> None:
     """An episode that begins with the assistant: step 0 is message 0."""
-    assert rewards(align(outputs(0), (0, 1), (0, 2))) == {0: 0.0}
-    assert align(outputs(0, 2), (0, 1), (0, 2)).faults == []
-    assert rewards(align(outputs(0, 2), (0, 1), (0, 2))) == {0: 0.0, 1: 1.0}
+    assert rewards(align_steps(outputs(0), (0, 1), (0, 2))) == {0: 0.0}
+    assert align_steps(outputs(0, 2), (0, 1), (0, 2)).faults == []
+    assert rewards(align_steps(outputs(0, 2), (0, 1), (0, 2))) == {0: 0.0, 1: 1.0}
 
 
 @pytest.mark.parametrize("meaning", ["auto", "step", "message"])
 @pytest.mark.parametrize("index", [-1, 10, "last", "", "1.0", True, "²"])
 def test_what_means_no_step_is_told_with_what_is_valid(index: Any, meaning: Any) -> None:
-    found = align(outputs(index), STEPS, MESSAGES, meaning)
+    found = align_steps(outputs(index), STEPS, MESSAGES, meaning)
     assert found.outputs == {}
     assert found.faults == [f"step_index {index!r}: valid are steps 0 to 3, or messages 2, 4, 6, 9"]
     assert found.error is not None
@@ -64,20 +64,20 @@ def test_what_means_no_step_is_told_with_what_is_valid(index: Any, meaning: Any)
 
 
 def test_the_reading_that_fits_more_is_taken_and_the_rest_is_told() -> None:
-    found = align(outputs(2, 4, 6, 7), STEPS, MESSAGES)
+    found = align_steps(outputs(2, 4, 6, 7), STEPS, MESSAGES)
     assert rewards(found) == {0: 0.0, 1: 1.0, 2: 2.0}
     assert found.faults == ["step_index 7: valid are steps 0 to 3, or messages 2, 4, 6, 9"]
 
 
 def test_a_second_output_for_a_step_is_told_and_the_first_stays() -> None:
-    found = align(outputs(1, 1, "1"), STEPS, MESSAGES)
+    found = align_steps(outputs(1, 1, "1"), STEPS, MESSAGES)
     assert rewards(found) == {1: 0.0}
     assert len(found.faults) == 2
     assert all("step_index 1 means step 1" in fault for fault in found.faults)
 
 
 def test_an_episode_without_steps_matches_nothing() -> None:
-    found = align(outputs(0), (), ())
+    found = align_steps(outputs(0), (), ())
     (fault,) = found.faults
     assert fault.startswith("step_index 0: ")
     assert fault.endswith("has no steps")
@@ -85,12 +85,12 @@ def test_an_episode_without_steps_matches_nothing() -> None:
 
 def test_steps_need_not_begin_at_zero() -> None:
     """Steps that are not active are not there."""
-    found = align(outputs(3, 5), (3, 5), (1, 4))
+    found = align_steps(outputs(3, 5), (3, 5), (1, 4))
     assert rewards(found) == {3: 0.0, 5: 1.0}
 
 
 def test_many_faults_are_counted_and_a_few_spelled_out() -> None:
-    found = align(outputs(*range(100, 112)), STEPS, MESSAGES)
+    found = align_steps(outputs(*range(100, 112)), STEPS, MESSAGES)
     assert len(found.faults) == 12
     assert found.error is not None
     assert found.error.count("step_index") == EXAMPLES

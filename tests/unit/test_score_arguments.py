@@ -8,7 +8,14 @@ import pytest
 from lake.errors import UsageError
 from pipelines.score import reward_function
 from pipelines.score.reward_function import MODES, Mode, RewardFunction, as_reward_function
-from pipelines.score.rollouts import ARGUMENTS, Rollout, check_arguments, given_arguments, joint_call, one_call
+from pipelines.score.rollouts import (
+    ARGUMENTS,
+    RolloutInput,
+    check_arguments,
+    list_arguments,
+    make_call,
+    make_joint_call,
+)
 from testkit.wording import Wording
 
 
@@ -48,7 +55,7 @@ def test_an_argument_that_the_function_does_not_take_is_refused() -> None:
 
 def test_an_argument_for_kwargs_is_said(wording: Wording) -> None:
     (said,) = check(lenient, nope=1, threshold=2)
-    assert "`nope` is no parameter" in wording(said)
+    assert "`nope` is not a parameter" in wording(said)
     assert said.endswith("own arguments: threshold")
     assert check(lenient, threshold=2) == []
 
@@ -64,10 +71,10 @@ def test_what_the_lake_gives_cannot_be_set(name: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_names_that_a_call_fills_are_those_of_the_call(mode: Mode) -> None:
     """The oracle is the call itself, made of a rollout that has every argument."""
-    rollout = Rollout(1, 1, "r", (), (), dict.fromkeys(ARGUMENTS))
-    call = one_call(rollout, {}) if mode == "pointwise" else joint_call([rollout], {})
-    assert given_arguments(mode) >= call.keys()
-    assert given_arguments(mode) - call.keys() == (set() if mode == "pointwise" else {"ground_truth", "ground_truths"})
+    rollout = RolloutInput(1, 1, "r", (), (), dict.fromkeys(ARGUMENTS))
+    call = make_call(rollout, {}) if mode == "pointwise" else make_joint_call([rollout], {})
+    assert list_arguments(mode) >= call.keys()
+    assert list_arguments(mode) - call.keys() == (set() if mode == "pointwise" else {"ground_truth", "ground_truths"})
 
 
 @pytest.mark.parametrize("name", ["ground_truth_list", "ground_truths", "ground_truth"])
@@ -76,8 +83,8 @@ def test_a_joint_call_hands_over_the_truths_by_each_of_their_names(name: str) ->
     exec(f"def judge(rollouts_messages, {name}=None): return {name}", namespace)
     function = reward_function(namespace["judge"])
     assert check(function) == []
-    rollouts = [Rollout(n, 1, "r", (), (), {"messages": [], "ground_truth": n}) for n in (1, 2)]
-    assert [result.score for result in function(**joint_call(rollouts, {}))] == [1.0, 2.0]
+    rollouts = [RolloutInput(n, 1, "r", (), (), {"messages": [], "ground_truth": n}) for n in (1, 2)]
+    assert [result.score for result in function(**make_joint_call(rollouts, {}))] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -215,13 +222,13 @@ def test_calls_by_hand_give_parameters_in_their_own_order() -> None:
     [
         (
             lambda reward: reward,
-            "`f` needs argument `reward`: .* those are messages, .*, steps. For a value ",
+            "`f` needs argument `reward`: .* A rollout gives messages, .*, steps. For a value ",
         ),
         (lambda conversation, **kwargs: 1.0, "`f` needs argument `conversation`: .* add --arg conversation="),
         (lambda messages, other, /: 1.0, "`f` needs argument `other`"),
-        (lambda: 1.0, "`f` takes nothing of a rollout: .* A rollout gives messages, ground_truth, "),
-        (lambda *args: 1.0, "`f` takes nothing of a rollout"),
-        (lambda *, words=3: 1.0, "`f` takes nothing of a rollout"),
+        (lambda: 1.0, "`f` takes nothing from a rollout: .* A rollout gives messages, ground_truth, "),
+        (lambda *args: 1.0, "`f` takes nothing from a rollout"),
+        (lambda *, words=3: 1.0, "`f` takes nothing from a rollout"),
     ],
 )
 def test_a_parameter_that_no_row_fills_is_refused_with_what_there_is(function: Any, words: str) -> None:

@@ -8,8 +8,14 @@ import msgspec
 import pytest
 
 from pipelines.score import EvaluateResult, Message, MetricResult, StepOutput, reward_function
-from pipelines.score.results import Record, checked, plain
-from pipelines.score.reward_function import RewardFunction, as_reward_function, current_run
+from pipelines.score.reward_function import (
+    Record,
+    RewardFunction,
+    as_reward_function,
+    get_judge_run,
+    read_result,
+    to_plain,
+)
 
 CHAT: list[dict[str, Any]] = [
     {"role": "user", "content": "2 + 2?"},
@@ -235,7 +241,7 @@ def test_what_is_no_function_and_a_call_without_messages_are_refused() -> None:
     [(1, 1.0), (True, 1.0), (0.5, 0.5), ({"score": 2}, 2.0), (EvaluateResult(score=3.0), 3.0), ({"error": "e"}, None)],
 )
 def test_numbers_dictionaries_and_results_are_results(value: Any, score: float | None) -> None:
-    assert checked(value).score == score
+    assert read_result(value).score == score
 
 
 def test_numbers_and_models_of_other_libraries_are_results() -> None:
@@ -246,9 +252,9 @@ def test_numbers_and_models_of_other_libraries_are_results() -> None:
         score: float
         metrics: dict[str, Any]
 
-    assert checked(np.float32(0.5)).score == 0.5
-    assert checked(Their(score=0.5, metrics={"a": np.int64(2)})) == EvaluateResult(score=0.5, metrics={"a": 2})
-    assert plain((np.array([1, 2]), {"a": Message(role="u")})) == [[1, 2], {"a": {"role": "u"}}]
+    assert read_result(np.float32(0.5)).score == 0.5
+    assert read_result(Their(score=0.5, metrics={"a": np.int64(2)})) == EvaluateResult(score=0.5, metrics={"a": 2})
+    assert to_plain((np.array([1, 2]), {"a": Message(role="u")})) == [[1, 2], {"a": {"role": "u"}}]
 
 
 @pytest.mark.parametrize(
@@ -258,11 +264,11 @@ def test_numbers_and_models_of_other_libraries_are_results() -> None:
         ("0.5", TypeError, "returned str; valid"),
         ([0.5], TypeError, "returned list; valid"),
         ({"scor": 1}, TypeError, r"returned a dictionary with keys \['scor'\]; valid"),
-        ({1, 2}, TypeError, "a set is no JSON data"),
+        ({1, 2}, TypeError, "a set is not JSON data"),
         (float("nan"), ValueError, "returned the score nan; valid: a finite number, or None"),
         (float("inf"), ValueError, "returned the score inf"),
         (10**400, ValueError, "returned an integer that no float64 holds"),
-        ({"score": "high"}, ValueError, r"returned no EvaluateResult: .*`\$.score`"),
+        ({"score": "high"}, ValueError, r"returned an invalid EvaluateResult: .*`\$.score`"),
         ({"score": 1, "step_outputs": [{"step_index": 0}]}, ValueError, "missing required field `base_reward`"),
         (EvaluateResult(score="high"), ValueError, "fields of a wrong type"),  # type: ignore[arg-type]
         (EvaluateResult(score=1.0, step_outputs=[3]), ValueError, "fields of a wrong type"),  # type: ignore[list-item]
@@ -275,7 +281,7 @@ def test_numbers_and_models_of_other_libraries_are_results() -> None:
 )
 def test_anything_else_is_refused_with_what_is_valid(value: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        checked(value)
+        read_result(value)
 
 
 @pytest.mark.parametrize(
@@ -303,30 +309,30 @@ def test_a_call_brings_its_judges_answers_along() -> None:
 
     @reward_function(requires_network=True)
     def judged(messages: Any, **kwargs: Any) -> float:
-        run = current_run()
+        run = get_judge_run()
         assert run is not None
         assert kwargs == {"task_id": "t"}
         run.fresh.append({"request_id": "r"})
-        if run.known:
-            raise LookupError(*run.known)
+        if run.answers:
+            raise LookupError(*run.answers)
         return 1.0
 
-    assert current_run() is None
+    assert get_judge_run() is None
     found = judged(messages=[], task_id="t", judge_known={})
     assert found["score"] == 1.0
     assert found["judge_answers"] == [{"request_id": "r"}]
     failed = judged(messages=[], task_id="t", judge_known={"q": "a"})
     assert failed == {"error": "LookupError: q", "judge_answers": [{"request_id": "r"}]}
-    assert current_run() is None
+    assert get_judge_run() is None
 
 
 def test_a_call_of_many_brings_them_last() -> None:
     @reward_function(mode="group", requires_network=True)
     async def judged(rollouts_messages: Any) -> list[float]:
-        run = current_run()
+        run = get_judge_run()
         assert run is not None
         run.fresh.append({"request_id": "r"})
-        if run.known:
+        if run.answers:
             raise LookupError
         return [1.0] * len(rollouts_messages)
 

@@ -11,7 +11,7 @@ import pytest
 from lake import ids
 from pipelines.score import judges
 from pipelines.score.judges import Judge, JudgeError
-from pipelines.score.reward_function import judge_run
+from pipelines.score.reward_function import open_judge_run
 from testkit.judge_server import JudgeServer, crowd, gone, raw, said, serving, slow
 
 KEY = "sk-very-secret-0123456789"
@@ -49,7 +49,7 @@ def test_a_server_may_want_no_key(server: JudgeServer, monkeypatch: pytest.Monke
     monkeypatch.delenv("OPENAI_API_KEY")
     assert judge(server, api_key_env=None).ask_now("x") == "echo x"
     assert server.keys == [None]
-    with pytest.raises(JudgeError, match=r"OPENAI_API_KEY is not set .*judge m; set it"):
+    with pytest.raises(JudgeError, match=r"OPENAI_API_KEY .*judge m .*not set; set it"):
         judge(server).ask_now("x")
     assert len(server.requests) == 1
 
@@ -119,9 +119,9 @@ def test_what_will_not_pass_is_not_tried_again(status: int, server: JudgeServer)
     ("answer", "message"),
     [
         (raw(b'{"choices": []}'), "answered without a choice"),
-        (raw(b'{"object": "list"}'), "JSON that is no chat completion: Object missing required field `choices`"),
+        (raw(b'{"object": "list"}'), "JSON that is not a chat completion: Object missing required field `choices`"),
         (raw(b'{"choices": [{"message": {"content": null}}]}'), "m answered without text"),
-        (raw(b"[]"), "JSON that is no chat completion"),
+        (raw(b"[]"), "JSON that is not a chat completion"),
     ],
 )
 def test_an_answer_that_makes_no_sense_is_told(answer: Any, message: str, server: JudgeServer) -> None:
@@ -148,7 +148,7 @@ def test_nobody_there_is_told() -> None:
 
 
 def test_an_endless_answer_is_cut(server: JudgeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judges, "_LARGEST", 1 << 10)
+    monkeypatch.setattr(judges, "_MAX_BYTES", 1 << 10)
     server.script = [raw(b"x" * 5000)]
     with pytest.raises(JudgeError, match="answered with more than"):
         judge(server).ask_now("x")
@@ -198,7 +198,7 @@ def test_the_key_is_in_no_error_no_answer_and_no_name(server: JudgeServer) -> No
             judge(server, tries=1).ask_now("x")
         assert KEY[:9] not in str(told.value)
     server.script = [said(f"your key is {KEY}")]
-    with judge_run({}) as run:
+    with open_judge_run({}) as run:
         assert asked.ask_now("x") == "your key is ***"
     assert KEY not in str(run)
 
@@ -209,7 +209,7 @@ def test_the_key_is_in_no_error_no_answer_and_no_name(server: JudgeServer) -> No
 def test_an_answer_that_is_known_is_not_asked(server: JudgeServer) -> None:
     asked = judge(server)
     server.script = [said("seven", prompt_tokens=11, completion_tokens=2)]
-    with judge_run({}) as run:
+    with open_judge_run({}) as run:
         assert asked.ask_now("x", about=[0]) == "seven"
         assert asyncio.run(asked.ask("x")) == "seven", "once in one call"
     (fresh,) = run.fresh
@@ -217,7 +217,7 @@ def test_an_answer_that_is_known_is_not_asked(server: JudgeServer) -> None:
     assert fresh == {"model": "m", "answer": "seven", "about": [0], "prompt_tokens": 11, "completion_tokens": 2}
     assert ids.is_text(request_id)
     assert msgspec.json.decode(msgspec.json.encode(run.fresh)) == run.fresh
-    with judge_run({request_id: "stored"}) as run:
+    with open_judge_run({request_id: "stored"}) as run:
         assert asked.ask_now("x") == "stored"
         assert asked.ask_now("y") == "echo y"
     assert [one["answer"] for one in run.fresh] == ["echo y"]
@@ -250,16 +250,16 @@ def test_a_request_is_what_is_asked_of_whom_with_which_options(server: JudgeServ
 def test_several_answers_to_one_question(server: JudgeServer) -> None:
     asked = judge(server)
     server.script = [said("a"), said("b")]
-    with judge_run({}) as run:
+    with open_judge_run({}) as run:
         assert [asked.ask_now("x", sample=n) for n in (0, 1, 0)] == ["a", "b", "a"]
     assert len(run.fresh) == 2
 
 
 def test_a_failure_is_not_stored(server: JudgeServer) -> None:
     server.script = [raw(b"", 400)]
-    with judge_run({}) as run, pytest.raises(JudgeError):
+    with open_judge_run({}) as run, pytest.raises(JudgeError):
         judge(server).ask_now("x")
-    assert (run.fresh, run.known) == ([], {})
+    assert (run.fresh, run.answers) == ([], {})
 
 
 def test_time_is_not_slept_when_all_is_well(server: JudgeServer) -> None:

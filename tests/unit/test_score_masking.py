@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.score.functions import keys_in, masked
+from pipelines.score.functions import find_keys, mask_keys
 
 KEY = "sk-0123456789abcdef"
 TEXTS = st.text(st.sampled_from("sk-0123456789abcdef. "), max_size=30)
@@ -26,8 +26,8 @@ def test_keys_are_known_by_the_names_of_their_variables() -> None:
         "OTHER_KEY": "none",
         "AWS_SECRET": "",
     }
-    assert keys_in(environment) == (KEY, "hf_abcdefgh")
-    assert keys_in({}) == ()
+    assert find_keys(environment) == (KEY, "hf_abcdefgh")
+    assert find_keys({}) == ()
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_keys_are_known_by_the_names_of_their_variables() -> None:
     ],
 )
 def test_a_text_is_starred_where_it_quotes_a_key(text: str, expected: str) -> None:
-    assert masked(text, (KEY,)) == expected
+    assert mask_keys(text, (KEY,)) == expected
 
 
 def test_a_longer_key_goes_before_the_one_that_it_contains() -> None:
-    keys = keys_in({"A_KEY": KEY, "B_KEY": KEY + "-more"})
-    assert masked(f"{KEY}-more {KEY}", keys) == "*** ***"
+    keys = find_keys({"A_KEY": KEY, "B_KEY": KEY + "-more"})
+    assert mask_keys(f"{KEY}-more {KEY}", keys) == "*** ***"
 
 
 def texts(data: Any) -> list[str]:
@@ -62,8 +62,8 @@ def texts(data: Any) -> list[str]:
 
 @given(DATA)
 def test_no_key_is_left_anywhere_and_the_rest_is_as_it_was(data: Any) -> None:
-    found = masked(data, (KEY,))
+    found = mask_keys(data, (KEY,))
     assert not any(KEY in text for text in texts(found))
-    assert masked(data, ()) is data
+    assert mask_keys(data, ()) is data
     if not any(KEY[:8] in text or KEY[-8:] in text for text in texts(data)):
         assert found == data

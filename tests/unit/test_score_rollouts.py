@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import lake
 from lake import EpisodeRecord, StepRecord, ids
 from lake.errors import LakeAccessError
-from lake.read.episodes import parts
-from pipelines.score.rollouts import ARGUMENTS, Rollout, joint_call, one_call, read_rollouts
+from lake.read.episodes import split_batches
+from pipelines.score.rollouts import ARGUMENTS, RolloutInput, make_call, make_joint_call, read_rollouts
 from testkit.copies import empty_lake
 from testkit.lakes import rollout as maze
 from testkit.score_lakes import conversation, conversations
@@ -22,7 +22,7 @@ from testkit.shared import shared_data
 KEYS = ("run_id", "group_id", "episode_id", "num_steps")
 
 
-def read(lk: lake.Lake, wanted: Any = ARGUMENTS) -> dict[tuple[str, int], Rollout]:
+def read(lk: lake.Lake, wanted: Any = ARGUMENTS) -> dict[tuple[str, int], RolloutInput]:
     """All rollouts by task and number."""
     names = lk.scan("episodes").select("episode_id", "task_id", "rollout_index").collect()
     called = {row["episode_id"]: (row["task_id"], row["rollout_index"]) for row in names.to_dicts()}
@@ -30,8 +30,8 @@ def read(lk: lake.Lake, wanted: Any = ARGUMENTS) -> dict[tuple[str, int], Rollou
     return {called[one.episode_id]: one for one in found}
 
 
-def called_with(rollout: Rollout) -> Any:
-    return msgspec.json.decode(msgspec.json.encode(one_call(rollout, {})))
+def called_with(rollout: RolloutInput) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(make_call(rollout, {})))
 
 
 def test_a_conversation_is_what_was_said_in_order(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_only_what_a_function_takes_is_read(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 1, 1)
     one = read(lk, {"messages", "task_id", "words"})["t0", 0]
     assert set(one.arguments) == {"messages", "task_id"}
-    assert one_call(one, {"words": 3, "task_id": "mine"})["task_id"] == "mine"
+    assert make_call(one, {"words": 3, "task_id": "mine"})["task_id"] == "mine"
 
 
 def test_states_stand_for_messages_that_no_source_kept(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_episode_of_which_no_step_is_active_is_a_conversation_too(tmp_path: P
 def test_a_joint_call_has_a_list_of_each(tmp_path: Path) -> None:
     lk = conversations(tmp_path / "lake", 1, 3)
     unit = [read(lk)["t0", index] for index in (2, 0, 1)]
-    call = msgspec.json.decode(msgspec.json.encode(joint_call(unit, {"words": 4})))
+    call = msgspec.json.decode(msgspec.json.encode(make_joint_call(unit, {"words": 4})))
     assert [messages[-1]["content"] for messages in call["rollouts_messages"]] == [
         f"done with t0.{n}" for n in (2, 0, 1)
     ]
@@ -148,7 +148,7 @@ def test_messages_that_are_no_list_are_a_damaged_lake(tmp_path: Path) -> None:
     snapshot = lk.snapshot()
     scan = snapshot.scan
     snapshot.scan = lambda name: rows.lazy() if name == "steps" else scan(name)  # type: ignore[method-assign]
-    with pytest.raises(LakeAccessError, match=r"episode [0-9a-z]{13} .*no JSON list"):
+    with pytest.raises(LakeAccessError, match=r"episode [0-9a-z]{13} .*not a JSON list"):
         read_rollouts(snapshot, lk.scan("episodes").select(KEYS).collect(), ARGUMENTS)
 
 
@@ -163,7 +163,7 @@ def test_parts_hold_every_episode_once_and_groups_whole(rows: list[tuple[int, in
     episodes = pl.DataFrame(
         columns, schema_overrides={"run_id": pl.String, "group_id": pl.Int64, "num_steps": pl.Int32}
     )
-    found = list(parts(episodes, steps=bound, most=4))
+    found = list(split_batches(episodes, steps=bound, most=4))
     assert all(len(part) for part in found)
     if found:
         assert pl.concat(found).equals(episodes.sort("run_id", "group_id", "episode_id"))

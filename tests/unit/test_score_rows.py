@@ -7,17 +7,27 @@ import pytest
 
 from lake import ids
 from pipelines.score import EvaluateResult, MetricResult, StepOutput
-from pipelines.score.results import plain
-from pipelines.score.rollouts import Rollout
-from pipelines.score.rows import DEFAULT_REASON, EXAMPLES, LONGEST_TEXT, SCHEMA, Reading, Scored, add_result
+from pipelines.score.reward_function import to_plain
+from pipelines.score.rollouts import RolloutInput
+from pipelines.score.rows import (
+    DEFAULT_REASON,
+    EXAMPLES,
+    LONGEST_TEXT,
+    SCHEMA,
+    ResultReading,
+    ScoredEpisodes,
+    add_result,
+)
 
-ROLLOUT = Rollout(7, 8, "r", (0, 1, 2), (2, 4, 6), {})
+ROLLOUT = RolloutInput(7, 8, "r", (0, 1, 2), (2, 4, 6), {})
 
 
-def added(value: Any, error: str | None = None, **reading: Any) -> tuple[dict[str, Any], dict[int, Any], Scored]:
+def added(
+    value: Any, error: str | None = None, **reading: Any
+) -> tuple[dict[str, Any], dict[int, Any], ScoredEpisodes]:
     """The episode's row, the steps' rows by step, and the whole."""
-    scored = Scored()
-    add_result(scored, ROLLOUT, value, error, Reading(**reading))
+    scored = ScoredEpisodes()
+    add_result(scored, ROLLOUT, value, error, ResultReading(**reading))
     first, *rest = scored.frame().to_dicts()
     assert first["step_index"] is None
     assert {(row["episode_id"], row["group_id"], row["run_id"]) for row in [first, *rest]} == {(7, 8, "r")}
@@ -32,7 +42,7 @@ def test_a_full_result_is_kept_in_full() -> None:
         step_outputs=[StepOutput(step_index=1, base_reward=-1.0, reason="bad", metrics={"m": 1})],
         trajectory_info={"t": 1},
     )
-    row, steps, scored = added(plain(result), isolation="strong")
+    row, steps, scored = added(to_plain(result), isolation="strong")
     assert (row["value"], row["reason"], row["error"], row["isolation"]) == (0.5, "so so", None, "strong")
     assert row["metrics"] == (
         '{"a":{"score":1.0,"is_score_valid":true,"reason":"fine","data":{},"success":null},"b":2,"trajectory_info":{"t":1}}'
@@ -65,13 +75,13 @@ def test_no_score_without_a_fault_is_null_without_an_error() -> None:
         ({"score": 0.0, "error": "the judge was away"}, "the judge was away"),
         (
             {"score": 0.0, "is_score_valid": False, "reason": "no answer"},
-            "the function says that its score is not valid: no answer",
+            "the function reports that its score is not valid: no answer",
         ),
-        ({"score": 0.0, "is_score_valid": False}, "the function says that its score is not valid"),
+        ({"score": 0.0, "is_score_valid": False}, "the function reports that its score is not valid"),
         (None, "the function returned None; where there is no score, return EvaluateResult(score=None, reason="),
         ("high", "the function returned str; valid: a number"),
-        ({"score": []}, "the function returned no EvaluateResult: "),
-        ({"score": 10**400}, "the function returned no EvaluateResult: "),
+        ({"score": []}, "the function returned an invalid EvaluateResult: "),
+        ({"score": 10**400}, "the function returned an invalid EvaluateResult: "),
         (10**400, "the function returned an integer that no float64 holds"),
     ],
 )
@@ -132,8 +142,8 @@ def test_long_texts_are_cut_and_odd_ones_are_written() -> None:
 
 
 def test_a_few_errors_are_examples() -> None:
-    scored = Scored()
+    scored = ScoredEpisodes()
     for _ in range(EXAMPLES + 2):
-        add_result(scored, ROLLOUT, None, "e", Reading())
+        add_result(scored, ROLLOUT, None, "e", ResultReading())
     assert len(scored.examples) == EXAMPLES
     assert scored.frame()["error"].to_list() == ["e"] * (EXAMPLES + 2)

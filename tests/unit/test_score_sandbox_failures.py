@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.score.judges import JudgeError
 from pipelines.score.sandbox.frames import TEXT
-from pipelines.score.sandbox.plain import NO_NETWORK, NoResultError, failure
+from pipelines.score.sandbox.worker import NO_NETWORK, NoResultError, describe_failure
 
 
 def refused() -> PermissionError:
@@ -40,38 +40,38 @@ def wrapped(inner: Exception) -> Exception:
     ],
 )
 def test_a_network_that_is_not_there_is_named(error: Exception) -> None:
-    kind, told = failure(error, locked=True)
+    kind, told = describe_failure(error, locked=True)
     assert (kind, told.endswith(NO_NETWORK)) == ("exception", True)
     assert "requires_network=True" in NO_NETWORK
     assert "--allow-network" in NO_NETWORK
-    assert not failure(error, locked=False)[1].endswith(NO_NETWORK), "outside it is another matter"
+    assert not describe_failure(error, locked=False)[1].endswith(NO_NETWORK), "outside it is another matter"
 
 
 @pytest.mark.parametrize(
     "error", [PermissionError(13, "denied", "/etc/shadow"), ValueError("x"), wrapped(KeyError("socket.py"))]
 )
 def test_another_failure_is_not_taken_for_it(error: Exception) -> None:
-    assert not failure(error, locked=True)[1].endswith(NO_NETWORK)
+    assert not describe_failure(error, locked=True)[1].endswith(NO_NETWORK)
 
 
 def test_exceptions_that_are_behind_each_other_in_a_circle_end() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
-    assert failure(one, locked=True) == ("exception", "ValueError: one")
+    assert describe_failure(one, locked=True) == ("exception", "ValueError: one")
 
 
 def test_a_long_text_is_cut_and_keeps_the_advice() -> None:
-    _, told = failure(socket.gaierror(-3, "x" * 99_999), locked=True)
+    _, told = describe_failure(socket.gaierror(-3, "x" * 99_999), locked=True)
     assert told.endswith(NO_NETWORK)
     assert len(told) == TEXT
 
 
 def test_what_is_no_exception_of_the_functions_own() -> None:
-    assert failure(NoResultError("it returned a set"), locked=True) == ("invalid", "it returned a set")
-    assert failure(MemoryError(), locked=True)[0] == "memory"
+    assert describe_failure(NoResultError("it returned a set"), locked=True) == ("invalid", "it returned a set")
+    assert describe_failure(MemoryError(), locked=True)[0] == "memory"
 
     class Silent(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert failure(Silent(), locked=True) == ("exception", "Silent")
+    assert describe_failure(Silent(), locked=True) == ("exception", "Silent")

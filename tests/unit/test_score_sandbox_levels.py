@@ -8,9 +8,9 @@ import pytest
 
 from lake.errors import SandboxUnavailableError
 from lake.locked import isolation
-from pipelines.score.sandbox import levels
+from pipelines.score.sandbox import launch
 from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
-from pipelines.score.sandbox.launch import prepare
+from pipelines.score.sandbox.launch import prepare_launch
 from pipelines.score.sandbox.pool import Sandbox, inspect_function
 
 LANDLOCK = {"landlock": "it is off or the kernel is older than 5.13 (ABI 0, 3 needed)"}
@@ -20,9 +20,9 @@ SECCOMP = {"seccomp": "the filter is written for x86_64 and aarch64, this is ris
 @pytest.fixture(autouse=True)
 def forget() -> Any:
     """What a machine can do is found out once; here the machine changes."""
-    levels.obstacle.cache_clear()
+    launch.find_obstacle.cache_clear()
     yield
-    levels.obstacle.cache_clear()
+    launch.find_obstacle.cache_clear()
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def function(tmp_path: Path) -> FunctionSource:
 
 
 def on_a_machine(monkeypatch: pytest.MonkeyPatch, missing: dict[str, str], *, wrapper: str | None = None) -> None:
-    monkeypatch.setattr(isolation, "missing", lambda: missing)
-    monkeypatch.setattr(levels.shutil, "which", lambda _: wrapper)
+    monkeypatch.setattr(isolation, "find_missing_layers", lambda: missing)
+    monkeypatch.setattr(launch.shutil, "which", lambda _: wrapper)
 
 
 def without_trials(monkeypatch: pytest.MonkeyPatch, failing: dict[str, str]) -> None:
     """A machine on which levels fail when they are tried."""
-    found = {level: failing.get(level) for level in levels.ORDER}
-    monkeypatch.setattr(levels, "obstacle", found.__getitem__)
+    found = {level: failing.get(level) for level in launch.ORDER}
+    monkeypatch.setattr(launch, "find_obstacle", found.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -56,23 +56,23 @@ def without_trials(monkeypatch: pytest.MonkeyPatch, failing: dict[str, str]) -> 
 )
 def test_the_strongest_level_is_chosen(monkeypatch: pytest.MonkeyPatch, failing: tuple[str, ...], level: str) -> None:
     without_trials(monkeypatch, dict.fromkeys(failing, "because"))
-    assert levels.choose(SandboxLimits(min_level="none")) == level
+    assert launch.choose_level(SandboxLimits(min_level="none")) == level
 
 
-@pytest.mark.parametrize("most", levels.ORDER)
-@pytest.mark.parametrize("least", levels.ORDER)
-@pytest.mark.parametrize("best", levels.ORDER)
+@pytest.mark.parametrize("most", launch.ORDER)
+@pytest.mark.parametrize("least", launch.ORDER)
+@pytest.mark.parametrize("best", launch.ORDER)
 def test_what_is_chosen_lies_between_what_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, best: Any, least: Any, most: Any
 ) -> None:
-    rank = levels.ORDER.index
-    without_trials(monkeypatch, {level: "because" for level in levels.ORDER if rank(level) > rank(best)})
+    rank = launch.ORDER.index
+    without_trials(monkeypatch, {level: "because" for level in launch.ORDER if rank(level) > rank(best)})
     limits = SandboxLimits(min_level=least, max_level=most)
     if rank(least) > min(rank(most), rank(best)):
         with pytest.raises(SandboxUnavailableError, match="min_level"):
-            levels.choose(limits)
+            launch.choose_level(limits)
     else:
-        assert levels.choose(limits) == levels.ORDER[min(rank(most), rank(best))]
+        assert launch.choose_level(limits) == launch.ORDER[min(rank(most), rank(best))]
 
 
 def test_below_the_level_asked_for_nothing_runs_and_the_reason_is_said(
@@ -83,7 +83,7 @@ def test_below_the_level_asked_for_nothing_runs_and_the_reason_is_said(
         Sandbox(function)
     text = str(caught.value)
     assert "level strong (min_level)" in text
-    assert "held at level basic: " in text
+    assert "only level basic is available: " in text
     assert "strong: no landlock: " in text
     assert "bwrap: no bubblewrap: " in text
     assert "min_level = 'basic'" in text
@@ -101,16 +101,16 @@ def test_a_lower_level_is_accepted_where_it_is_asked_for(
 
 
 def test_where_not_even_limits_can_be_set_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_trials(monkeypatch, dict.fromkeys(levels.ORDER, "because"))
-    with pytest.raises(SandboxUnavailableError, match=r"run at all: .*none: because"):
-        levels.choose(SandboxLimits(min_level="none"))
+    without_trials(monkeypatch, dict.fromkeys(launch.ORDER, "because"))
+    with pytest.raises(SandboxUnavailableError, match=r"no level is available: .*none: because"):
+        launch.choose_level(SandboxLimits(min_level="none"))
 
 
 def test_without_seccomp_only_limits_are_left(monkeypatch: pytest.MonkeyPatch, function: FunctionSource) -> None:
     on_a_machine(monkeypatch, SECCOMP, wrapper="/usr/bin/bwrap")
     with pytest.raises(SandboxUnavailableError, match=r"level none.*basic: no seccomp: .*riscv64.*min_level = 'none'"):
         Sandbox(function, SandboxLimits(min_level="basic"))
-    assert prepare(function, SandboxLimits(min_level="none")).level == "none"
+    assert prepare_launch(function, SandboxLimits(min_level="none")).level == "none"
 
 
 def test_elsewhere_than_on_linux_only_limits_are_left(
@@ -124,34 +124,34 @@ def test_elsewhere_than_on_linux_only_limits_are_left(
 def test_a_level_is_tried_before_it_is_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All layers seem to be there, but a process cannot be locked in."""
     on_a_machine(monkeypatch, {})
-    monkeypatch.setattr(isolation, "runtime_folders", lambda: (str(tmp_path / "absent"),))
-    assert "a trial failed: " in str(levels.obstacle("strong"))
-    assert "landlock" in str(levels.obstacle("strong"))
+    monkeypatch.setattr(isolation, "list_runtime_folders", lambda: (str(tmp_path / "absent"),))
+    assert "a trial failed: " in str(launch.find_obstacle("strong"))
+    assert "landlock" in str(launch.find_obstacle("strong"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert "could not be started" in str(levels.obstacle("basic"))
+    assert "could not be started" in str(launch.find_obstacle("basic"))
 
 
 def test_a_wrapper_that_does_not_work_is_no_level(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_machine(monkeypatch, LANDLOCK, wrapper="/bin/false")
-    assert levels.obstacle("bwrap") == "a trial failed: exit status 1"
+    assert launch.find_obstacle("bwrap") == "a trial failed: exit status 1"
 
 
 def test_limits_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(SandboxUnavailableError, match="max_level='basic' is weaker than min_level='strong'"):
-        levels.choose(SandboxLimits(max_level="basic"))
+        launch.choose_level(SandboxLimits(max_level="basic"))
 
 
-@pytest.mark.parametrize("level", levels.ORDER)
+@pytest.mark.parametrize("level", launch.ORDER)
 def test_a_process_asks_for_the_layers_of_its_level(level: Any) -> None:
     expected = {"strong": "strong", "bwrap": "basic", "basic": "basic", "none": "none"}
-    assert isolation.level(levels.LAYERS[level]) == expected[level]
+    assert isolation.name_level(launch.LAYERS[level]) == expected[level]
 
 
 def test_a_namespace_holds_what_may_be_read_and_nothing_else(tmp_path: Path) -> None:
     given = tmp_path / "given"
     given.mkdir()
     read = (str(given), "/proc/stat", "/sys/fs/cgroup")
-    command = levels.wrapped(["python", "file.py"], isolation.Policy(read=read))
+    command = launch.wrap_command(["python", "file.py"], isolation.LockPolicy(read=read))
     assert command[1:3] == ["--unshare-all", "--die-with-parent"]
     assert command[-3:] == ["--", "python", "file.py"]
     bound = [command[place + 1] for place, word in enumerate(command) if word == "--ro-bind"]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.score.sandbox.plain import NoResultError, plain
+from pipelines.score.sandbox.worker import NoResultError, convert_result
 
 
 class Metric(msgspec.Struct):
@@ -79,20 +79,20 @@ def sent(value: Any) -> Any:
     ],
 )
 def test_a_result_becomes_json_data(value: Any, expected: Any) -> None:
-    found = sent(plain(value, "pointwise"))
+    found = sent(convert_result(value, "pointwise"))
     assert found == expected
     assert type(found) is type(expected)
 
 
 @pytest.mark.parametrize("mode", ["batch", "group"])
 def test_a_batch_function_returns_a_list(mode: str) -> None:
-    found = sent(plain([1, 0.5, np.float32(0.25), Result(1.0), {"score": None}], mode))
+    found = sent(convert_result([1, 0.5, np.float32(0.25), Result(1.0), {"score": None}], mode))
     assert found == [1, 0.5, 0.25, {"score": 1.0, "metrics": {}}, {"score": None}]
-    assert sent(plain((1.0, 2.0), mode)) == [1.0, 2.0]
-    assert sent(plain(np.array([1.0, 0.0]), mode)) == [1.0, 0.0]
+    assert sent(convert_result((1.0, 2.0), mode)) == [1.0, 2.0]
+    assert sent(convert_result(np.array([1.0, 0.0]), mode)) == [1.0, 0.0]
     for wrong in (1.0, {"score": 1.0}, "text", None, Result(1.0)):
         with pytest.raises(NoResultError, match=f"a {mode} function .*one result per rollout"):
-            plain(wrong, mode)
+            convert_result(wrong, mode)
 
 
 def cyclic() -> list[Any]:
@@ -108,16 +108,16 @@ def cyclic() -> list[Any]:
         (print, "builtin_function_or_method"),
         ((n for n in [1]), "generator"),
         ({"score": object()}, "an object of type object inside it"),
-        (np.array([1.0, 2.0]), "no single number"),
-        (10**400, "no single number"),
+        (np.array([1.0, 2.0]), "not a single number"),
+        (10**400, "not a single number"),
         (1j, "complex"),
         (cyclic(), "contains itself"),
-        ({(1, 2): 3}, "no JSON data"),
+        ({(1, 2): 3}, "not JSON data"),
     ],
 )
 def test_what_is_no_result_is_named(value: Any, words: str) -> None:
     with pytest.raises(NoResultError, match=words):
-        plain(value, "pointwise")
+        convert_result(value, "pointwise")
 
 
 JSON = st.recursive(
@@ -129,5 +129,5 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=3), JSON, max_size=4))
 def test_json_data_stays_as_it_is(value: dict[str, Any]) -> None:
-    assert plain(value, "pointwise") == value
-    assert plain([value, value], "batch") == [value, value]
+    assert convert_result(value, "pointwise") == value
+    assert convert_result([value, value], "batch") == [value, value]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.score.sandbox import frames, replies
-from pipelines.score.sandbox.replies import ForgedReplyError
+from pipelines.score.sandbox import frames, worker_process
+from pipelines.score.sandbox.worker_process import ForgedReplyError
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -51,7 +51,7 @@ def assert_sound(outcome: Any) -> None:
 @given(st.binary(max_size=200), st.integers(1, 5))
 def test_random_bytes_are_refused_or_sound(body: bytes, count: int) -> None:
     try:
-        found = replies.outcomes(body, count, "pointwise")
+        found = worker_process.read_outcomes(body, count, "pointwise")
     except ForgedReplyError:
         return
     assert len(found) == count
@@ -62,7 +62,7 @@ def test_random_bytes_are_refused_or_sound(body: bytes, count: int) -> None:
 @given(st.lists(st.tuples(ANY, ANY, ANY, ANY), max_size=4), st.sampled_from(["pointwise", "batch", "group"]))
 def test_well_packed_nonsense_is_refused_or_sound(found: list[tuple[Any, ...]], mode: Any) -> None:
     try:
-        read = replies.outcomes(packed(*found), len(found), mode)
+        read = worker_process.read_outcomes(packed(*found), len(found), mode)
     except ForgedReplyError:
         return
     assert len(read) == len(found)
@@ -73,7 +73,7 @@ def test_well_packed_nonsense_is_refused_or_sound(found: list[tuple[Any, ...]], 
 @given(st.lists(PLAIN, min_size=1, max_size=5))
 def test_plain_values_arrive_as_they_were_sent(values: list[Any]) -> None:
     body = packed(*(("ok", value, None, 0.5) for value in values))
-    found = replies.outcomes(body, len(values), "pointwise")
+    found = worker_process.read_outcomes(body, len(values), "pointwise")
     assert [outcome.value for outcome in found] == values
     assert {(outcome.kind, outcome.error, outcome.seconds) for outcome in found} == {("ok", None, 0.5)}
 
@@ -81,7 +81,7 @@ def test_plain_values_arrive_as_they_were_sent(values: list[Any]) -> None:
 @given(ANY)
 def test_a_value_is_accepted_if_and_only_if_it_is_plain(value: Any) -> None:
     try:
-        (outcome,) = replies.outcomes(packed(("ok", value, None, 0.0)), 1, "pointwise")
+        (outcome,) = worker_process.read_outcomes(packed(("ok", value, None, 0.0)), 1, "pointwise")
     except ForgedReplyError:
         pytest.fail("a value that is no score is the call's fault, not a forgery")
     assert (outcome.kind == "ok") == is_plain(value)
@@ -90,15 +90,15 @@ def test_a_value_is_accepted_if_and_only_if_it_is_plain(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (math.nan, "it returned nan; a number must be finite"),
-        ({"score": math.inf}, "it returned inf as 'score'; a number must be finite"),
-        ({"score": 1.0, "steps": [0.0, -math.inf]}, "it returned -inf as 1; a number must be finite"),
-        ({"score": b"1"}, "it returned bytes, which is no JSON data"),
-        ({1: 2}, "it returned a dict with keys that are no text"),
+        (math.nan, "it returned nan; valid: a finite number"),
+        ({"score": math.inf}, "it returned inf as 'score'; valid: a finite number"),
+        ({"score": 1.0, "steps": [0.0, -math.inf]}, "it returned -inf as 1; valid: a finite number"),
+        ({"score": b"1"}, "it returned bytes, which is not JSON data"),
+        ({1: 2}, "it returned a dict with keys that are not text"),
     ],
 )
 def test_a_value_that_is_no_score_is_named(value: Any, words: str) -> None:
-    (outcome,) = replies.outcomes(packed(("ok", value, None, 0.0)), 1, "pointwise")
+    (outcome,) = worker_process.read_outcomes(packed(("ok", value, None, 0.0)), 1, "pointwise")
     assert (outcome.kind, outcome.value, outcome.error) == ("invalid", None, words)
 
 
@@ -111,18 +111,18 @@ def nested(depth: int) -> list[Any]:
 
 def test_depth_and_number_are_bounded_exactly() -> None:
     def kind(value: Any) -> str:
-        return replies.outcomes(packed(("ok", value, None, 0.0)), 1, "pointwise")[0].kind
+        return worker_process.read_outcomes(packed(("ok", value, None, 0.0)), 1, "pointwise")[0].kind
 
-    assert kind(nested(replies.DEPTH)) == "ok"
-    assert kind(nested(replies.DEPTH + 1)) == "invalid"
-    assert kind([1] * replies.ITEMS) == "ok"
-    assert kind([1] * (replies.ITEMS + 1)) == "invalid"
+    assert kind(nested(worker_process.DEPTH)) == "ok"
+    assert kind(nested(worker_process.DEPTH + 1)) == "invalid"
+    assert kind([1] * worker_process.ITEMS) == "ok"
+    assert kind([1] * (worker_process.ITEMS + 1)) == "invalid"
 
 
 def test_depth_that_would_overflow_the_stack_is_a_forgery() -> None:
     body = b"\x91\x94\xa2ok" + b"\x91" * 1_000_000 + b"\xc0" * 3
-    with pytest.raises(ForgedReplyError, match="no list of outcomes"):
-        replies.outcomes(body, 1, "pointwise")
+    with pytest.raises(ForgedReplyError, match="list of outcomes"):
+        worker_process.read_outcomes(body, 1, "pointwise")
 
 
 @pytest.mark.parametrize(
@@ -134,18 +134,18 @@ def test_depth_that_would_overflow_the_stack_is_a_forgery() -> None:
         (("exception", 1.0, "and yet", 0.0), "contradicts itself"),
         (("exception", None, None, 0.0), "contradicts itself"),
         (("exception", None, "x" * 5000, 0.0), "contradicts itself"),
-        (("ok", 1.0, None), "no list of outcomes"),
-        (("ok", 1.0, None, "soon"), "no list of outcomes"),
+        (("ok", 1.0, None), "not send a list of outcomes"),
+        (("ok", 1.0, None, "soon"), "not send a list of outcomes"),
     ],
 )
 def test_an_outcome_a_worker_may_not_report_is_a_forgery(found: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ForgedReplyError, match=words):
-        replies.outcomes(packed(found), 1, "pointwise")
+        worker_process.read_outcomes(packed(found), 1, "pointwise")
 
 
 @given(st.text())
 def test_texts_cannot_command_a_terminal(text: str) -> None:
-    (outcome,) = replies.outcomes(packed(("exception", None, text, 0.0)), 1, "pointwise")
+    (outcome,) = worker_process.read_outcomes(packed(("exception", None, text, 0.0)), 1, "pointwise")
     assert outcome.error is not None
     assert not {"\x1b", "\x00", "\r", "\x9b", "\x7f", "\u202e"} & set(outcome.error)
     spelled = "".join(c if c.isprintable() or c in "\t\n" else "" for c in text)
@@ -153,38 +153,38 @@ def test_texts_cannot_command_a_terminal(text: str) -> None:
 
 
 def test_escapes_are_spelled_out_and_letters_are_not() -> None:
-    assert replies.printable("\x1b[2Jna\u00efve\n\t\u202etxt") == "\\x1b[2Jna\u00efve\n\t\\u202etxt"
+    assert worker_process.spell_controls("\x1b[2Jna\u00efve\n\t\u202etxt") == "\\x1b[2Jna\u00efve\n\t\\u202etxt"
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
 def test_seconds_are_corrected(seconds: float) -> None:
-    (outcome,) = replies.outcomes(packed(("ok", 1.0, None, seconds)), 1, "pointwise")
+    (outcome,) = worker_process.read_outcomes(packed(("ok", 1.0, None, seconds)), 1, "pointwise")
     assert outcome.seconds == 0.0
 
 
 def test_a_batch_function_answers_with_lists() -> None:
     for mode in ("batch", "group"):
-        (outcome,) = replies.outcomes(packed(("ok", [1.0, {"score": 0.5}], None, 0.0)), 1, mode)  # type: ignore[arg-type]
+        (outcome,) = worker_process.read_outcomes(packed(("ok", [1.0, {"score": 0.5}], None, 0.0)), 1, mode)  # type: ignore[arg-type]
         assert outcome.value == [1.0, {"score": 0.5}]
         with pytest.raises(ForgedReplyError):
-            replies.outcomes(packed(("ok", 1.0, None, 0.0)), 1, mode)  # type: ignore[arg-type]
+            worker_process.read_outcomes(packed(("ok", 1.0, None, 0.0)), 1, mode)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_number_of_outcomes_is_the_one_announced(count: int) -> None:
     body = packed(*[("ok", 1.0, None, 0.0)] * 2)
     with pytest.raises(ForgedReplyError, match=f"2 outcomes where it said {count}"):
-        replies.outcomes(body, count, "pointwise")
+        worker_process.read_outcomes(body, count, "pointwise")
 
 
 @given(st.binary(min_size=frames.REPLY.size, max_size=frames.REPLY.size), st.integers(0, 2**64 - 1))
 def test_a_random_header_is_refused(header: bytes, sequence: int) -> None:
     if frames.REPLY.unpack(header)[0] == sequence:
         return
-    with pytest.raises(ForgedReplyError, match="no reply"):
-        replies.body_length(header, sequence, 0, 64)
+    with pytest.raises(ForgedReplyError, match="do not answer"):
+        worker_process.read_reply_header(header, sequence, 0, 64)
     with pytest.raises(ForgedReplyError, match="do not say"):
-        replies.hello_length(header, sequence)
+        worker_process.read_hello_header(header, sequence)
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_a_random_header_is_refused(header: bytes, sequence: int) -> None:
         ((7, 3, 2, frames.REPLY_BYTES), None),
         ((7, 3, 2, frames.REPLY_BYTES + 1), "announced a reply of"),
         ((7, 3, 2, 2**31), "announced a reply of 2,147,483,648 bytes"),
-        ((8, 3, 2, 10), "no reply"),
-        ((7, 2, 2, 10), "no reply"),
-        ((7, 3, 0, 10), "no reply"),
-        ((7, 3, frames.WORN, 10), "no reply"),
-        ((7, 3, 6, 10), "no reply"),
+        ((8, 3, 2, 10), "do not answer"),
+        ((7, 2, 2, 10), "do not answer"),
+        ((7, 3, 0, 10), "do not answer"),
+        ((7, 3, frames.WORN, 10), "do not answer"),
+        ((7, 3, 6, 10), "do not answer"),
     ],
 )
 def test_a_header_must_fit_the_request(header: tuple[int, int, int, int], words: str | None) -> None:
@@ -207,16 +207,16 @@ def test_a_header_must_fit_the_request(header: tuple[int, int, int, int], words:
         sequence, place, count, length = header
         for worn in (False, True):
             sent = frames.REPLY.pack(sequence, place, count | worn * frames.WORN, length)
-            assert replies.body_length(sent, 7, 3, 5) == (count, length, worn)
+            assert worker_process.read_reply_header(sent, 7, 3, 5) == (count, length, worn)
         return
     with pytest.raises(ForgedReplyError, match=words):
-        replies.body_length(frames.REPLY.pack(*header), 7, 3, 5)
+        worker_process.read_reply_header(frames.REPLY.pack(*header), 7, 3, 5)
 
 
 @given(st.binary(max_size=100) | ANY.map(lambda value: msgspec.json.encode({"mode": value, "declared": {"a": value}})))
 def test_facts_are_refused_or_sound(body: bytes) -> None:
     try:
-        found = replies.facts(body)
+        found = worker_process.read_signature(body)
     except ForgedReplyError:
         return
     assert found.mode in {"pointwise", "batch", "group"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lake.errors import UsageError
-from pipelines.score.source import find_source
+from pipelines.score.functions import find_source
 
 FILES = {
     "rewards.py": "import json\nimport helpers\nfrom shared.texts import clean\n\n\ndef score(messages): ...\n",
@@ -121,8 +121,12 @@ def test_a_name_may_be_bound_in_any_way(tmp_path: Path, text: str) -> None:
         ("def f(:\n", ":score", r"rewards.py, line 1: "),
         ("x = 1\n  y = 2\n", ":score", r"rewards.py, line 2: unexpected indent"),
         ("x = '\0'", ":score", r"rewards.py.*: source code (string )?cannot contain null bytes"),
-        ("def a(): ...\ndef b(): ...", "", r"names no reward function; write module.py:function. Its functions: a, b$"),
-        ("def a(): ...", ":not a name", r"names no reward function; write module.py:function$"),
+        (
+            "def a(): ...\ndef b(): ...",
+            "",
+            r"does not name a reward function; write module.py:function. Its functions: a, b$",
+        ),
+        ("def a(): ...", ":not a name", r"does not name a reward function; write module.py:function$"),
     ],
 )
 def test_what_is_wrong_is_said_and_what_is_there(tmp_path: Path, text: str, target: str, message: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipelines.score.scorers import FormatValidity, KlInReward, Length, RubricTerms
-from pipelines.score.scorers.format_validity import schema_fault, validator
+from pipelines.score.scorers import FormatValidity, KlInReward, LengthPenalty, RubricTerms
+from pipelines.score.scorers.forms import build_validator, find_schema_fault
 from testkit.scorer_frames import call, one, reason, says, scored, values
 
 
@@ -157,7 +157,7 @@ def nested(depth: int) -> dict[str, Any]:
     ],
 )
 def test_a_schema_that_is_none_is_refused(schema: Any, message: str) -> None:
-    assert re.search(message, schema_fault(schema) or "")
+    assert re.search(message, find_schema_fault(schema) or "")
 
 
 def test_a_schema_that_is_none_is_refused_as_an_option() -> None:
@@ -170,7 +170,7 @@ def test_no_reference_is_fetched_even_if_a_schema_got_so_far(address: str) -> No
     from referencing.exceptions import Unresolvable
 
     with pytest.raises(Unresolvable):
-        validator({"$ref": address}).is_valid(1)
+        build_validator({"$ref": address}).is_valid(1)
 
 
 @pytest.mark.parametrize(
@@ -251,18 +251,18 @@ def test_every_action_may_be_checked() -> None:
     ],
 )
 def test_soft_overlong_punishment(length: int, expected: float) -> None:
-    scorer = Length(max_length=20, cache=4, min_length=2, unit="characters")
+    scorer = LengthPenalty(max_length=20, cache=4, min_length=2, unit="characters")
     assert one(scorer, steps=says("x" * length)) == expected
 
 
 def test_the_limits_of_dapo() -> None:
-    scorer = Length(max_length=20480, cache=4096, unit="characters", of="answer")
+    scorer = LengthPenalty(max_length=20480, cache=4096, unit="characters", of="answer")
     for length, expected in ((16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (20481, -1.0)):
         assert one(scorer, steps=says("x" * length)) == expected
 
 
 def test_a_hard_limit() -> None:
-    scorer = Length(max_length=3, unit="words")
+    scorer = LengthPenalty(max_length=3, unit="words")
     assert [one(scorer, steps=says(text)) for text in ("a b c", "a b  c\nd", "")] == [0.0, -1.0, 0.0]
 
 
@@ -279,7 +279,7 @@ def test_a_hard_limit() -> None:
 )
 def test_limits_that_do_not_fit_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Length(**options)
+        LengthPenalty(**options)
 
 
 def counted(step: int, n: int, *, provenance: str = "engine", encoding: int = 1) -> dict[str, Any]:
@@ -289,13 +289,13 @@ def counted(step: int, n: int, *, provenance: str = "engine", encoding: int = 1)
 def test_tokens_are_the_engines() -> None:
     steps = says("a", "b")
     tokens = [counted(0, 6), counted(1, 12), counted(1, 99, provenance="rendered", encoding=2)]
-    assert one(Length(max_length=20, cache=4), steps=steps, tokens=tokens) == -0.5
-    found = scored(Length(max_length=12, cache=4, of="steps"), [{"episode_id": 1}], steps=steps, tokens=tokens)
+    assert one(LengthPenalty(max_length=20, cache=4), steps=steps, tokens=tokens) == -0.5
+    found = scored(LengthPenalty(max_length=12, cache=4, of="steps"), [{"episode_id": 1}], steps=steps, tokens=tokens)
     assert values(found) == {(1, None): -0.5, (1, 0): 0.0, (1, 1): -1.0}
 
 
 def test_tokens_that_are_not_known() -> None:
-    scorer = Length(max_length=20, of="steps")
+    scorer = LengthPenalty(max_length=20, of="steps")
     rendered = [counted(0, 6), counted(1, 12, provenance="rendered")]
     found = scored(scorer, [{"episode_id": 1}], steps=says("a", "b"), tokens=rendered)
     assert values(found) == {(1, None): None, (1, 0): 0.0, (1, 1): None}
@@ -303,14 +303,14 @@ def test_tokens_that_are_not_known() -> None:
     assert [text.rpartition(" for ")[2] for text in reasons] == ["some step", "the step"]
     assert all(text.startswith("no tokens of the ") for text in reasons)
     twice = [counted(0, 6), counted(0, 7, encoding=2)]
-    assert one(Length(max_length=20), steps=says("a"), tokens=twice) is None
-    assert one(Length(max_length=20), steps=says("a"), tokens=[counted(0, 6), counted(0, 6, encoding=2)]) == 0.0
+    assert one(LengthPenalty(max_length=20), steps=says("a"), tokens=twice) is None
+    assert one(LengthPenalty(max_length=20), steps=says("a"), tokens=[counted(0, 6), counted(0, 6, encoding=2)]) == 0.0
 
 
 def test_length_says_what_is_missing() -> None:
-    assert reason(Length(max_length=9, unit="words")) == "no active step"
-    assert str(reason(Length(max_length=9, unit="words", of="answer"))).endswith("has no answer")
-    assert one(Length(max_length=9, unit="words", of="answer", no_answer=-1.0)) == -1.0
+    assert reason(LengthPenalty(max_length=9, unit="words")) == "no active step"
+    assert str(reason(LengthPenalty(max_length=9, unit="words", of="answer"))).endswith("has no answer")
+    assert one(LengthPenalty(max_length=9, unit="words", of="answer", no_answer=-1.0)) == -1.0
 
 
 # ---------------------------------------------------------------- KL in the reward
@@ -351,7 +351,7 @@ def test_kl_that_is_not_known() -> None:
     assert "2 of 3 steps" in whole
     assert known is None
     assert "behaviour policy's log-probabilities" in unrecorded
-    assert "nothing of checkpoint 'ref'" in absent
+    assert "no row of checkpoint 'ref'" in absent
     assert "no step of the" in str(reason(KlInReward(checkpoint="ref")))
 
 
@@ -390,8 +390,8 @@ def test_coverage_is_of_the_true_criteria() -> None:
 @pytest.mark.parametrize("text", ["no json", "3", '{"other": []}', '{"criteria": [1]}', '["a", {"x": 1}]', "[" * 5000])
 def test_what_is_no_rubric(text: str) -> None:
     scorer = RubricTerms()
-    assert str(reason(scorer, {"ground_truth": '["a"]'}, steps=says(text))).startswith("the answer is no ")
-    assert "ground truth is no " in str(reason(scorer, {"ground_truth": text}, steps=says(rubric("a"))))
+    assert str(reason(scorer, {"ground_truth": '["a"]'}, steps=says(text))).startswith("the answer is not ")
+    assert "ground truth is not " in str(reason(scorer, {"ground_truth": text}, steps=says(rubric("a"))))
 
 
 def test_rubric_options() -> None:

@@ -15,10 +15,9 @@ from lake import EpisodeRecord, StepRecord
 from lake.errors import ContractError
 from lake.tables import TABLES
 from pipelines.score import scorers
-from pipelines.score.scorers import SCORERS, Columns, EnvReturn, Scorer, ScorerInputs, read_inputs
-from pipelines.score.scorers.length import Length
+from pipelines.score.scorers import SCORERS, Coordination, EnvReturn, Scorer, ScorerColumns, ScorerInputs, read_inputs
+from pipelines.score.scorers.forms import LengthPenalty
 from pipelines.score.scorers.protocol import SCORES
-from pipelines.score.scorers.tool_success import ToolSuccess
 from testkit.examples import examples
 from testkit.scorer_frames import assert_sound, inputs, scored, values
 
@@ -111,21 +110,21 @@ def test_versions_tell_scorers_and_options_apart() -> None:
     versions = [build(variant).version for variant in VARIANTS]
     assert len(set(versions)) == len({(name, repr(sorted(options.items()))) for name, options in VARIANTS})
     assert all(len(version) == 13 for version in versions)
-    assert Length(max_length=10).version == Length(max_length=10, cache=0).version
+    assert LengthPenalty(max_length=10).version == LengthPenalty(max_length=10, cache=0).version
 
 
 def test_a_version_changes_with_the_source_of_what_decides_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.score.scorers import protocol, texts
+    from pipelines.score.scorers import answers, protocol
 
-    before, other = ToolSuccess().version, EnvReturn().version
-    real = protocol._source
+    before, independent = Coordination().version, EnvReturn().version
+    real = protocol._read_source
 
     def source(module: Any) -> str:
-        return real(module) + ("# changed" if module is texts else "")
+        return real(module) + ("# changed" if module is answers else "")
 
-    monkeypatch.setattr(protocol, "_source", source)
-    assert ToolSuccess().version != before
-    assert EnvReturn().version == other
+    monkeypatch.setattr(protocol, "_read_source", source)
+    assert Coordination().version != before
+    assert EnvReturn().version == independent
 
 
 # ---------------------------------------------------------------- inputs
@@ -209,7 +208,7 @@ class Odd(Scorer):
     """Numbers that are none."""
 
     name: ClassVar[str] = "odd"
-    columns: ClassVar[Columns] = Columns()
+    columns: ClassVar[ScorerColumns] = ScorerColumns()
 
     def _score(self, inputs: ScorerInputs) -> pl.DataFrame:
         told = pl.Series("value", [float("nan"), float("inf"), 1.0, None])
@@ -272,7 +271,7 @@ def test_inputs_are_read_with_the_columns_asked_for_and_big_payloads_in_place(tm
         )
     snapshot = lk.snapshot()
     keys = snapshot.sql("SELECT run_id, group_id, episode_id FROM episodes ORDER BY ALL")
-    read = Columns(episodes=("ground_truth",), steps=("action",))
+    read = ScorerColumns(episodes=("ground_truth",), steps=("action",))
     whole = read_inputs(snapshot, keys, read)
     assert sorted(whole.steps["action"].to_list()) == ["a", "b", "c"]
     assert whole.episodes["ground_truth"].str.len_chars().to_list() == [len(long) + 2] * 3

@@ -82,10 +82,10 @@ def test_a_credit_job_may_decide(cli: Cli, uri: str) -> None:
     ("arguments", "message"),
     [
         ((), "select: `name` is missing; `filters` is missing"),
-        (("clean",), "give what to select by: --filter FILTER, or filters under [select] of --config FILE"),
+        (("clean",), "no filters: pass --filter FILTER, or filters under [select] of --config FILE"),
         (("a b", "--filter", "status"), "select: `name` is 'a b'; valid: letters, digits"),
-        (("clean", "--filter", "dead"), "there is no filter 'dead'"),
-        (("clean", "--filter", "top_q"), "give fraction or count, one of them"),
+        (("clean", "--filter", "dead"), "unknown filter 'dead'"),
+        (("clean", "--filter", "top_q"), "set either fraction or count"),
         (("clean", "--filter", "status", "--where", "true) UNION (SELECT 1"), "more than one SQL expression"),
         (("clean", "--filter", "status", "--score", "judge"), "no scores of 'judge' for episodes; valid: env_return"),
         (("clean", "--filter", "status", "--credit", "zzzz"), "names no estimator, series or job with advantages"),

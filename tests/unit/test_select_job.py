@@ -9,7 +9,7 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import DataRefusedError, UsageError
-from lake.judgements.selections import read_kept, selection_job
+from lake.judgements.selections import find_selection_job, read_selection
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from pipelines.credit.estimators import ESTIMATORS
 from pipelines.credit.job import run_credit
@@ -29,7 +29,7 @@ from pipelines.select import (
     TopQ,
     run_select,
 )
-from pipelines.select.base import OF_EPISODES, OF_STEPS, OF_TOKENS, read_episodes, read_facts
+from pipelines.select.filters import OF_EPISODES, OF_STEPS, OF_TOKENS, read_episodes, read_facts
 from testkit.judged_lake import score_rows
 from testkit.lakes import add_credit, build_lake, rollout, siblings
 
@@ -101,7 +101,7 @@ def test_order_matters(shared: Lake) -> None:
     low, best = MinReward(at_least=0.5), TopQ(fraction=0.5)
     one = run_select(shared, chosen("order", low, best))
     other = run_select(shared, chosen("order", best, low))
-    assert (one.kept, other.kept) == (7, 9)
+    assert (one.kept_episodes, other.kept_episodes) == (7, 9)
     assert one.series_id != other.series_id
 
 
@@ -114,7 +114,7 @@ def test_a_single_step_is_dropped_out_of_a_kept_episode(shared: Lake) -> None:
     assert not steps["kept"].any()
     assert rows.filter(pl.col("step_index").is_null())["kept"].all()
     assert report.report.row(0) == ("length", 0, 36, 24, 36)
-    read = read_kept(shared.snapshot(), "steps").dropped_steps
+    read = read_selection(shared.snapshot(), "steps").dropped_steps
     assert sorted(read.rows()) == sorted(steps.select("episode_id", "step_index").rows())
 
 
@@ -190,7 +190,7 @@ def test_a_predicate_that_rolls_dice_is_asked_once(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, [rollout(f"t{n}", 0, 1.0) for n in range(40)])
     parts = (Combined(filters=(Length(max_characters=0), Status()), keep="any"), Length(min_characters=1))
     report = run_select(lk, chosen("dice", *parts), where="random() < 0.5")
-    assert 0 < report.kept == report.episodes < 40
+    assert 0 < report.kept_episodes == report.episodes < 40
 
 
 def test_facts_that_no_filter_needs_are_not_read(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_copies_and_uniform_groups_are_found_in_the_text(tmp_path: Path) -> None
     lk = text_lake(tmp_path)
     report = run_select(lk, chosen("d", Dedup()))
     assert report.report.row(0)[:2] == ("dedup", 1)
-    assert run_select(lk, chosen("d", Dedup(by="decisions"))).kept == 4
+    assert run_select(lk, chosen("d", Dedup(by="decisions"))).kept_episodes == 4
     with pytest.raises(DataRefusedError, match=r"'v' leaves none of 4 episodes \(dropped: diversity 4\); loosen"):
         run_select(lk, chosen("v", Diversity(min_distinct=4)))
 
@@ -236,7 +236,7 @@ def test_a_scorer_may_be_the_reward(tmp_path: Path) -> None:
     report = run_select(lk, chosen("s", MinReward(at_least=0.5)), score="judge")
     said = rows_of(lk, report).filter(~pl.col("kept"))["reason"].sort().to_list()
     assert said == ["score 0.2 < 0.5", "unscored", "unscored"], "one was scored NULL, one not at all"
-    assert run_select(lk, chosen("s", MinReward(at_least=0.5, unknown="keep")), score="judge").kept == 3
+    assert run_select(lk, chosen("s", MinReward(at_least=0.5, unknown="keep")), score="judge").kept_episodes == 3
 
 
 def test_scores_come_from_one_version_of_the_scorer(tmp_path: Path) -> None:
@@ -255,7 +255,12 @@ def test_a_selection_counts_the_score_of_the_current_credit(tmp_path: Path) -> N
     add_scores(lk, [1.0, 0.0, 1.0, 0.0], scorer="booked")
     run_credit(lk, ESTIMATORS["rloo"](), score="booked")
     report = run_select(lk, chosen("live", DeadGroups()))
-    assert (report.kept, report.score.name, report.score.version, report.score.estimator) == (4, "booked", "1", "rloo")
+    assert (report.kept_episodes, report.score.name, report.score.version, report.score.estimator) == (
+        4,
+        "booked",
+        "1",
+        "rloo",
+    )
     with pytest.raises(DataRefusedError, match="env_return") as refusal:
         run_select(lk, chosen("live", DeadGroups()), score="env_return")
     assert "--score booked" in str(refusal.value)
@@ -305,10 +310,10 @@ def test_the_same_again_is_skipped_until_something_changes(tmp_path: Path) -> No
     assert not other.skipped
     back = run_select(lk, chosen("s", MinReward(at_least=0.5)), **ask)
     assert not back.skipped, "the newest job of the name has other filters: readers would take those"
-    assert selection_job(lk.snapshot(), "s") == back.job_id
+    assert find_selection_job(lk.snapshot(), "s") == back.job_id
     add_scores(lk, [0.1])
     rescored = run_select(lk, chosen("s", MinReward(at_least=0.5)), **ask)
-    assert (rescored.skipped, rescored.kept) == (False, 1)
+    assert (rescored.skipped, rescored.kept_episodes) == (False, 1)
     lk.append(siblings("u", [1.0]), run_id="more")
     assert not run_select(lk, chosen("s", MinReward(at_least=0.5)), **ask).skipped
 
@@ -318,7 +323,7 @@ def test_a_failed_job_selects_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataRefusedError):
         run_select(lk, chosen("s", DeadGroups()))
     assert lk.scan("selections").collect().is_empty()
-    assert selection_job(lk.snapshot(), "s") is None
+    assert find_selection_job(lk.snapshot(), "s") is None
 
 
 # ---------------------------------------------------------------- refusals

@@ -5,17 +5,24 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from pipelines.collect.engines import EngineError, EngineGoneError
 from testkit.model_engine import ModelEngine
 from testkit.training import VOCABULARY, random_model
 from trainer.online.demo import build_tokenizer
-from trainer.policy.model import Policy, load_policy
-from trainer.sync import Push, Weights
-from trainer.sync.disk import DiskSync
-from trainer.sync.fleet import Fleet, ParityError
-from trainer.sync.probe import ProbeConfig, Reference, random_sequences, score
+from trainer.policy.model import PackedPolicy, load_policy
+from trainer.sync.folders import DiskSync
+from trainer.sync.targets import (
+    ParityError,
+    ProbeConfig,
+    Push,
+    Reference,
+    SyncTargets,
+    Weights,
+    draw_random_sequences,
+    score_reference,
+)
 
 
 def model_folder(folder: Path, seed: int) -> Path:
@@ -31,22 +38,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def reference(folder: Path) -> Reference:
-    return score(load_policy(folder), random_sequences(VOCABULARY, ProbeConfig()))
+    return score_reference(load_policy(folder), draw_random_sequences(VOCABULARY, ProbeConfig()))
 
 
-def same_weights(policy: Policy, folder: Path) -> bool:
+def same_weights(policy: PackedPolicy, folder: Path) -> bool:
     expected = load_policy(folder).state()
     return all(torch.equal(tensor, expected[name]) for name, tensor in policy.state().items())
 
 
-async def delivered(fleet: Fleet, folder: Path, version: int, *, probe: bool = True) -> Push:
+async def delivered(fleet: SyncTargets, folder: Path, version: int, *, probe: bool = True) -> Push:
     weights = Weights(version=version, folder=folder)
     return await fleet.deliver(weights, reference(folder) if probe else None)
 
 
 def test_every_engine_gets_the_weights_and_agrees_with_the_trainer(models: list[Path]) -> None:
     engines = [ModelEngine(f"http://e{number}", models[0]) for number in range(3)]
-    push = asyncio.run(delivered(Fleet(engines), models[1], 7))
+    push = asyncio.run(delivered(SyncTargets(engines), models[1], 7))
     assert not push.failed
     assert [delivery.url for delivery in push.deliveries] == ["http://e0", "http://e1", "http://e2"]
     assert all(delivery.before is None and delivery.parity is not None for delivery in push.deliveries)
@@ -60,7 +67,7 @@ def test_every_engine_gets_the_weights_and_agrees_with_the_trainer(models: list[
 def test_weights_of_another_model_are_refused_before_the_engine_reads_them(tmp_path: Path, models: list[Path]) -> None:
     engine = ModelEngine("http://e", models[0])
     random_model(1, num_hidden_layers=1).save_pretrained(tmp_path)
-    failed = asyncio.run(delivered(Fleet([engine]), tmp_path, 1, probe=False)).failed
+    failed = asyncio.run(delivered(SyncTargets([engine]), tmp_path, 1, probe=False)).failed
     assert "num_hidden_layers 1 (it serves 2)" in str(failed[0].error)
     assert same_weights(engine.policy, models[0])
 
@@ -72,7 +79,7 @@ def test_engines_load_at_the_same_time(models: list[Path]) -> None:
     async def run() -> Push:
         for engine in engines:
             engine.gate.clear()
-        pushing = asyncio.create_task(delivered(Fleet(engines), models[1], 1, probe=False))
+        pushing = asyncio.create_task(delivered(SyncTargets(engines), models[1], 1, probe=False))
         async with asyncio.timeout(60):
             while not all(engine.loaded for engine in engines):
                 await asyncio.sleep(0)
@@ -87,7 +94,7 @@ def test_an_engine_that_fails_is_told_and_the_others_go_on(models: list[Path]) -
     engines = [ModelEngine(f"http://e{number}", models[0]) for number in range(3)]
     engines[0].error = EngineError("http://e0: out of memory")
     engines[2].is_gone = True
-    fleet = Fleet(engines)
+    fleet = SyncTargets(engines)
 
     async def run() -> None:
         push = await delivered(fleet, models[1], 2)
@@ -109,7 +116,7 @@ def test_an_engine_that_fails_is_told_and_the_others_go_on(models: list[Path]) -
 
 def test_an_engine_that_was_restarted_gets_the_current_weights_once(models: list[Path]) -> None:
     engine = ModelEngine("http://e", models[0])
-    fleet = Fleet([engine])
+    fleet = SyncTargets([engine])
 
     async def run() -> None:
         assert not await fleet.refresh(engine), "nothing was pushed yet"
@@ -130,7 +137,7 @@ def test_an_engine_that_was_restarted_gets_the_current_weights_once(models: list
 def test_an_engine_that_comes_back_in_the_middle_of_a_push_ends_with_the_newest(models: list[Path]) -> None:
     """It is being given version 1 while version 2 is pushed."""
     engine = ModelEngine("http://e", models[0])
-    fleet = Fleet([engine])
+    fleet = SyncTargets([engine])
 
     async def run() -> None:
         await delivered(fleet, models[1], 1, probe=False)
@@ -162,7 +169,7 @@ def test_an_engine_that_computes_something_else_is_refused(
 ) -> None:
     engine = ModelEngine("http://e", models[0], dtype=dtype)
     engine.error_in_logprobs = error
-    fleet = Fleet([engine])
+    fleet = SyncTargets([engine])
 
     async def run() -> None:
         push = await delivered(fleet, models[1], 1)
@@ -179,7 +186,7 @@ def test_an_engine_that_computes_something_else_is_refused(
 
 def test_an_engine_with_other_weights_than_it_says_is_found(models: list[Path]) -> None:
     async def run() -> Push:
-        fleet = Fleet([ModelEngine("http://e", models[0])])
+        fleet = SyncTargets([ModelEngine("http://e", models[0])])
         return await fleet.deliver(Weights(version=1, folder=models[1]), reference(models[2]))
 
     (failed,) = asyncio.run(run()).failed
@@ -190,9 +197,9 @@ def test_an_engine_with_other_weights_than_it_says_is_found(models: list[Path]) 
 def test_a_limit_can_be_set_and_a_difference_only_told(models: list[Path]) -> None:
     engine = ModelEngine("http://e", models[0])
     engine.error_in_logprobs = 0.01
-    assert asyncio.run(delivered(Fleet([engine], ProbeConfig(limit=0.005)), models[1], 1)).failed
-    assert not asyncio.run(delivered(Fleet([engine], ProbeConfig(limit=0.02)), models[1], 1)).failed
-    told = asyncio.run(delivered(Fleet([engine], ProbeConfig(refuse=False)), models[1], 1))
+    assert asyncio.run(delivered(SyncTargets([engine], ProbeConfig(limit=0.005)), models[1], 1)).failed
+    assert not asyncio.run(delivered(SyncTargets([engine], ProbeConfig(limit=0.02)), models[1], 1)).failed
+    told = asyncio.run(delivered(SyncTargets([engine], ProbeConfig(refuse=False)), models[1], 1))
     assert not told.failed
     assert told.deliveries[0].parity is not None
     assert not told.deliveries[0].parity.is_met
@@ -200,7 +207,7 @@ def test_a_limit_can_be_set_and_a_difference_only_told(models: list[Path]) -> No
 
 def test_a_watched_engine_gets_its_weights_again(models: list[Path]) -> None:
     engine, said = ModelEngine("http://e", models[0]), list[str]()
-    fleet = Fleet([engine])
+    fleet = SyncTargets([engine])
 
     async def run() -> None:
         await delivered(fleet, models[1], 3, probe=False)
@@ -224,14 +231,14 @@ def test_a_watched_engine_gets_its_weights_again(models: list[Path]) -> None:
     assert said == ["http://e: came back, version 3 again"]
 
 
-def pushed_through(folder: Path, engine: ModelEngine, act: Callable[[DiskSync, Policy], Awaitable[None]]) -> None:
-    policy = Policy(random_model(3))
+def pushed_through(folder: Path, engine: ModelEngine, act: Callable[[DiskSync, PackedPolicy], Awaitable[None]]) -> None:
+    policy = PackedPolicy(random_model(3))
 
     def write(place: Path) -> None:
         policy.model.save_pretrained(place)
 
     async def run() -> None:
-        await act(DiskSync(Fleet([engine]), write, folder), policy)
+        await act(DiskSync(SyncTargets([engine]), write, folder), policy)
 
     asyncio.run(run())
 
@@ -240,7 +247,7 @@ def test_the_newest_two_folders_stay(tmp_path: Path, models: list[Path]) -> None
     engine = ModelEngine("http://e", models[0])
     (tmp_path / "pushed" / ".v9.partial").mkdir(parents=True)
 
-    async def act(sync: DiskSync, policy: Policy) -> None:
+    async def act(sync: DiskSync, policy: PackedPolicy) -> None:
         assert (sync.version, await sync.wait()) == (None, None)
         for version in (10, 9, 11):
             await sync.push(version)
@@ -258,7 +265,7 @@ def test_the_trainer_goes_on_once_its_weights_are_written(tmp_path: Path, models
     """What it changes afterwards does not reach the engine, and the next push waits for this one."""
     engine = ModelEngine("http://e", models[0])
 
-    async def act(sync: DiskSync, policy: Policy) -> None:
+    async def act(sync: DiskSync, policy: PackedPolicy) -> None:
         before = {name: tensor.clone() for name, tensor in policy.state().items()}
         engine.gate.clear()
         await sync.push(1)

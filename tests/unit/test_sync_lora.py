@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors.torch import load_file
 
 from lake.errors import UsageError
@@ -15,10 +15,9 @@ from trainer.backends.base import SingleDevice
 from trainer.config import LoRAConfig, OptimizerConfig
 from trainer.losses import LOSSES
 from trainer.online.demo import build_tokenizer
-from trainer.policy.model import policy_of
-from trainer.sync.disk import DiskSync
-from trainer.sync.fleet import Fleet
-from trainer.sync.lora import adapter_name, adapter_writer
+from trainer.policy.model import build_policy
+from trainer.sync.folders import DiskSync, build_adapter_writer, format_adapter_name
+from trainer.sync.targets import SyncTargets
 
 pytest.importorskip("peft", reason="needs trajlake[lora]")
 
@@ -28,11 +27,14 @@ def test_adapters_are_pushed_under_a_name_per_version(tmp_path: Path) -> None:
     random_model().save_pretrained(folder)
     build_tokenizer(["word"]).save_pretrained(folder)
     settings = config(model=str(folder), lora=LoRAConfig(rank=4, alpha=8.0))
-    backend = SingleDevice(policy_of(settings), OptimizerConfig())
+    backend = SingleDevice(build_policy(settings), OptimizerConfig())
     engine = ModelEngine("http://e", folder)
-    fleet = Fleet([engine])
+    fleet = SyncTargets([engine])
     sync = DiskSync(
-        fleet, adapter_writer(backend, settings), tmp_path / "pushed", adapter=lambda n: adapter_name("pi", n)
+        fleet,
+        build_adapter_writer(backend, settings),
+        tmp_path / "pushed",
+        adapter=lambda n: format_adapter_name("pi", n),
     )
 
     async def run() -> None:
@@ -61,4 +63,4 @@ def test_adapters_are_pushed_under_a_name_per_version(tmp_path: Path) -> None:
 def test_a_policy_without_adapters_is_refused() -> None:
     backend = random_backend()
     with pytest.raises(UsageError, match="trained without LoRA"):
-        adapter_writer(backend, config(model="none"))
+        build_adapter_writer(backend, config(model="none"))

@@ -20,10 +20,9 @@ from pipelines.collect.engines import Engine, EngineError
 from testkit.training import random_model
 from testkit.weight_transfer import WeightTransferServer, weight_transfer_server
 from trainer.config import LoRAConfig
-from trainer.policy.lora import add_adapters
-from trainer.policy.model import Policy
-from trainer.sync.fleet import Fleet
+from trainer.policy.model import PackedPolicy, add_adapters
 from trainer.sync.nccl import NcclSync
+from trainer.sync.targets import SyncTargets
 
 ROUND = ["/pause?mode=keep", "/start_weight_update", "/update_weights", "/finish_weight_update"]
 ROUND += ["/reset_prefix_cache", "/resume"]
@@ -81,10 +80,10 @@ class Silent:
         return self.number
 
 
-def sync_to(servers: list[WeightTransferServer]) -> tuple[NcclSync, Fleet]:
+def sync_to(servers: list[WeightTransferServer]) -> tuple[NcclSync, SyncTargets]:
     engines: list[Any] = [Silent(server) for server in servers]
-    fleet = Fleet(engines)
-    return NcclSync(fleet, Policy(random_model()), "127.0.0.1"), fleet
+    fleet = SyncTargets(engines)
+    return NcclSync(fleet, PackedPolicy(random_model()), "127.0.0.1"), fleet
 
 
 def test_servers_join_one_group_and_take_each_round_together(servers: list[WeightTransferServer]) -> None:
@@ -200,12 +199,12 @@ def test_an_engine_that_was_restarted_is_not_used_before_the_next_push(servers: 
 
 
 def test_a_policy_with_adapters_is_refused() -> None:
-    policy = Policy(random_model())
+    policy = PackedPolicy(random_model())
     add_adapters(policy.model, LoRAConfig(rank=2), seed=0)
     with pytest.raises(UsageError, match="through a folder"):
-        NcclSync(Fleet([]), policy, "127.0.0.1")
+        NcclSync(SyncTargets([]), policy, "127.0.0.1")
 
 
 def test_without_vllm_it_says_what_to_install() -> None:
     with pytest.raises(UsageError, match=r'pip install "trajlake\[vllm\]"'):
-        NcclSync(Fleet([]), Policy(random_model()), "127.0.0.1")
+        NcclSync(SyncTargets([]), PackedPolicy(random_model()), "127.0.0.1")

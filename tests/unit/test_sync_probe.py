@@ -4,24 +4,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from hypothesis import given
 from hypothesis import strategies as st
 
 from testkit.training import VOCABULARY, random_model, token_episodes, token_lake
-from trainer.policy.model import Policy
-from trainer.sync.probe import ProbeConfig, Reference, newest_sequences, parity, random_sequences, score
+from trainer.policy.model import PackedPolicy
+from trainer.sync.targets import (
+    ProbeConfig,
+    Reference,
+    compare_logprobs,
+    draw_random_sequences,
+    read_newest_sequences,
+    score_reference,
+)
 
 
 def test_the_trainers_log_probabilities_are_those_of_the_models_own_forward_pass() -> None:
     model = random_model(1)
-    ids = random_sequences(VOCABULARY, ProbeConfig(sequences=3))
+    ids = draw_random_sequences(VOCABULARY, ProbeConfig(sequences=3))
     own = []
     with torch.no_grad():
         for sequence in ids:
             logits_TV = model(torch.tensor([sequence])).logits[0]
             own.append(logits_TV[:-1].log_softmax(-1).gather(-1, torch.tensor(sequence)[1:, None])[:, 0].numpy())
-    found = score(Policy(model), ids)
+    found = score_reference(PackedPolicy(model), ids)
     assert found.ids == ids
     for ours, expected in zip(found.logprobs, own, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-5)
@@ -33,7 +40,7 @@ def test_differences_are_those_of_all_tokens(values: list[list[float]], shift: f
     reference = Reference([[0] * (len(row) + 1) for row in values], [np.array(row, np.float32) for row in values])
     said = [[float(np.float32(value)) for value in row] for row in values]
     said[-1][-1] += shift
-    found = parity(reference, said, "float32", ProbeConfig())
+    found = compare_logprobs(reference, said, "float32", ProbeConfig())
     tokens = sum(map(len, values))
     assert found.tokens == tokens
     assert found.largest == pytest.approx(abs(shift), abs=1e-9)
@@ -58,19 +65,19 @@ def test_each_side_that_rounds_widens_the_limit(
     reference = Reference([[1, 2, 3]], [np.array([-1.0, -2.0], np.float32)], trainer)
     for share, is_met in ((0.99, True), (1.01, False)):
         off = share * limit * (2 if of_all_tokens else 1)
-        assert parity(reference, [[-1.0, -2.0 + off]], engine, ProbeConfig()).is_met is is_met
+        assert compare_logprobs(reference, [[-1.0, -2.0 + off]], engine, ProbeConfig()).is_met is is_met
 
 
 def test_what_the_trainer_computes_in_is_told() -> None:
-    ids = random_sequences(VOCABULARY, ProbeConfig(sequences=1))
-    assert score(Policy(random_model(1), dtype="bfloat16"), ids).dtype == "bfloat16"
-    assert score(Policy(random_model(1)), ids).dtype == "float32"
+    ids = draw_random_sequences(VOCABULARY, ProbeConfig(sequences=1))
+    assert score_reference(PackedPolicy(random_model(1), dtype="bfloat16"), ids).dtype == "bfloat16"
+    assert score_reference(PackedPolicy(random_model(1)), ids).dtype == "float32"
 
 
 def test_a_wrong_number_of_values_is_never_within_the_limit() -> None:
     reference = Reference([[1, 2, 3]], [np.array([-1.0, -2.0], np.float32)])
-    assert not parity(reference, [[-1.0]], "bfloat16", ProbeConfig()).is_met
-    assert parity(reference, [[-1.0, -2.0]], "bfloat16", ProbeConfig()).is_met
+    assert not compare_logprobs(reference, [[-1.0]], "bfloat16", ProbeConfig()).is_met
+    assert compare_logprobs(reference, [[-1.0, -2.0]], "bfloat16", ProbeConfig()).is_met
 
 
 def test_the_lakes_newest_tokens_are_scored(tmp_path: Path) -> None:
@@ -80,7 +87,7 @@ def test_the_lakes_newest_tokens_are_scored(tmp_path: Path) -> None:
             assert step.tokens is not None
             step.tokens.policy_version = version
     snapshot = token_lake(tmp_path / "lake", episodes, writes=2).snapshot()
-    found = newest_sequences(snapshot, VOCABULARY, ProbeConfig(sequences=3, max_tokens=8))
+    found = read_newest_sequences(snapshot, VOCABULARY, ProbeConfig(sequences=3, max_tokens=8))
     openings = [episode.steps[0].tokens for episode in reversed(episodes)]
     whole = [[*tokens.context_ids, *tokens.action_ids] for tokens in openings if tokens is not None]
     assert found == [ids[:8] for ids in whole[:3]]
@@ -88,6 +95,6 @@ def test_the_lakes_newest_tokens_are_scored(tmp_path: Path) -> None:
 
 def test_tokens_of_another_vocabulary_are_not_scored(tmp_path: Path) -> None:
     snapshot = token_lake(tmp_path / "lake").snapshot()
-    assert newest_sequences(snapshot, VOCABULARY, ProbeConfig())
-    assert all(max(ids) < 20 for ids in newest_sequences(snapshot, 20, ProbeConfig()))
-    assert newest_sequences(snapshot, 1, ProbeConfig()) == []
+    assert read_newest_sequences(snapshot, VOCABULARY, ProbeConfig())
+    assert all(max(ids) < 20 for ids in read_newest_sequences(snapshot, 20, ProbeConfig()))
+    assert read_newest_sequences(snapshot, 1, ProbeConfig()) == []

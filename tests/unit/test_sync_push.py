@@ -12,23 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors.torch import load_file
 
 import lake
 from pipelines.collect.engines import Generation, Request, Sampling
-from pipelines.collect.engines.find import engine_at
-from pipelines.collect.engines.pool import Pool
-from pipelines.collect.engines.sharing import SharingConfig
+from pipelines.collect.engines.find import connect_engine
+from pipelines.collect.engines.pool import EnginePool, PoolConfig
 from testkit.command_line import Cli, runner
 from testkit.examples import mostly_slow
 from testkit.token_engine import Fault, TokenEngine, token_engine
 from testkit.training import VOCABULARY, config, random_backend, random_model, token_lake
-from trainer.evaluation.checkpoints import Place, found_on_disk
+from trainer.evaluation.checkpoints import CheckpointLocation, locate_on_disk
 from trainer.online.demo import build_tokenizer
 from trainer.policy.model import load_policy
 from trainer.runs.checkpoint import State, save_checkpoint
-from trainer.sync.probe import ProbeConfig, random_sequences, score
+from trainer.sync.targets import ProbeConfig, draw_random_sequences, score_reference
 
 
 @pytest.fixture
@@ -76,8 +75,8 @@ def test_a_model_whose_head_is_tied_is_written_with_its_head(cli: Cli, server: T
     head = load_file(written / "tied.safetensors")
     assert head.keys() == {"lm_head.weight"}
     assert torch.equal(head["lm_head.weight"], load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
-    ids = random_sequences(VOCABULARY, ProbeConfig(sequences=1))
-    ours, theirs = (score(load_policy(place), ids).logprobs[0] for place in (folder, written))
+    ids = draw_random_sequences(VOCABULARY, ProbeConfig(sequences=1))
+    ours, theirs = (score_reference(load_policy(place), ids).logprobs[0] for place in (folder, written))
     assert (ours == theirs).all()
 
 
@@ -100,13 +99,13 @@ STEPS = {
         [Fault(wrong="nothing", path="/update_weight_version"), Fault(status=500, path="/update_weight_version")],
         "version 5 -> unknown, not 6",
     ),
-    "resume": ("vllm", [Fault(status=500, path="/resume")], "version 5 -> 6, and not to be used"),
+    "resume": ("vllm", [Fault(status=500, path="/resume")], "version 5 -> 6, but must not be used"),
     "pause of sglang": ("sglang", [Fault(status=500, path="/pause")], "version 5, not 6"),
     "load of sglang": ("sglang", [Fault(status=500, path="/update_weights_from_disk")], "version 5, not 6"),
     "resume of sglang": (
         "sglang",
         [Fault(status=500, path="/continue_generation")],
-        "version 5 -> 6, and not to be used",
+        "version 5 -> 6, but must not be used",
     ),
 }
 """Of loading weights: where it fails, and what is then told of an engine that had version 5."""
@@ -160,7 +159,7 @@ def test_a_version_that_the_only_engine_failed_to_load_is_counted(cli: Cli, mode
 
 
 async def sampled(url: str) -> list[Generation]:
-    engine = engine_at(url)
+    engine = connect_engine(url)
     try:
         return await engine.generate(Request(prompt_ids=[3, 4, 5], sampling=Sampling(max_tokens=8), seed=1))
     finally:
@@ -172,7 +171,7 @@ def test_engines_that_compute_something_else_fail(cli: Cli, model: Path, either:
     lk = token_lake(tmp_path / "lake")
     told = cli("push", model, "--engine", either.url, "--lake", lk.uri, "--version", "4")
     assert told.code == 1
-    assert "version none -> 4, and not " in told.out
+    assert "version none -> 4, but must not " in told.out
     assert "nats at most" in told.out
     rows = lake.open(lk.uri).sql("SELECT step, name, value FROM run_metrics WHERE name LIKE 'sync/%' ORDER BY name")
     found = {name: (step, value) for step, name, value in rows.iter_rows()}
@@ -210,10 +209,10 @@ def test_the_folder_of_a_loop_is_pushed_as_its_final_model(
     (tmp_path / "run" / "versions").mkdir()
     assert cli("push", tmp_path / given, "--engine", server.url, "--no-probe").code == 0
     assert Path(server.weights or "").parent in (final.parent, final.parent / "pushed")
-    assert found_on_disk(tmp_path / given) == Place(final, "run@final")
+    assert locate_on_disk(tmp_path / given) == CheckpointLocation(final, "run@final")
     # A writer was killed between two renames.
     final.rename(final.with_name(".final.replaced"))
-    assert found_on_disk(tmp_path / "run") == Place(final.with_name(".final.replaced"), "run@final")
+    assert locate_on_disk(tmp_path / "run") == CheckpointLocation(final.with_name(".final.replaced"), "run@final")
 
 
 def test_versions_rise_over_runs_that_count_their_updates_anew(cli: Cli, server: TokenEngine, tmp_path: Path) -> None:
@@ -274,8 +273,8 @@ def test_a_collector_does_not_use_a_restarted_engine_before_it_has_the_weights(
     cli("push", model, "--engine", server.url, "--no-probe", "--version", "5")
 
     async def run() -> None:
-        sharing = SharingConfig(first_pause=0.01, longest_pause=0.02)
-        async with Pool([engine_at(server.url)], sharing) as pool:
+        sharing = PoolConfig(first_pause=0.01, longest_pause=0.02)
+        async with EnginePool([connect_engine(server.url)], sharing) as pool:
             (before,) = await pool.generate(request)
             assert {version for version, _, _ in before.versions} == {5}
             server.restart()

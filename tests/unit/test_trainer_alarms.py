@@ -7,8 +7,8 @@ import pytest
 
 from lake.read.snapshot import Snapshot
 from trainer.config import AlarmConfig
-from trainer.data.select.selection import Selection
-from trainer.monitor.watch import Alarms, data_alarms
+from trainer.data.selection import TrainingSelection
+from trainer.monitor import Alarms, find_data_alarms
 
 
 def test_an_alarm_is_told_once_until_it_has_recovered() -> None:
@@ -51,13 +51,13 @@ def test_losses_without_entropy_raise_no_alarm() -> None:
 
 @pytest.mark.parametrize(("dead", "expected"), [(9, 1), (8, 0), (0, 0)])
 def test_dead_groups_are_told_before_the_first_update(dead: int, expected: int) -> None:
-    selection = cast("Selection", SimpleNamespace(groups=10, dead_groups=dead, source=None))
+    selection = cast("TrainingSelection", SimpleNamespace(groups=10, dead_groups=dead, source=None))
     nothing = cast("Snapshot", None)
-    found = data_alarms(AlarmConfig(dead_groups=0.8), nothing, selection)
+    found = find_data_alarms(AlarmConfig(dead_groups=0.8), nothing, selection)
     assert len(found) == expected
     assert all(f"{dead} of 10 groups are dead" in sentence for sentence in found)
 
 
 def test_a_run_without_advantages_has_no_groups() -> None:
     selection = cast("Any", SimpleNamespace(groups=None, dead_groups=None, source=None))
-    assert data_alarms(AlarmConfig(), cast("Snapshot", None), selection) == []
+    assert find_data_alarms(AlarmConfig(), cast("Snapshot", None), selection) == []

@@ -4,14 +4,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.errors import UsageError
 from testkit.architectures import SERVED, model_of
 from testkit.examples import mostly_slow_cases
 from testkit.training import random_batch, sequences_of
 from trainer.policy.attention import Layout, choose_attention, flash_attention, flex_packed_attention, packed_attention
-from trainer.policy.model import Policy, check_policy
+from trainer.policy.model import PackedPolicy, check_policy
 
 
 def plain_attention(
@@ -160,6 +160,18 @@ def test_attention_is_chosen_by_device_and_dtype() -> None:
             choose_attention("flash", device, dtype)
 
 
+def test_a_gpu_without_flash_attention_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A T4 has compute capability 7.5, a V100 7.0."""
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, expected in (((7, 0), "sdpa"), ((7, 5), "sdpa"), ((8, 0), "flash"), ((9, 0), "flash")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, pair=capability: pair)
+        assert choose_attention("auto", gpu, torch.float16) == expected
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(UsageError, match=r"compute capability 8\.0 .*sdpa"):
+        choose_attention("flash", gpu, torch.float16)
+
+
 KINDS = [(name, kind) for name in SERVED for kind in ("sdpa", "flex")]
 USUAL = [(name, kind) for name, kind in KINDS if kind == "sdpa" or name in ("Llama", "Gemma3Text", "GPT2")]
 
@@ -168,7 +180,7 @@ USUAL = [(name, kind) for name, kind in KINDS if kind == "sdpa" or name in ("Lla
 def test_an_architecture_scores_packed_sequences_as_single_ones(name: str, kind: Any) -> None:
     """Against the untouched model: one sequence at a time, transformers' own attention and full logits."""
     batch = random_batch([9, 3, 14])
-    policy = Policy(model_of(name), attention=kind)
+    policy = PackedPolicy(model_of(name), attention=kind)
     with torch.no_grad():
         logprobs_N, _ = policy.logprobs(batch)
     untouched = model_of(name)
@@ -183,9 +195,9 @@ def test_an_architecture_scores_packed_sequences_as_single_ones(name: str, kind:
 
 def test_gemma_2_is_served_by_flex() -> None:
     """It soft-caps attention scores and logits."""
-    check_policy(Policy(model_of("Gemma2"), attention="flex"))
+    check_policy(PackedPolicy(model_of("Gemma2"), attention="flex"))
     with pytest.raises(UsageError, match=r"Gemma2Attention soft-caps its attention.*flex"):
-        check_policy(Policy(model_of("Gemma2"), attention="sdpa"))
+        check_policy(PackedPolicy(model_of("Gemma2"), attention="sdpa"))
 
 
 @pytest.mark.parametrize(
@@ -194,13 +206,13 @@ def test_gemma_2_is_served_by_flex() -> None:
 )
 def test_an_architecture_that_is_not_served_is_refused(name: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        check_policy(Policy(model_of(name)))
+        check_policy(PackedPolicy(model_of(name)))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mistral"])
 def test_an_architecture_has_the_gradients_of_single_sequences(name: str) -> None:
     batch = random_batch([9, 3, 14])
-    policy = Policy(model_of(name))
+    policy = PackedPolicy(model_of(name))
     policy.logprobs(batch)[0].sum().backward()  # type: ignore[no-untyped-call]
     untouched = model_of(name)
     for part in sequences_of(batch):

@@ -1,14 +1,14 @@
 """The single-device backend: gradients that do not depend on micro-batches, clipping, weights in and out."""
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.errors import ContractError
 from testkit.training import config, gradients, random_backend, random_batch, random_model, sequences_of
 from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.losses import LOSSES
-from trainer.policy.model import Policy
+from trainer.policy.model import PackedPolicy
 
 
 def step(backend: SingleDevice, seed: int = 0, rate: float = 1e-2) -> None:
@@ -80,7 +80,7 @@ def test_weights_and_moments_carry_over_exactly() -> None:
     first = random_backend(weight_decay=0.1)
     for seed in range(3):
         step(first, seed)
-    second = SingleDevice(Policy(random_model(seed=9)), OptimizerConfig(weight_decay=0.1))
+    second = SingleDevice(PackedPolicy(random_model(seed=9)), OptimizerConfig(weight_decay=0.1))
     second.load_weights({name: t.clone() for name, t in first.get_weights().items()})
     second.load_optimizer_state({name: t.clone() for name, t in first.get_optimizer_state().items()})
     for seed in range(3, 6):

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
-from trainer.data.stream.batch import Buffers
+from trainer.data.batch import Buffers
 
 
 def address(array: Any) -> int:
@@ -16,10 +16,10 @@ def address(array: Any) -> int:
 
 def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
     buffers = Buffers()
-    first = buffers.arena(1000).array(10, np.int64)
+    first = buffers.allocate_arena(1000).allocate(10, np.int64)
     place = address(first)
     del first
-    assert address(buffers.arena(900).array(10, np.int64)) == place
+    assert address(buffers.allocate_arena(900).allocate(10, np.int64)) == place
 
 
 @pytest.mark.parametrize(
@@ -38,22 +38,22 @@ def test_memory_is_used_again_once_nothing_refers_to_it() -> None:
 )
 def test_what_is_still_referred_to_is_left_alone(hold: Callable[[Any], Any]) -> None:
     buffers = Buffers()
-    array = buffers.arena(1000).array(10, np.int64)
+    array = buffers.allocate_arena(1000).allocate(10, np.int64)
     array[:] = 7
     kept = hold(array)
     place = address(array)
     del array
-    other = buffers.arena(1000).array(10, np.int64)
+    other = buffers.allocate_arena(1000).allocate(10, np.int64)
     assert address(other) != place
     other[:] = 1
     assert set(np.asarray(kept).tolist()) <= {7, 0}, "bytes of 7, or 7 itself"
     del kept
-    assert address(buffers.arena(1000).array(10, np.int64)) == place
+    assert address(buffers.allocate_arena(1000).allocate(10, np.int64)) == place
 
 
 def test_arrays_of_an_arena_do_not_overlap_and_are_aligned() -> None:
-    arena = Buffers().arena(4096)
-    arrays = [arena.array(n, dtype) for n, dtype in ((3, np.bool_), (5, np.int64), (0, np.int32), (7, np.float32))]
+    arena = Buffers().allocate_arena(4096)
+    arrays = [arena.allocate(n, dtype) for n, dtype in ((3, np.bool_), (5, np.int64), (0, np.int32), (7, np.float32))]
     for number, array in enumerate(arrays):
         array[:] = number
     assert [set(array.tolist()) for array in arrays] == [{False}, {1}, set(), {3.0}]
@@ -62,8 +62,8 @@ def test_arrays_of_an_arena_do_not_overlap_and_are_aligned() -> None:
 
 
 def test_an_arena_that_is_used_up_still_gives_arrays() -> None:
-    arena = Buffers().arena(64)
-    arrays = [arena.array(1000, np.int32) for _ in range(3)]
+    arena = Buffers().allocate_arena(64)
+    arrays = [arena.allocate(1000, np.int32) for _ in range(3)]
     for number, array in enumerate(arrays):
         array[:] = number
     assert [int(array.sum()) for array in arrays] == [0, 1000, 2000]
@@ -71,10 +71,10 @@ def test_an_arena_that_is_used_up_still_gives_arrays() -> None:
 
 def test_a_buffer_that_is_too_small_makes_room_for_a_larger_one() -> None:
     buffers = Buffers()
-    small = buffers.arena(100).array(4, np.int64)
+    small = buffers.allocate_arena(100).allocate(4, np.int64)
     del small
-    large = buffers.arena(10_000).array(1000, np.int64)
+    large = buffers.allocate_arena(10_000).allocate(1000, np.int64)
     large[:] = 3
     place = address(large)
     del large
-    assert address(buffers.arena(100).array(4, np.int64)) == place
+    assert address(buffers.allocate_arena(100).allocate(4, np.int64)) == place

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.errors import CheckpointError
 from lake.storage.atomic import FILES
@@ -23,7 +23,9 @@ from trainer.runs.checkpoint import (
     save_checkpoint,
 )
 
-POSITION = State(optimizer_step=3, epoch=1, plan_hash="0123456789abc", snapshot={"tokens": 4}, config={"loss": "sft"})
+POSITION = State(
+    optimizer_step=3, epoch=1, plan_hash="0123456789abc", snapshot={"tokens": 4}, config={"loss": {"name": "sft"}}
+)
 
 
 def trained(seed: int = 0, steps: int = 2) -> SingleDevice:
@@ -98,9 +100,9 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", backend, POSITION)
     from testkit.training import random_model
     from trainer.config import OptimizerConfig
-    from trainer.policy.model import Policy
+    from trainer.policy.model import PackedPolicy
 
-    other = SingleDevice(Policy(random_model(num_hidden_layers=3)), OptimizerConfig())
+    other = SingleDevice(PackedPolicy(random_model(num_hidden_layers=3)), OptimizerConfig())
     with pytest.raises(CheckpointError, match="of another model"):
         load_checkpoint(tmp_path / "c", other)
 
@@ -131,7 +133,7 @@ def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
     state = save_checkpoint(tmp_path / "c", random_backend(), POSITION)
     (told,) = changed_environment(state, ranks=4)
     assert "written with ranks 1" in told
-    assert "goes on with 4" in told
+    assert "continues with 4" in told
 
 
 def test_nothing_is_pickled(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
 """Packing rows into a buffer: what carries loss comes from lengths and masks, never from ids."""
 
 import numpy as np
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
-from trainer.data.stream.batch import PackedBatch
-from trainer.data.stream.collate import Members, Shares, TokenArrays, collate, dummy
+from trainer.data.batch import PackedBatch
+from trainer.data.collate import MemberColumns, MemberWeights, TokenArrays, collate, make_dummy
 
 END = 0
 
 
-def members(**columns: list[object]) -> Members:
+def members(**columns: list[object]) -> MemberColumns:
     size = len(columns["n_context_M"])
     values = {
         "trained_M": np.array(columns.get("trained_M", [True] * size), bool),
@@ -22,14 +22,14 @@ def members(**columns: list[object]) -> Members:
     }
     if "step_index_M" in columns:
         values["step_index_M"] = np.array(columns["step_index_M"], np.int32)
-    return Members(
+    return MemberColumns(
         n_context_M=np.array(columns["n_context_M"], np.int64),
         n_action_M=np.array(columns["n_action_M"], np.int64),
         **values,
     )
 
 
-def tokens(members: Members, ids: list[int], mask: list[bool] | None) -> TokenArrays:
+def tokens(members: MemberColumns, ids: list[int], mask: list[bool] | None) -> TokenArrays:
     """Out of rows end to end, the mask of all their action tokens, and log-probabilities -1, -2, ..."""
     left, parts = list(ids), []
     for count in np.stack([members.n_context_M, members.n_action_M], axis=1).ravel().tolist():
@@ -41,9 +41,9 @@ def tokens(members: Members, ids: list[int], mask: list[bool] | None) -> TokenAr
     return TokenArrays(context_C, action_A, None if mask is None else np.array(mask), logprobs_A)
 
 
-def packed(members: Members, members_Q: list[int], ids: list[int], mask: list[bool] | None) -> PackedBatch:
+def packed(members: MemberColumns, members_Q: list[int], ids: list[int], mask: list[bool] | None) -> PackedBatch:
     """Laid out in one micro-batch; every token weighs 1."""
-    shares = Shares(np.ones(len(members.n_context_M), np.float32))
+    shares = MemberWeights(np.ones(len(members.n_context_M), np.float32))
     (batch,) = collate(members, np.array(members_Q), tokens(members, ids, mask), shares, [len(members_Q)])
     return batch
 
@@ -95,7 +95,7 @@ def test_no_mask_means_that_the_policy_sampled_every_action_token() -> None:
 def test_micro_batches_hold_the_sequences_and_count_from_their_own_beginning() -> None:
     """Sequences of 3, 2 and 4 tokens in two micro-batches."""
     arguments = members(n_context_M=[1, 1, 2], n_action_M=[2, 1, 2], advantage_M=[0.5, -1.0, 2.0])
-    shares = Shares(np.array([0.5, 0.25, 1.0], np.float32))
+    shares = MemberWeights(np.array([0.5, 0.25, 1.0], np.float32))
     laid_out = tokens(arguments, [8, 1, 2, 9, 3, 6, 7, 4, 5], [True] * 5)
     first, second = collate(arguments, np.array([1, 1, 1]), laid_out, shares, [2, 1])
     assert (first.boundaries, second.boundaries) == ([0, 3, 5], [0, 4])
@@ -134,7 +134,7 @@ def test_a_turn_may_add_no_context() -> None:
 
 def test_weights_steps_and_units_are_spread_over_tokens_of_each_micro_batch() -> None:
     """Two sequences: turns of 2, 1 (not trained) and 1 tokens, then one of 2; the unit is the sequence."""
-    shares = Shares(np.array([0.5, 0.0, 0.5, 0.25], np.float32), np.array([0, 0, 0, 1]), unit_weight=0.125)
+    shares = MemberWeights(np.array([0.5, 0.0, 0.5, 0.25], np.float32), np.array([0, 0, 0, 1]), unit_weight=0.125)
     arguments = members(
         n_context_M=[1, 1, 1, 1],
         n_action_M=[2, 1, 1, 2],
@@ -163,7 +163,7 @@ def test_weights_steps_and_units_are_spread_over_tokens_of_each_micro_batch() ->
 def test_pairs_and_signs_are_dealt_out_with_their_units() -> None:
     """Four sequences, two pairs, a pair in each micro-batch."""
     arguments = members(n_context_M=[1] * 4, n_action_M=[1, 2, 1, 1])
-    shares = Shares(
+    shares = MemberWeights(
         np.ones(4, np.float32),
         np.arange(4),
         unit_weight=0.5,
@@ -182,7 +182,7 @@ def test_pairs_and_signs_are_dealt_out_with_their_units() -> None:
 
 
 def test_a_micro_batch_without_trained_tokens_has_no_units() -> None:
-    shares = Shares(np.array([0.0, 1.0], np.float32), np.array([0, 0]))
+    shares = MemberWeights(np.array([0.0, 1.0], np.float32), np.array([0, 0]))
     arguments = members(n_context_M=[1, 1], n_action_M=[1, 1], trained_M=[False, True], loss_tokens_M=[0, 1])
     parts = collate(arguments, np.array([1, 1]), tokens(arguments, [1, 2, 1, 3], [True] * 2), shares, [1, 1])
     assert [part.unit_N.tolist() for part in parts if part.unit_N is not None] == [[], [0]]
@@ -191,14 +191,14 @@ def test_a_micro_batch_without_trained_tokens_has_no_units() -> None:
 
 def test_a_dummy_has_the_columns_of_its_run_and_weighs_nothing() -> None:
     like = members(n_context_M=[3], n_action_M=[4], advantage_M=[1.0], temperature_M=[0.5], step_index_M=[2])
-    batch = dummy(like, logprobs=True, units=True)
+    batch = make_dummy(like, logprobs=True, units=True)
     assert batch.dummy
     assert (len(batch.input_ids_T), len(batch.target_N), batch.boundaries) == (2, 1, [0, 2])
     assert batch.weight_N.tolist() == [0.0]
     for name in ("advantages_N", "temperature_N", "behaviour_logprobs_N", "unit_N", "weight_U", "step_index_N"):
         assert getattr(batch, name) is not None, name
     assert batch.staleness_N is None
-    plain = dummy(members(n_context_M=[3], n_action_M=[4]), logprobs=False, units=False)
+    plain = make_dummy(members(n_context_M=[3], n_action_M=[4]), logprobs=False, units=False)
     assert (
         plain.advantages_N
         is plain.behaviour_logprobs_N

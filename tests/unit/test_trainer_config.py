@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from lake.errors import UsageError
-from lake.settings import from_file, validated
+from lake.settings import read_section, validate
 from testkit.training import config
 from trainer.config import TrainConfig
 
@@ -34,7 +34,7 @@ weight = 1
 run = "older"
 """
     )
-    full = TrainConfig.model_validate(from_file(str(file), ["trainer"]))
+    full = TrainConfig.model_validate(read_section(str(file), ["trainer"]))
     assert [source.describe() for source in full.mixture] == ["where env_return > 0", "run older"]
     assert (full.loss.unit, full.loss.aggregation, full.max_staleness) == ("episode", "unit_mean_token_mean", 4)
     assert TrainConfig.model_validate(full.model_dump(mode="json")) == full
@@ -82,7 +82,7 @@ def test_values_that_cannot_be_meant_are_refused(field: str, value: object) -> N
         ("loss", {"name": "ppo", "kl": {"coefficient": True}}, "`loss.kl.coefficient` is True; valid: a number"),
         ("loss", {"name": "awr", "bta": 1}, "there is no option `loss.bta` of awr; valid: beta"),
         ("loss", {"name": "awr", "kl": {}}, "there is no option `loss.kl` of awr; valid: name, aggregation, unit, "),
-        ("loss", {"name": "gspo", "unit": "token"}, "`loss`: gspo as configured looks at whole units: set loss.unit"),
+        ("loss", {"name": "gspo", "unit": "token"}, "`loss`: gspo uses whole units under these options: set loss.unit"),
         ("loss", {}, "`loss` is {}; valid: keys with values, 'name' among them"),
         ("learning_rate", float("inf"), "`learning_rate` is inf; valid: a finite number"),
         ("loss", {"name": "awr", "max_weight": float("nan")}, "`loss.max_weight` is nan; valid: a finite number"),
@@ -93,7 +93,7 @@ def test_values_that_cannot_be_meant_are_refused(field: str, value: object) -> N
 )
 def test_a_wrong_value_is_told_with_what_is_valid(field: str, value: object, fault: str) -> None:
     with pytest.raises(UsageError) as error:
-        validated(TrainConfig, {"model": "m", "loss": "sft", field: value})
+        validate(TrainConfig, {"model": "m", "loss": "sft", field: value})
     assert str(error.value).startswith(fault)
 
 

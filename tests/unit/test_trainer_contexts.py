@@ -10,9 +10,8 @@ from lake import Lake
 from lake.records import EpisodeRecord, StepRecord, TokensRecord
 from testkit.pair_worlds import context_of, meeting_episodes
 from testkit.training import token_lake
-from trainer.data.select.portions import Portions
-from trainer.data.select.sequences import fingerprints, link_sequences
-from trainer.data.select.token_rows import read_token_rows
+from trainer.data.sequences import hash_contexts, link_sequences
+from trainer.data.token_rows import Portions, read_token_rows
 
 Row = tuple[list[int], list[int]]
 
@@ -36,7 +35,7 @@ def prints(lk: Lake, *, wanted: pl.Expr | None = None) -> pl.DataFrame:
     episodes = lk.scan("episodes").select("episode_id", "rollout_index", "num_steps").collect().sort("episode_id")
     members = link_sequences(pl.concat(read_token_rows(snapshot, Portions(episodes))))
     asked = ~pl.col("repeated") if wanted is None else wanted
-    found = fingerprints(snapshot, members.with_columns(wanted=asked))
+    found = hash_contexts(snapshot, members.with_columns(wanted=asked))
     return found.join(episodes, on="episode_id").sort("rollout_index", "step_index")
 
 

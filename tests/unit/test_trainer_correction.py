@@ -3,15 +3,15 @@
 import math
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from pydantic import ValidationError
 
-from lake.read.ratio_limits import CORRECTION_LIMITS
-from trainer.losses.correction import (
+from lake.read.training import CORRECTION_LIMITS
+from trainer.losses.policy import (
     OVER_UNITS,
     CorrectionConfig,
     CorrectionMethod,
-    correct,
+    compute_correction,
     normaliser,
     normaliser_sums,
 )
@@ -34,25 +34,27 @@ WORKED: list[tuple[str, float | None, float, list[float], list[bool]]] = [
 
 @pytest.mark.parametrize(("method", "low", "high", "weights", "kept"), WORKED)
 def test_weights_by_hand(method: str, low: float | None, high: float, weights: list[float], kept: list[bool]) -> None:
-    found = correct(LOG_RHO_N, UNIT_N, 3, CorrectionConfig(method=CorrectionMethod(method), low=low, high=high))
+    found = compute_correction(
+        LOG_RHO_N, UNIT_N, 3, CorrectionConfig(method=CorrectionMethod(method), low=low, high=high)
+    )
     assert found.weight_N.tolist() == pytest.approx(weights)
     assert found.keep_N.tolist() == kept
 
 
 def test_no_method_leaves_everything_as_it_is() -> None:
-    found = correct(LOG_RHO_N, None, 0, CorrectionConfig())
+    found = compute_correction(LOG_RHO_N, None, 0, CorrectionConfig())
     assert found.weight_N.tolist() == [1.0] * 5
     assert found.keep_N.all()
 
 
 def test_truncation_without_a_limit_is_importance_sampling() -> None:
     endless = CorrectionConfig(method=CorrectionMethod.TOKEN_TRUNCATE, high=1e30)
-    assert correct(LOG_RHO_N, None, 0, endless).weight_N.tolist() == pytest.approx(RHO_N.tolist())
+    assert compute_correction(LOG_RHO_N, None, 0, endless).weight_N.tolist() == pytest.approx(RHO_N.tolist())
 
 
 def test_only_truncated_weights_count_as_limited() -> None:
-    truncated = correct(LOG_RHO_N, None, 0, CorrectionConfig(method=CorrectionMethod.TOKEN_TRUNCATE))
-    masked = correct(LOG_RHO_N, None, 0, CorrectionConfig(method=CorrectionMethod.TOKEN_MASK))
+    truncated = compute_correction(LOG_RHO_N, None, 0, CorrectionConfig(method=CorrectionMethod.TOKEN_TRUNCATE))
+    masked = compute_correction(LOG_RHO_N, None, 0, CorrectionConfig(method=CorrectionMethod.TOKEN_MASK))
     assert truncated.limited_N.tolist() == [False, True, False, False, True]
     assert not masked.limited_N.any()
 
@@ -61,7 +63,7 @@ def test_a_product_over_a_long_unit_does_not_overflow() -> None:
     unit_N = torch.zeros(2000, dtype=torch.int64)
     for sign in (1.0, -1.0):
         config = CorrectionConfig(method=CorrectionMethod.SEQUENCE_MASK, high=1e30)
-        weight_N = correct(torch.full((2000,), sign), unit_N, 1, config).weight_N
+        weight_N = compute_correction(torch.full((2000,), sign), unit_N, 1, config).weight_N
         assert weight_N.unique().tolist() == pytest.approx([math.exp(sign * 20)], rel=1e-5)
 
 
@@ -71,19 +73,19 @@ def test_the_geometric_mean_does_not_depend_on_the_length_and_the_product_does()
         log_rho_N, unit_N = torch.full((length,), math.log(1.1)).double(), torch.zeros(length, dtype=torch.int64)
         mask = CorrectionConfig(method=CorrectionMethod.GEOMETRIC_MASK, low=0.9, high=1.11)
         endless = CorrectionConfig(method=CorrectionMethod.SEQUENCE_TRUNCATE, high=1e30)
-        assert correct(log_rho_N, unit_N, 1, mask).keep_N.all()
-        assert correct(log_rho_N, unit_N, 1, endless).weight_N[0].item() == pytest.approx(product, rel=1e-4)
+        assert compute_correction(log_rho_N, unit_N, 1, mask).keep_N.all()
+        assert compute_correction(log_rho_N, unit_N, 1, endless).weight_N[0].item() == pytest.approx(product, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", sorted(OVER_UNITS))
 def test_methods_over_units_say_that_they_need_one(method: CorrectionMethod) -> None:
     with pytest.raises(ValueError, match="needs a unit"):
-        correct(LOG_RHO_N, None, 0, CorrectionConfig(method=method))
+        compute_correction(LOG_RHO_N, None, 0, CorrectionConfig(method=method))
 
 
 @pytest.mark.parametrize("method", [method for method in CorrectionMethod if method is not CorrectionMethod.NONE])
 def test_nothing_to_correct_gives_weight_one_everywhere(method: CorrectionMethod) -> None:
-    found = correct(torch.zeros(5), UNIT_N, 3, CorrectionConfig(method=method))
+    found = compute_correction(torch.zeros(5), UNIT_N, 3, CorrectionConfig(method=method))
     assert found.weight_N.tolist() == [1.0] * 5
     assert found.keep_N.all()
 
@@ -91,18 +93,18 @@ def test_nothing_to_correct_gives_weight_one_everywhere(method: CorrectionMethod
 @pytest.mark.parametrize("method", list(CorrectionMethod))
 def test_no_tokens_are_no_trouble(method: CorrectionMethod) -> None:
     none = torch.zeros(0)
-    found = correct(none, torch.zeros(0, dtype=torch.int64), 0, CorrectionConfig(method=method))
+    found = compute_correction(none, torch.zeros(0, dtype=torch.int64), 0, CorrectionConfig(method=method))
     assert len(found.weight_N) == 0
 
 
 def test_no_gradient_goes_through_a_weight() -> None:
     log_rho_N = LOG_RHO_N.clone().requires_grad_()
     for method in CorrectionMethod:
-        assert not correct(log_rho_N, UNIT_N, 3, CorrectionConfig(method=method)).weight_N.requires_grad
+        assert not compute_correction(log_rho_N, UNIT_N, 3, CorrectionConfig(method=method)).weight_N.requires_grad
 
 
 def test_the_mean_weight_is_taken_over_what_is_kept_with_the_plans_weights() -> None:
-    found = correct(LOG_RHO_N, None, 0, CorrectionConfig(method=CorrectionMethod.TOKEN_MASK))
+    found = compute_correction(LOG_RHO_N, None, 0, CorrectionConfig(method=CorrectionMethod.TOKEN_MASK))
     sums = normaliser_sums(found, torch.tensor([1.0, 1.0, 2.0, 4.0, 1.0]))
     assert {name: value.item() for name, value in sums.items()} == {"correction_mass": 3.5, "correction_kept": 7.0}
     assert normaliser({"correction_mass": 3.5, "correction_kept": 7.0}) == 0.5

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.errors import UsageError
 from testkit.training import config, random_batch, random_model

@@ -5,11 +5,11 @@ expectation is a finite sum, and nothing here is a matter of luck.
 """
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from pydantic import ValidationError
 from torch import Tensor  # noqa: TID253
 
-from trainer.losses.kl import KLConfig, KLEstimator, estimate, penalty
+from trainer.losses.policy import KLConfig, KLEstimator, estimate_kl, kl_penalty
 
 LOGITS_V = torch.tensor([0.3, -0.8, 1.1, 0.0, -0.4], dtype=torch.float64)
 REFERENCE_V = torch.tensor([-0.2, 0.5, 0.4, 0.1, -1.0], dtype=torch.float64).log_softmax(0)
@@ -35,7 +35,7 @@ def expected(estimator: KLEstimator, sampled_V: Tensor, *, weighted: bool, **lim
     logprobs_V = logits_V.log_softmax(0)
     config = KLConfig(estimator=estimator, ratio_weighted=weighted, **limits)
     log_ratio_V = logprobs_V - sampled_V if weighted else None
-    mean = (sampled_V.exp() * penalty(logprobs_V, REFERENCE_V, log_ratio_V, config)).sum()
+    mean = (sampled_V.exp() * kl_penalty(logprobs_V, REFERENCE_V, log_ratio_V, config)).sum()
     return mean.item(), torch.autograd.grad(mean, logits_V)[0]
 
 
@@ -84,7 +84,7 @@ def test_r_k3_and_r_k2_have_the_same_gradient_token_by_token() -> None:
     logprobs_V = POLICY_V.clone().requires_grad_()
     gradients = []
     for estimator in (KLEstimator.K3, KLEstimator.K2, KLEstimator.K3_STRAIGHT):
-        terms_V = penalty(logprobs_V, REFERENCE_V, logprobs_V - OTHER_V, KLConfig(estimator=estimator))
+        terms_V = kl_penalty(logprobs_V, REFERENCE_V, logprobs_V - OTHER_V, KLConfig(estimator=estimator))
         gradients.append(torch.autograd.grad(terms_V.sum(), logprobs_V)[0])
     expected_V = (POLICY_V - OTHER_V).exp() * (POLICY_V - REFERENCE_V)
     for gradient_V in gradients:
@@ -92,15 +92,15 @@ def test_r_k3_and_r_k2_have_the_same_gradient_token_by_token() -> None:
 
 
 def test_the_straight_through_estimator_has_the_value_of_k3() -> None:
-    straight_V = estimate(POLICY_V, REFERENCE_V, KLEstimator.K3_STRAIGHT)
-    torch.testing.assert_close(straight_V, estimate(POLICY_V, REFERENCE_V, KLEstimator.K3))
+    straight_V = estimate_kl(POLICY_V, REFERENCE_V, KLEstimator.K3_STRAIGHT)
+    torch.testing.assert_close(straight_V, estimate_kl(POLICY_V, REFERENCE_V, KLEstimator.K3))
     assert (straight_V >= 0).all()
 
 
 def test_values_are_limited_and_the_gradient_of_k2_is_bounded_not_cut_off() -> None:
     logprobs_N = torch.tensor([-50.0, -5.0], requires_grad=True)
     reference_N = torch.tensor([-1.0, -45.0])
-    k3_N = estimate(logprobs_N, reference_N, KLEstimator.K3_STRAIGHT)
+    k3_N = estimate_kl(logprobs_N, reference_N, KLEstimator.K3_STRAIGHT)
     assert k3_N.tolist() == [10.0, 10.0]
     assert torch.autograd.grad(k3_N.sum(), logprobs_N)[0].tolist() == [-20.0, 20.0]
 
@@ -108,8 +108,8 @@ def test_values_are_limited_and_the_gradient_of_k2_is_bounded_not_cut_off() -> N
 def test_the_weight_is_limited() -> None:
     kl = KLConfig(estimator=KLEstimator.K3_STRAIGHT, max_ratio=2.0)
     logprobs_N, reference_N = torch.tensor([-1.0]), torch.tensor([-2.0])
-    far = penalty(logprobs_N, reference_N, torch.tensor([3.0]), kl)
-    assert far.item() == pytest.approx(2.0 * estimate(logprobs_N, reference_N, KLEstimator.K3).item())
+    far = kl_penalty(logprobs_N, reference_N, torch.tensor([3.0]), kl)
+    assert far.item() == pytest.approx(2.0 * estimate_kl(logprobs_N, reference_N, KLEstimator.K3).item())
 
 
 def test_k1_alone_is_refused_because_it_does_nothing() -> None:

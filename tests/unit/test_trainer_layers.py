@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trainer.losses.awr import AWR
-from trainer.train_settings import layered
+from trainer.train_settings import layer_settings
 
 
 @pytest.mark.parametrize(
@@ -26,9 +26,9 @@ from trainer.train_settings import layered
     ],
 )
 def test_options_follow_their_loss(below: Any, above: Any, both: dict[str, Any]) -> None:
-    assert layered({"loss": below, "seed": 1}, {"loss": above}) == {"loss": both, "seed": 1}
+    assert layer_settings({"loss": below, "seed": 1}, {"loss": above}) == {"loss": both, "seed": 1}
 
 
 def test_what_one_says_alone_stays() -> None:
-    assert layered({"loss": "awr"}, {"seed": 1}) == {"loss": {"name": "awr"}, "seed": 1}
-    assert layered({"loss": "awr"}, {"loss": AWR(beta=2)})["loss"] == AWR(beta=2)
+    assert layer_settings({"loss": "awr"}, {"seed": 1}) == {"loss": {"name": "awr"}, "seed": 1}
+    assert layer_settings({"loss": "awr"}, {"loss": AWR(beta=2)})["loss"] == AWR(beta=2)

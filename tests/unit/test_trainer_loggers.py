@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lake.errors import MissingExtraError, UsageError
-from trainer.monitor.loggers import JsonlLogger, check_installed, open_loggers
+from trainer.loggers import JsonlLogger, check_installed, open_loggers
 
 
 class WandbError(Exception):

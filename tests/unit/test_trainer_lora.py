@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors.torch import load_file
 
 from lake.errors import CheckpointError, UsageError
@@ -16,8 +16,7 @@ from trainer.backends.base import SingleDevice
 from trainer.config import LoRAConfig, OptimizerConfig
 from trainer.losses import LOSSES
 from trainer.online.demo import build_tokenizer
-from trainer.policy.lora import add_adapters, merged
-from trainer.policy.model import Policy, load_policy, policy_of
+from trainer.policy.model import PackedPolicy, add_adapters, build_policy, load_policy, merge_adapters
 from trainer.runs.checkpoint import WEIGHTS, State, load_checkpoint, save_checkpoint
 from trainer.runs.training_run import export_model
 
@@ -28,7 +27,7 @@ SETTINGS = LoRAConfig(rank=4, alpha=8.0)
 
 def adapted(seed: int = 0, lora: LoRAConfig = SETTINGS) -> SingleDevice:
     model = random_model(seed)
-    policy = Policy(model)
+    policy = PackedPolicy(model)
     add_adapters(model, lora, seed=3)
     return SingleDevice(policy, OptimizerConfig())
 
@@ -41,7 +40,7 @@ def train(backend: SingleDevice, steps: int = 3) -> None:
 
 def test_fresh_adapters_change_nothing() -> None:
     batch = random_batch([9, 5])
-    plain_N, _ = Policy(random_model()).logprobs(batch)
+    plain_N, _ = PackedPolicy(random_model()).logprobs(batch)
     assert torch.equal(adapted().logprobs(batch), plain_N)
 
 
@@ -87,16 +86,16 @@ def test_adapters_of_another_base_model_are_refused(tmp_path: Path) -> None:
 def test_merged_weights_compute_the_same(name: str) -> None:
     """Also where matrices are kept transposed (GPT-2) or have biases (Phi)."""
     adapted_model, plain, untouched = (model_of(name) for _ in range(3))
-    policy = Policy(adapted_model)
+    policy = PackedPolicy(adapted_model)
     add_adapters(adapted_model, SETTINGS, seed=3)
     backend = SingleDevice(policy, OptimizerConfig())
     train(backend)
     batch = random_batch([9, 14])
-    everything = {n: backend.get_all_weights()[first] for n, first in policy.tied_names().items()}
-    plain.load_state_dict(merged(everything, adapted_model))
-    found_N, _ = Policy(plain).logprobs(batch)
+    everything = {n: backend.get_all_weights()[first] for n, first in policy.map_tied_names().items()}
+    plain.load_state_dict(merge_adapters(everything, adapted_model))
+    found_N, _ = PackedPolicy(plain).logprobs(batch)
     torch.testing.assert_close(found_N.detach(), backend.logprobs(batch), atol=1e-4, rtol=0)
-    assert not torch.allclose(found_N, Policy(untouched).logprobs(batch)[0], atol=1e-2)
+    assert not torch.allclose(found_N, PackedPolicy(untouched).logprobs(batch)[0], atol=1e-2)
 
 
 def test_the_export_holds_the_merged_model_and_the_adapters(tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_the_export_holds_the_merged_model_and_the_adapters(tmp_path: Path) -> N
     random_model().save_pretrained(folder)
     build_tokenizer(["word"]).save_pretrained(folder)
     settings = config(model=str(folder), lora=SETTINGS)
-    backend = SingleDevice(policy_of(settings), OptimizerConfig())
+    backend = SingleDevice(build_policy(settings), OptimizerConfig())
     train(backend)
     export_model(backend, settings, tmp_path / "final")
     batch = random_batch([9, 14])

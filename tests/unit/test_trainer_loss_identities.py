@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
 
 from testkit.loss_rows import evaluate, random_rows, required_, value_and_gradient

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from testkit.loss_rows import evaluate, random_rows, required_, value_and_gradient
 from trainer.losses import LossRows

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from torch.nn.functional import logsigmoid  # noqa: TID253
 
 from testkit.loss_rows import evaluate, random_rows, required_, value_and_gradient

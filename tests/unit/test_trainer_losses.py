@@ -64,7 +64,7 @@ def test_likelihoods_use_temperature_one_and_ratios_the_sampled_one() -> None:
 
 
 def test_who_needs_the_behaviour_policy_and_who_a_reference() -> None:
-    assert {name for name in LOSSES if LOSSES[name].always.behaviour_logprobs} == SAMPLED
+    assert {name for name in LOSSES if LOSSES[name].base_needs.behaviour_logprobs} == SAMPLED
     assert {name for name in LOSSES if needs(name).reference_logprobs} == PREFERENCES
     assert {name for name in LOSSES if needs(name).advantages} == SAMPLED | {"reinforce", "awr", "bc_exp"}
     assert {name for name in LOSSES if needs(name).step_advantages} == {"bc_exp"}
@@ -154,7 +154,7 @@ def test_a_ratio_loss_does_not_count_the_distance_twice(name: str, method: str) 
 def test_reinforce_keeps_its_method_when_only_a_limit_is_given_and_has_nothing_to_decouple() -> None:
     chosen = config("reinforce", options={"correction": {"high": 5.0}}).loss.correction
     assert (chosen.method, chosen.limits) == ("token_truncate", (0.0, 5.0))
-    with pytest.raises(ValidationError, match="nothing to decouple"):
+    with pytest.raises(ValidationError, match="takes no ratio"):
         config("reinforce", options={"correction": {"decoupled": True}})
 
 

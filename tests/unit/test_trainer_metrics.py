@@ -2,31 +2,31 @@
 
 import pytest
 
-from lake.read.metric_names import METRICS
+from lake.read.training import METRICS
 from testkit.loss_rows import evaluate, random_rows
 from testkit.training import random_backend, random_batch
 from trainer.losses import LOSSES
-from trainer.runs.metrics import TOTALS, from_sums, metrics_frame
+from trainer.runs.loop import TOTALS, build_metric_rows, compute_metrics
 
 
 def test_sums_become_token_means() -> None:
-    assert from_sums({"ratio": 3.0, "entropy": 6.0}, 4) == {"ratio": 0.75, "entropy": 1.5}
+    assert compute_metrics({"ratio": 3.0, "entropy": 6.0}, 4) == {"ratio": 0.75, "entropy": 1.5}
 
 
 def test_squares_become_the_effective_sample_size() -> None:
     weights = [1.0, 2.0, 3.0]
-    found = from_sums({"weight": sum(weights), "weight_squared": sum(w * w for w in weights)}, 3)
+    found = compute_metrics({"weight": sum(weights), "weight_squared": sum(w * w for w in weights)}, 3)
     assert found["weight_ess"] == pytest.approx(36 / 14 / 3)
-    assert from_sums({"weight": 0.0, "weight_squared": 0.0}, 3)["weight_ess"] == 0.0
+    assert compute_metrics({"weight": 0.0, "weight_squared": 0.0}, 3)["weight_ess"] == 0.0
 
 
 def test_a_sum_over_another_is_its_mean_and_nothing_where_there_is_nothing_to_average() -> None:
     sums = {"staleness_0": 2.0, "x/staleness_0": 3.0, "staleness_1": 0.0, "y/staleness_1": 0.0}
-    assert from_sums(sums, 8) == {"staleness_0": 0.25, "x": 1.5, "staleness_1": 0.0}
+    assert compute_metrics(sums, 8) == {"staleness_0": 0.25, "x": 1.5, "staleness_1": 0.0}
 
 
 def test_the_loss_and_counts_of_pairs_are_not_divided() -> None:
-    found = from_sums({"loss": 0.5, "pairs": 3.0, "accuracy/pairs": 2.0}, 100)
+    found = compute_metrics({"loss": 0.5, "pairs": 3.0, "accuracy/pairs": 2.0}, 100)
     assert found == {"loss": 0.5, "pairs": 3.0, "accuracy": pytest.approx(2 / 3)}
     assert set(METRICS) >= TOTALS
 
@@ -41,7 +41,7 @@ EVERYTHING = {
 def test_every_metric_of_every_loss_is_documented(loss: str) -> None:
     options = EVERYTHING if loss in {"ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo"} else None
     sums = evaluate(loss, random_rows(4), options).sums
-    found = from_sums({name: float(value) for name, value in sums.items()}, 10)
+    found = compute_metrics({name: float(value) for name, value in sums.items()}, 10)
     assert set(found) <= set(METRICS)
     assert not any(value.requires_grad for value in sums.values())
 
@@ -49,9 +49,9 @@ def test_every_metric_of_every_loss_is_documented(loss: str) -> None:
 def test_what_a_backend_reports_is_documented() -> None:
     sums = random_backend().forward_backward(random_batch([20]), LOSSES["ppo"]())
     assert {"loss", "logprob", "entropy"} <= set(sums)
-    assert set(from_sums({name: float(value) for name, value in sums.items()}, 10)) <= set(METRICS)
+    assert set(compute_metrics({name: float(value) for name, value in sums.items()}, 10)) <= set(METRICS)
 
 
 def test_rows_are_one_per_step_and_metric() -> None:
-    frame = metrics_frame([(4, {"loss": 1.0, "ratio": 2.0}), (5, {"loss": 3.0})])
+    frame = build_metric_rows([(4, {"loss": 1.0, "ratio": 2.0}), (5, {"loss": 3.0})])
     assert frame.select("step", "name", "value").rows() == [(4, "loss", 1.0), (4, "ratio", 2.0), (5, "loss", 3.0)]

@@ -1,20 +1,20 @@
 """Log-probabilities of a packed buffer: equal to those of separate sequences, and to decoding token by token."""
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.errors import UsageError
 from testkit.architectures import model_of
 from testkit.training import random_batch, random_model, sequences_of
 from trainer.policy import model as model_module
-from trainer.policy.model import Policy, check_policy, load_policy
+from trainer.policy.model import PackedPolicy, check_policy, load_policy
 
 LENGTHS = [7, 1, 30, 2, 13]
 
 
 @pytest.mark.parametrize("temperature", [None, 0.7, 1.3])
 def test_packed_equals_separate(temperature: float | None) -> None:
-    policy = Policy(random_model())
+    policy = PackedPolicy(random_model())
     batch = random_batch(LENGTHS, temperature=temperature)
     packed_N, entropy_N = policy.logprobs(batch, entropy=True)
     parts = [policy.logprobs(part, entropy=True) for part in sequences_of(batch)]
@@ -27,7 +27,7 @@ def test_packed_equals_separate(temperature: float | None) -> None:
 def test_packed_equals_decoding_one_token_at_a_time(name: str) -> None:
     """The shift by one: the log-probability of token t comes from the logits at t - 1; windows are shorter."""
     batch = random_batch([9, 17], temperature=0.8)
-    packed_N, _ = Policy(model_of(name)).logprobs(batch)
+    packed_N, _ = PackedPolicy(model_of(name)).logprobs(batch)
     decoder = model_of(name)
     expected = []
     for part in sequences_of(batch):
@@ -44,7 +44,7 @@ def test_packed_equals_decoding_one_token_at_a_time(name: str) -> None:
 
 
 def test_one_sequence_does_not_see_another() -> None:
-    policy = Policy(random_model())
+    policy = PackedPolicy(random_model())
     batch = random_batch([8, 8])
     before_N, _ = policy.logprobs(batch)
     batch.input_ids_T[:8] = (batch.input_ids_T[:8] + 1) % 40
@@ -59,7 +59,7 @@ def test_chunked_head_gives_the_same_values_and_gradients(monkeypatch: pytest.Mo
     results = []
     for elements in (model_module.HEAD_ELEMENTS, 3 * 40):
         monkeypatch.setattr(model_module, "HEAD_ELEMENTS", elements)
-        policy = Policy(random_model())
+        policy = PackedPolicy(random_model())
         logprobs_N, entropy_N = policy.logprobs(batch, entropy=True)
         assert entropy_N is not None
         (logprobs_N.sum() + 0.3 * entropy_N.sum()).backward()
@@ -70,7 +70,7 @@ def test_chunked_head_gives_the_same_values_and_gradients(monkeypatch: pytest.Mo
 
 
 def test_entropy_is_that_of_the_distribution() -> None:
-    policy = Policy(random_model())
+    policy = PackedPolicy(random_model())
     batch = random_batch([12], temperature=0.6)
     _, entropy_N = policy.logprobs(batch, entropy=True)
     with torch.no_grad():
@@ -83,12 +83,12 @@ def test_entropy_is_that_of_the_distribution() -> None:
 def test_logprobs_are_never_above_zero() -> None:
     certain = random_model()
     certain.get_output_embeddings().weight.data *= 1000
-    logprobs_N, _ = Policy(certain).logprobs(random_batch([40]))
+    logprobs_N, _ = PackedPolicy(certain).logprobs(random_batch([40]))
     assert logprobs_N.max() <= 0
 
 
 def test_generating_with_the_trained_instance_is_refused() -> None:
-    policy = Policy(random_model())
+    policy = PackedPolicy(random_model())
     with pytest.raises(UsageError, match="use another one"):
         policy.model(input_ids=torch.tensor([[1, 2, 3]]))
 
@@ -96,7 +96,7 @@ def test_generating_with_the_trained_instance_is_refused() -> None:
 def test_a_model_whose_packed_scores_are_others_is_refused() -> None:
     """Nothing that an architecture does on its own goes unnoticed: here, logits that are shifted behind the head."""
     odd = random_model()
-    policy = Policy(odd)
+    policy = PackedPolicy(odd)
     check_policy(policy)
     odd.get_output_embeddings().register_forward_hook(lambda *call: call[-1] * (2.0 if call[-1].ndim == 3 else 1.0))
     with pytest.raises(UsageError, match=r"Qwen2ForCausalLM with sdpa attention scores packed .* choose another"):
@@ -104,7 +104,7 @@ def test_a_model_whose_packed_scores_are_others_is_refused() -> None:
 
 
 def test_the_check_leaves_the_model_as_it_was() -> None:
-    policy = Policy(random_model())
+    policy = PackedPolicy(random_model())
     torch.manual_seed(5)
     drawn = torch.rand(3)
     torch.manual_seed(5)
@@ -117,8 +117,8 @@ def test_the_check_leaves_the_model_as_it_was() -> None:
 def test_sixteen_bit_products_leave_float32_behind() -> None:
     """Autocast: weights, gradients and log-probabilities are float32, and close to those of float32 products."""
     batch = random_batch(LENGTHS)
-    exact_N, _ = Policy(random_model()).logprobs(batch)
-    policy = Policy(random_model(), dtype="bfloat16")
+    exact_N, _ = PackedPolicy(random_model()).logprobs(batch)
+    policy = PackedPolicy(random_model(), dtype="bfloat16")
     check_policy(policy)
     narrow_N, entropy_N = policy.logprobs(batch, entropy=True)
     assert entropy_N is not None
@@ -132,7 +132,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory() -> None:
     batch = random_batch(LENGTHS)
     results, saved = [], []
     for recompute in (False, True):
-        policy = Policy(random_model(), gradient_checkpointing=recompute)
+        policy = PackedPolicy(random_model(), gradient_checkpointing=recompute)
         kept = [0]
 
         def pack(tensor: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
@@ -155,6 +155,6 @@ def test_a_folder_without_a_model_says_what_to_do(tmp_path: object) -> None:
 
 
 def test_tied_weights_count_once() -> None:
-    policy = Policy(random_model())
+    policy = PackedPolicy(random_model())
     assert policy.num_parameters == sum(p.numel() for p in policy.model.parameters())
     assert policy.vocabulary == 40

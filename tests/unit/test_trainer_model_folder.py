@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from click.testing import CliRunner
 
 from lake.cli import trajlake
 from lake.errors import TrajlakeError, UsageError
 from lake.storage.atomic import FILES
 from testkit.lakes import build_lake
-from trainer.online.loop import Player
-from trainer.policy.model_files import empty_model, load_model, load_tokenizer
-from trainer.policy.model_folder import check_model_folder
+from trainer.online.demo import LockStepPlayer
+from trainer.policy.model_files import build_empty_model, check_model_folder, load_model, load_tokenizer
 from trainer.policy.tiny_model import TinyModelConfig, make_tiny_model
 
 CODE = """
@@ -73,7 +72,7 @@ def test_no_command_runs_the_code_of_a_model_folder(
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("load", [load_model, empty_model, load_tokenizer, Player])
+@pytest.mark.parametrize("load", [load_model, build_empty_model, load_tokenizer, LockStepPlayer])
 def test_every_way_to_load_a_model_refuses_its_code(model: Path, load: Callable[[Path], Any]) -> None:
     edit(model / "generation_config.json", auto_map={"AutoModelForCausalLM": "code.Model"})
     with pytest.raises(UsageError, match=r"generation_config.json has `auto_map`"):
@@ -132,7 +131,7 @@ def sharded(model: Path, shard: str) -> Path:
         ("../outside/part.safetensors", "without a path"),
         ("inner/part.safetensors", "without a path"),
         ("link.safetensors", "is a link out of the folder"),
-        ("gone.safetensors", "is not there"),
+        ("gone.safetensors", "is missing"),
         ("code.py", "valid: names of safetensors files"),
     ],
 )

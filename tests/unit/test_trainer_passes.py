@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.errors import ContractError
 from testkit.plans import plan_of
@@ -12,7 +12,7 @@ from testkit.rank_tasks import CENTRED, dummy_batch
 from testkit.training import config, random_backend, random_batch, sequences_of
 from trainer.backends.base import loss_rows, tensor_digest
 from trainer.losses import LOSSES, LossRows
-from trainer.runs.loop import fill_batches, proximal_period
+from trainer.runs.loop import fill_batches, find_proximal_period
 
 
 class Counted:
@@ -101,7 +101,7 @@ def test_the_weights_come_back_from_a_pass_that_fails() -> None:
     backend.forward_backward(random_batch([9]), LOSSES["sft"]())
     backend.optim_step(1e-2)
     digest, copy = backend.digest(), dict(backend.proximal or {})
-    with pytest.raises(AttributeError), backend.as_proximal():
+    with pytest.raises(AttributeError), backend.use_proximal():
         backend.logprobs(None)  # type: ignore[arg-type]
     assert backend.digest() == digest
     assert tensor_digest(copy) == tensor_digest(random_backend().get_weights())
@@ -120,9 +120,9 @@ def test_how_long_a_proximal_policy_stays(fields: dict[str, int], period: int) -
     episodes = {number: [[(3, True)]] for number in range(10)}
     for minibatches, expected in ((None, period), (3, fields.get("proximal_every", 3)), (99, period if fields else 10)):
         settings = config("ppo", options=decoupled, minibatches=minibatches, epochs=2)
-        assert proximal_period(settings.loss, settings, plan_of(episodes, minibatches=minibatches)) == expected
+        assert find_proximal_period(settings.loss, settings, plan_of(episodes, minibatches=minibatches)) == expected
     plain = config("ppo", minibatches=3)
-    assert proximal_period(plain.loss, plain, plan_of(episodes)) == 1
+    assert find_proximal_period(plain.loss, plain, plan_of(episodes)) == 1
 
 
 def test_a_rank_of_dummies_adds_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.data.stream.read_ahead import ReadAhead
+from trainer.data.stream import ReadAhead
 
 
 class Begun:

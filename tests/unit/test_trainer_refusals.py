@@ -9,12 +9,12 @@ import pytest
 
 from lake import Lake, ids
 from lake.errors import DataRefusedError
-from lake.formats.chat.chat_completions import LOGPROBS_LEFT_OUT
+from lake.formats.chat.completions import LOGPROBS_LEFT_OUT
 from lake.records import EpisodeRecord
 from testkit.training import config, token_episodes, token_lake, token_step
 from testkit.wording import Wording
-from trainer.data.select.refusals import find_refusals, refuse, refuse_step_advantages, refuse_text
-from trainer.data.select.selection import select, select_episodes
+from trainer.data.refusals import build_text_refusal, find_refusals, refuse, refuse_step_advantages
+from trainer.data.selection import select, select_episodes
 from trainer.losses import LOSSES
 
 FAULTS: list[tuple[str, dict[str, Any], str]] = [
@@ -119,7 +119,7 @@ def test_rendered_tokens_are_refused_for_that_reason_alone(tmp_path: Path) -> No
 def test_text_only_episodes_are_refused_before_they_are_rendered(tmp_path: Path) -> None:
     lk = token_lake(tmp_path, token_episodes(tasks=2))
     episodes = select_episodes(lk.snapshot(), None)
-    refusal = refuse_text(episodes, LOSSES["ppo"]())
+    refusal = build_text_refusal(episodes, LOSSES["ppo"]())
     steps = lk.sql("SELECT count(*) AS n FROM steps")["n"][0]
     assert refusal.message.startswith(f"ppo refused: {steps} of {steps} steps hold text only")
     assert ids.to_text(episodes["episode_id"][0]) in refusal.message

@@ -7,8 +7,14 @@ import pytest
 from transformers import PreTrainedTokenizerFast  # noqa: TID253
 
 from lake.errors import DataRefusedError
-from trainer.data.render.chat import Turn, UnrenderableError
-from trainer.data.render.render import Renderer, engine_encoding, rendered_encoding, tokenizer_hash
+from trainer.data.render import (
+    ChatTurn,
+    Renderer,
+    UnrenderableError,
+    compute_engine_encoding,
+    compute_rendered_encoding,
+    hash_tokenizer,
+)
 from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 TEXTS = ["Open the door, please.", "The door is open.", "Walk through it and say what you see: a garden."]
@@ -27,16 +33,16 @@ def tokenizer(template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
     return fast
 
 
-def turn(index: int, user: str, action: str, **fields: Any) -> Turn:
-    return Turn(index, [{"role": "user", "content": user}], {"role": "assistant", "content": action, **fields})
+def turn(index: int, user: str, action: str, **fields: Any) -> ChatTurn:
+    return ChatTurn(index, [{"role": "user", "content": user}], {"role": "assistant", "content": action, **fields})
 
 
 TURNS = [turn(0, TEXTS[0], TEXTS[1]), turn(1, TEXTS[2], "A garden."), turn(2, "Good.", "")]
 
 
-def rows_of(turns: list[Turn], template: str = CHAT_TEMPLATE) -> list[dict[str, Any]]:
+def rows_of(turns: list[ChatTurn], template: str = CHAT_TEMPLATE) -> list[dict[str, Any]]:
     renderer = Renderer(tokenizer(template))
-    return list(renderer.rows(5, renderer.spans(turns, None), {"group_id": 1, "run_id": "r"}))
+    return list(renderer.build_rows(5, renderer.render_turns(turns, None), {"group_id": 1, "run_id": "r"}))
 
 
 def test_an_append_only_template_gives_one_sequence_whose_text_is_the_whole_chat() -> None:
@@ -91,7 +97,7 @@ def test_tool_calls_are_part_of_the_action() -> None:
 
 def test_tools_are_part_of_the_prompt() -> None:
     renderer = Renderer(tokenizer())
-    (span,) = renderer.spans(TURNS[:1], [{"name": "look"}])
+    (span,) = renderer.render_turns(TURNS[:1], [{"name": "look"}])
     assert span.context.startswith('<|im_start|>system\nTools: [{"name": "look"}]<|im_end|>')
 
 
@@ -105,7 +111,7 @@ def test_a_marker_in_a_text_is_not_rendered_as_a_marker(place: str) -> None:
         "tool": [turn(0, "ok", "", tool_calls=[{"function": {"name": "f", "arguments": {"x": forged}}}])],
     }[place]
     with pytest.raises(UnrenderableError, match="special_token_text"):
-        Renderer(tokenizer()).spans(turns, None)
+        Renderer(tokenizer()).render_turns(turns, None)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,7 @@ def test_a_marker_in_a_text_is_not_rendered_as_a_marker(place: str) -> None:
 )
 def test_a_template_that_cannot_render_an_episode_is_a_reason(template: str, reason: str) -> None:
     with pytest.raises(UnrenderableError, match=reason):
-        Renderer(tokenizer(template)).spans(TURNS, None)
+        Renderer(tokenizer(template)).render_turns(TURNS, None)
 
 
 def test_without_an_end_token_in_the_template_the_action_is_its_text() -> None:
@@ -137,14 +143,14 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
 def test_an_encoding_is_its_tokenizer_its_template_and_its_provenance() -> None:
     other = build_tokenizer([*TEXTS, "Entirely other words make other merges."], 330)
     found = {
-        rendered_encoding(tokenizer()),
-        rendered_encoding(tokenizer(STRIPS_REASONING)),
-        rendered_encoding(other),
-        engine_encoding(tokenizer()),
+        compute_rendered_encoding(tokenizer()),
+        compute_rendered_encoding(tokenizer(STRIPS_REASONING)),
+        compute_rendered_encoding(other),
+        compute_engine_encoding(tokenizer()),
     }
     assert len(found) == 4
-    assert rendered_encoding(build_tokenizer(TEXTS, 320)) == rendered_encoding(tokenizer())
-    assert len(tokenizer_hash(tokenizer())) == 13
+    assert compute_rendered_encoding(build_tokenizer(TEXTS, 320)) == compute_rendered_encoding(tokenizer())
+    assert len(hash_tokenizer(tokenizer())) == 13
 
 
 def test_no_turns_give_no_rows() -> None:

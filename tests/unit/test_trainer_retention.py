@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.runs.runs import prune, retained
+from trainer.runs.folder import prune, select_retained
 
 
 def folders(place: Path, *names: str) -> list[Path]:
@@ -31,6 +31,6 @@ def test_a_removal_that_was_killed_is_finished(tmp_path: Path) -> None:
 @given(st.integers(1, 8), st.integers(1, 4) | st.none(), st.integers(1, 8) | st.none())
 def test_the_newest_and_the_best_stay(count: int, keep_last: int | None, best: int | None) -> None:
     written = [(step, Path(f"step-{step}")) for step in range(1, count + 1)]
-    stays = {step for step, _ in retained(written, keep_last, best)}
+    stays = {step for step, _ in select_retained(written, keep_last, best)}
     newest = set(range(1, count + 1)) if keep_last is None else set(range(max(1, count - keep_last + 1), count + 1))
     assert stays == newest | ({best} if best is not None and best <= count else set())

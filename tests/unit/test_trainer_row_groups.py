@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lake.errors import LakeAccessError
-from lake.read.visibility import DataFile
+from lake.read.parquet import DataFile
 from lake.storage.objects import Objects
 from lake.tables import TOKENS
 from testkit.training import token_episodes, token_lake
-from trainer.data.stream.batch import ranges, starts
-from trainer.data.stream.row_groups import RowGroupReader, decode
+from trainer.data.batch import compute_starts, expand_ranges
+from trainer.data.row_groups import RowGroupReader, decode_row_group
 
 NAMES = ["context_ids", "action_ids", "action_mask", "action_logprobs"]
 SCHEMA = pa.schema([TOKENS.arrow().field(name) for name in NAMES])
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_lists_become_flat_arrays_with_starts() -> None:
-    group = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA))
+    group = decode_row_group(pa.Table.from_pylist(ROWS, schema=SCHEMA))
     assert group.context_starts.tolist() == [0, 2, 2, 3, 6]
     assert group.context_C.tolist() == [1, 2, 6, 7, 8, 9]
     assert group.action_starts.tolist() == [0, 1, 3, 3, 5]
@@ -49,12 +49,12 @@ def test_lists_become_flat_arrays_with_starts() -> None:
 
 
 def test_lengths_of_some_rows() -> None:
-    context, action = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA)).lengths(np.array([3, 0, 1]))
+    context, action = decode_row_group(pa.Table.from_pylist(ROWS, schema=SCHEMA)).count_tokens(np.array([3, 0, 1]))
     assert (context.tolist(), action.tolist()) == ([3, 2, 0], [2, 1, 2])
 
 
 def test_unknown_logprobs_are_nan_at_their_own_tokens() -> None:
-    group = decode(pa.Table.from_pylist(ROWS, schema=SCHEMA))
+    group = decode_row_group(pa.Table.from_pylist(ROWS, schema=SCHEMA))
     np.testing.assert_array_equal(group.logprobs_A, np.array([-1, np.nan, np.nan, -2, -3], np.float32))
 
 
@@ -74,7 +74,7 @@ def test_masks_and_logprobs_are_left_out_unless_asked_for(path: str) -> None:
 
 def test_a_file_is_read_by_row_group(path: str) -> None:
     whole = reader(path)
-    assert whole.group_starts(0).tolist() == [0, 3, 4]
+    assert whole.read_group_starts(0).tolist() == [0, 3, 4]
     assert whole.read(0, 1).action_A.tolist() == [1, 2]
 
 
@@ -82,33 +82,33 @@ def test_a_footer_is_read_once_by_however_many_threads(path: str) -> None:
     shared = reader(path)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: shared.read(0, 0), range(32)))
-    first = shared.metadata(0)
+    first = shared.read_metadata(0)
     Path(path).unlink()
-    assert shared.metadata(0) is first
+    assert shared.read_metadata(0) is first
 
 
 def test_a_file_that_went_away_is_an_error(path: str) -> None:
     gone = reader(path)
     Path(path).unlink()
     with pytest.raises(LakeAccessError, match="no such file"):
-        gone.group_starts(0)
+        gone.read_group_starts(0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 5)), max_size=8))
 def test_ranges_are_the_numbers_of_each_range(spans: list[tuple[int, int]]) -> None:
     firsts, counts = (np.array([span[i] for span in spans], np.int64) for i in (0, 1))
-    assert ranges(firsts, counts).tolist() == [n for first, count in spans for n in range(first, first + count)]
-    assert starts(counts).tolist() == [sum(counts[:n]) for n in range(len(spans) + 1)]
+    assert expand_ranges(firsts, counts).tolist() == [n for first, count in spans for n in range(first, first + count)]
+    assert compute_starts(counts).tolist() == [sum(counts[:n]) for n in range(len(spans) + 1)]
 
 
 def test_decoding_imports_no_pandas(path: str) -> None:
     """It takes longer to import than ten row groups to decode."""
     code = f"""
 import sys
-from trainer.data.stream.row_groups import decode
+from trainer.data.row_groups import decode_row_group
 import pyarrow.parquet as pq
 with pq.ParquetFile({path!r}) as parquet:
-    decode(parquet.read_row_group(0, columns={NAMES!r}))
+    decode_row_group(parquet.read_row_group(0, columns={NAMES!r}))
 sys.exit("pandas" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from lake.errors import CheckpointError, UsageError
@@ -16,13 +15,13 @@ from lake.storage.atomic import (
     FILES,
     atomic_folder,
     atomic_text,
-    check_whole,
-    read_whole,
+    check_complete,
+    find_settled,
+    read_unreplaced,
     recover,
     remove_folder,
-    settled,
 )
-from trainer.runs.runs import RunFolder, RunRecord
+from trainer.runs.folder import RunFolder, RunRecord
 
 RECORD = RunRecord(
     job_id=2**62 + 3,
@@ -42,12 +41,6 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert folder.read() == RECORD
 
 
-def test_a_record_of_before_losses_owned_their_options_is_read_as_it_stands_now(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.write(msgspec.structs.replace(RECORD, config={"loss": "awr", "awr": {"beta": 0.5}, "ppo": {}, "unit": None}))
-    assert folder.read() == RECORD
-
-
 def test_a_damaged_record_says_so(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"job_id": 1')
     with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
@@ -57,12 +50,12 @@ def test_a_damaged_record_says_so(tmp_path: Path) -> None:
 def test_a_second_process_is_kept_out_until_the_first_has_gone(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with (
-        folder.locked(),
+        folder.lock(),
         pytest.raises(UsageError, match=f"process {os.getpid()} trains into"),
-        RunFolder(tmp_path).locked(),
+        RunFolder(tmp_path).lock(),
     ):
         pass
-    with folder.locked():
+    with folder.lock():
         pass
 
 
@@ -94,7 +87,7 @@ def write_three(target: Path, text: str) -> None:
 
 
 def texts(target: Path) -> set[str]:
-    check_whole(target)
+    check_complete(target)
     return {(target / name).read_text() for name in ("a", "b", "inner/c")}
 
 
@@ -122,7 +115,7 @@ def test_a_kill_at_any_moment_leaves_the_old_folder_or_the_new_in_full(tmp_path:
         place = tmp_path / str(number) / "f"
         write_three(place, "old")
         is_killed = killed_at(number, lambda place=place: write_three(place, "new"))
-        (before,) = texts(settled(place))
+        (before,) = texts(find_settled(place))
         another = Path(shutil.copytree(place.parent, tmp_path / f"{number}-again")) / "f"
         recover(place.parent)
         assert texts(place) == {before}
@@ -143,7 +136,7 @@ def test_a_second_kill_leaves_a_folder_in_full_as_well(tmp_path: Path) -> None:
         write_three(place, "old")
         place.rename(place.with_name(".f.replaced"))
         is_killed = killed_at(number, lambda place=place: write_three(place, "new"))
-        assert texts(settled(place)) in ({"old"}, {"new"})
+        assert texts(find_settled(place)) in ({"old"}, {"new"})
         if not is_killed:
             break
 
@@ -168,10 +161,10 @@ def test_a_removal_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
 def test_what_is_set_aside_of_a_folder_under_its_own_name_gets_no_second_one(tmp_path: Path) -> None:
     write_three(tmp_path / "f", "old")
     (tmp_path / "f").rename(tmp_path / ".f.replaced")
-    assert settled(tmp_path / "f").name == ".f.replaced"
-    with RunFolder(tmp_path).locked():
+    assert find_settled(tmp_path / "f").name == ".f.replaced"
+    with RunFolder(tmp_path).lock():
         assert texts(tmp_path / "f") == {"old"}
-    assert settled(tmp_path / "f").name == "f"
+    assert find_settled(tmp_path / "f").name == "f"
 
 
 def test_a_reader_gets_one_folder_in_full_while_others_take_its_place(tmp_path: Path) -> None:
@@ -186,20 +179,20 @@ def test_a_reader_gets_one_folder_in_full_while_others_take_its_place(tmp_path: 
         texts_read.append(first)
         return {first, (folder / "b").read_text()}
 
-    assert read_whole(place, read) == {"3"}
+    assert read_unreplaced(place, read) == {"3"}
     assert texts_read == ["0", "1", "2", "3"]
 
 
 def test_a_reader_of_a_folder_that_is_always_replaced_gives_up(tmp_path: Path) -> None:
     write_three(tmp_path / "f", "old")
     with pytest.raises(UsageError):
-        read_whole(tmp_path / "f", lambda folder: write_three(folder, "new"))
+        read_unreplaced(tmp_path / "f", lambda folder: write_three(folder, "new"))
 
 
 def test_a_fault_of_a_reader_is_its_own_where_nothing_was_replaced(tmp_path: Path) -> None:
     write_three(tmp_path / "f", "old")
     with pytest.raises(FileNotFoundError):
-        read_whole(tmp_path / "f", lambda folder: (folder / "d").read_text())
+        read_unreplaced(tmp_path / "f", lambda folder: (folder / "d").read_text())
 
 
 @pytest.mark.parametrize("name", ["a", "inner/c"])
@@ -207,7 +200,7 @@ def test_a_copy_that_lacks_a_file_is_noticed(tmp_path: Path, name: str) -> None:
     write_three(tmp_path / "f", "old")
     (tmp_path / "f" / name).unlink()
     with pytest.raises(UsageError, match=name):
-        check_whole(tmp_path / "f")
+        check_complete(tmp_path / "f")
 
 
 def test_weights_that_are_cut_short_are_noticed_and_a_text_may_be_edited(tmp_path: Path) -> None:
@@ -215,10 +208,10 @@ def test_weights_that_are_cut_short_are_noticed_and_a_text_may_be_edited(tmp_pat
         (partial / "config.json").write_text("{}")
         (partial / "model.safetensors").write_bytes(b"12345")
     (tmp_path / "f" / "config.json").write_text('{"more": 1}')
-    check_whole(tmp_path / "f")
+    check_complete(tmp_path / "f")
     (tmp_path / "f" / "model.safetensors").write_bytes(b"1234")
     with pytest.raises(UsageError, match=r"model\.safetensors"):
-        check_whole(tmp_path / "f")
+        check_complete(tmp_path / "f")
 
 
 def test_a_text_is_replaced_in_one_piece(tmp_path: Path) -> None:

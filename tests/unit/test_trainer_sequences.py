@@ -5,7 +5,7 @@ import pytest
 
 from lake import ids
 from lake.errors import ContractError
-from trainer.data.select.sequences import link_sequences
+from trainer.data.sequences import link_sequences
 
 COLUMNS = ["episode_id", "step_index", "n_context", "n_action", "prefix_step_index", "prefix_length"]
 

@@ -11,9 +11,9 @@ from lake import Lake
 from lake.records import EpisodeRecord
 from testkit.copies import empty_lake
 from testkit.training import config, token_step
-from trainer.data.plan.plan import Plan
-from trainer.data.select.selection import select
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import Plan
+from trainer.data.selection import select
+from trainer.data.stream import Stream
 from trainer.losses import Needs
 
 Step = tuple[int | None, int | None, list[list[int]] | None]
@@ -117,6 +117,6 @@ def test_batches_say_how_old_each_token_is(tmp_path: Path) -> None:
 
 
 def test_spans_are_stored_as_json(tmp_path: Path) -> None:
-    """What `trainer.data.select.sequences` decodes."""
+    """What `trainer.data.sequences` decodes."""
     lk = lake_of(tmp_path, a=[episode("t", 1, (None, 1, [[1, 0, 1], [2, 2, 2]]))])
     assert json.loads(lk.scan("tokens").collect()["version_spans"][0]) == [[1, 0, 1], [2, 2, 2]]

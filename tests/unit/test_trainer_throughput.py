@@ -3,8 +3,8 @@
 import pytest
 
 from testkit.training import random_model
-from trainer.monitor.watch import ModelShape, model_shape, peak_operations
-from trainer.policy.model import Policy
+from trainer.monitor import ModelShape, find_peak_operations, measure_shape
+from trainer.policy.model import PackedPolicy
 
 
 def test_operations_of_two_sequences() -> None:
@@ -14,19 +14,19 @@ def test_operations_of_two_sequences() -> None:
 
 
 def test_the_shape_of_a_model_counts_matrices_once() -> None:
-    shape = model_shape(Policy(random_model()))
+    shape = measure_shape(PackedPolicy(random_model()))
     attention = 32 * 32 + 2 * 32 * 16 + 32 * 32
     feed_forward = 3 * 32 * 48
     assert shape == ModelShape(body=2 * (attention + feed_forward), head=40 * 32, layers=2, width=32)
 
 
 def test_an_untied_head_is_no_part_of_the_body() -> None:
-    untied = model_shape(Policy(random_model(tie_word_embeddings=False)))
-    assert untied == model_shape(Policy(random_model()))
+    untied = measure_shape(PackedPolicy(random_model(tie_word_embeddings=False)))
+    assert untied == measure_shape(PackedPolicy(random_model()))
 
 
 @pytest.mark.parametrize(
     ("name", "peak"), [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("cpu", None), ("", None)]
 )
 def test_peaks_of_known_devices(name: str, peak: float | None) -> None:
-    assert peak_operations(name) == peak
+    assert find_peak_operations(name) == peak

@@ -6,10 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from lake.read.visibility import DataFile
+from lake.read.parquet import DataFile
 from lake.tables import TOKENS
-from trainer.data.select.portions import Portions
-from trainer.data.select.token_rows import read_token_rows
+from trainer.data.token_rows import Portions, read_token_rows
 
 
 class Compacted:

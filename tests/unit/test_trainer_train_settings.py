@@ -12,14 +12,13 @@ from pydantic import BaseModel
 from lake.cli import trajlake
 from lake.errors import UsageError
 from lake.settings import models_in
-from trainer.commands_train import train
+from trainer.commands import train
 from trainer.config import TrainConfig
 from trainer.losses import LOSSES
 from trainer.losses.awr import AWR
 from trainer.losses.dpo import DPO
 from trainer.losses.sft import SFT
-from trainer.runs.stages import read_stages
-from trainer.train_settings import configured, flag_of, given_settings, layered, read_settings
+from trainer.train_settings import build_config, flag_of, layer_settings, parse_settings, read_settings, read_stages
 
 STAGES = """
 [trainer]
@@ -51,7 +50,7 @@ def in_file(folder: Path, text: str) -> str:
 
 
 def stages_of(folder: Path, text: str, *pairs: str) -> dict[str, TrainConfig]:
-    stages = read_stages(read_settings(in_file(folder, text), given_settings(pairs, {})))
+    stages = read_stages(read_settings(in_file(folder, text), parse_settings(pairs, {})))
     return {stage.name: stage.config for stage in stages}
 
 
@@ -77,15 +76,15 @@ def test_set_reaches_every_field(loss: str, field: str) -> None:
     for name in field.split("."):
         value = value[name]
     text = value if isinstance(value, str) else json.dumps(value)
-    given = given_settings((f"{field}={text}",), {})
-    settings = layered({"model": "m", "loss": loss, "lora": {}, "validation": {"where": "w"}}, given)
+    given = parse_settings((f"{field}={text}",), {})
+    settings = layer_settings({"model": "m", "loss": loss, "lora": {}, "validation": {"where": "w"}}, given)
     assert TrainConfig.model_validate(settings) == base
 
 
 def test_flags_come_last_and_the_file_first(tmp_path: Path) -> None:
     file = in_file(tmp_path, '[trainer]\nmodel = "m"\nepochs = 5\nseed = 1\n[trainer.loss]\nname = "awr"\nbeta = 0.5\n')
-    given = given_settings(("epochs=4", "loss.max_weight=3"), {"seed": 2, "validation.where": "a"})
-    config = configured(read_settings(file, given))
+    given = parse_settings(("epochs=4", "loss.max_weight=3"), {"seed": 2, "validation.where": "a"})
+    config = build_config(read_settings(file, given))
     assert (config.epochs, config.seed, config.loss) == (4, 2, AWR(beta=0.5, max_weight=3.0))
     assert config.validation is not None
     assert config.validation.where == "a"
@@ -99,12 +98,12 @@ def test_flags_come_last_and_the_file_first(tmp_path: Path) -> None:
         (("learning_rate=1",), {"learning_rate": 1.0}, "--lr and --set learning_rate say"),
         (("loss=awr",), {"loss.name": "sft"}, "--loss and --set loss.name say the same thing twice"),
         (("loss.unit=turn",), {"loss.unit": "turn"}, "--unit and --set loss.unit say"),
-        (("epochs",), {}, "is no setting"),
+        (("epochs",), {}, "is not a setting"),
     ],
 )
 def test_what_is_said_twice_or_not_at_all_is_refused(pairs: tuple[str, ...], flags: dict[str, Any], fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        given_settings(pairs, flags)
+        parse_settings(pairs, flags)
 
 
 def test_every_flag_has_its_name() -> None:
@@ -175,7 +174,7 @@ def test_options_of_a_loss_that_no_stage_has_are_refused(tmp_path: Path) -> None
 )
 def test_a_run_needs_a_model_and_a_loss(settings: dict[str, Any], fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        configured(settings)
+        build_config(settings)
 
 
 def test_help_has_every_option_in_a_section_once() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config import ValidationConfig
-from trainer.monitor.validation import Measurement, best, should_stop
+from trainer.monitor import Measurement, find_best, should_stop
 
 values = st.one_of(st.integers(0, 6).map(float), st.just(math.nan))
 histories = st.lists(values, max_size=12).map(lambda found: [(10 * (i + 1), v) for i, v in enumerate(found)])
@@ -37,7 +37,7 @@ def test_a_small_improvement_is_none() -> None:
     history = [(1, 3.0), (2, 2.95)]
     assert stopped(history, 1, least=0.1)
     assert not stopped(history, 1, least=0.01)
-    assert best(history, 0.1) == (1, 3.0)
+    assert find_best(history, 0.1) == (1, 3.0)
 
 
 @given(histories, st.integers(1, 4))
@@ -52,4 +52,4 @@ def test_stopping_is_what_a_loop_would_do(history: list[Measurement], patience: 
 @given(histories)
 def test_the_best_is_the_first_of_the_lowest(history: list[Measurement]) -> None:
     real = [(value, step) for step, value in history if not math.isnan(value)]
-    assert best(history) == ((min(real)[1], min(real)[0]) if real else None)
+    assert find_best(history) == ((min(real)[1], min(real)[0]) if real else None)

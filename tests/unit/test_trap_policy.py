@@ -3,20 +3,20 @@
 from typing import Any
 
 import pytest
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from pipelines.collect.environments import Task
-from pipelines.collect.environments.house import House, HouseConfig, vocabulary
+from pipelines.collect.environments.games import play
+from pipelines.collect.environments.house import House, HouseConfig, list_vocabulary
 from pipelines.collect.players import Rollout
 from pipelines.collect.policies.transformers_policy import TransformersPolicy
-from pipelines.collect.rollouts import play
 from testkit.architectures import model_of
 from testkit.training import random_backend, random_batch, random_model
 from trainer.backends.base import SingleDevice
 from trainer.config import OptimizerConfig
 from trainer.losses import LOSSES
 from trainer.online.demo import TinyPolicyConfig, build_model, build_tokenizer
-from trainer.policy.model import Policy
+from trainer.policy.model import PackedPolicy
 
 DROPOUT: dict[str, dict[str, float]] = {
     "GPT2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
@@ -31,7 +31,7 @@ def test_a_models_dropout_never_acts(name: str) -> None:
     """Not in the first update, not after one, and not in the gradient: it is that of a model without dropout."""
     batch = random_batch([9, 5])
     backends = [
-        SingleDevice(Policy(model_of(name, **options)), OptimizerConfig())
+        SingleDevice(PackedPolicy(model_of(name, **options)), OptimizerConfig())
         for options in (DROPOUT[name], dict.fromkeys(DROPOUT[name], 0.0))
     ]
     for backend in backends:
@@ -46,7 +46,7 @@ def test_a_models_dropout_never_acts(name: str) -> None:
 def test_a_packed_buffer_goes_in_with_positions_and_without_mask_or_cache(fields: dict[str, Any]) -> None:
     """A mask of ones, or the cache that models keep by default, would let sequences see each other."""
     model = random_model()
-    policy = Policy(model, **fields)
+    policy = PackedPolicy(model, **fields)
     seen: list[dict[str, Any]] = []
     model.base_model.register_forward_pre_hook(lambda *call: seen.append(call[-1]), with_kwargs=True)
     policy.logprobs(random_batch([3, 1, 4]))[0].sum().backward()  # type: ignore[no-untyped-call]
@@ -67,13 +67,13 @@ def test_attention_never_compares_tokens_of_different_sequences(monkeypatch: pyt
         return result
 
     monkeypatch.setattr(attention, "scaled_dot_product_attention", spy)
-    Policy(random_model()).logprobs(random_batch([30, 1, 12]))
+    PackedPolicy(random_model()).logprobs(random_batch([30, 1, 12]))
     assert calls == [(30, 30, None), (1, 1, None), (12, 12, None)] * 2, "two layers"
 
 
 def test_nothing_is_remembered_of_the_weights_before_an_update() -> None:
     """Keys and values of a cached prompt, under the old weights, would be a stale prefix cache."""
-    tokenizer = build_tokenizer(vocabulary())
+    tokenizer = build_tokenizer(list_vocabulary())
 
     def policy(seed: int) -> TransformersPolicy:
         model = build_model(tokenizer, TinyPolicyConfig(), seed=seed).eval()
@@ -112,8 +112,8 @@ def test_the_score_of_a_probe_is_the_same_in_the_player_and_in_the_trainer_after
 def test_sixteen_bit_products_do_not_bend_the_entropy() -> None:
     """Logits are rounded once, by the product; sums over the vocabulary are float32, so errors do not add up."""
     batch = random_batch([200, 300])
-    _, exact_N = Policy(random_model()).logprobs(batch, entropy=True)
-    _, narrow_N = Policy(random_model(), dtype="bfloat16").logprobs(batch, entropy=True)
+    _, exact_N = PackedPolicy(random_model()).logprobs(batch, entropy=True)
+    _, narrow_N = PackedPolicy(random_model(), dtype="bfloat16").logprobs(batch, entropy=True)
     assert exact_N is not None
     assert narrow_N is not None
     difference_N = (narrow_N - exact_N).detach()

@@ -15,16 +15,17 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast  # noqa: TID253
 
 from lake.errors import DataRefusedError
-from trainer.data.render.chat import (
+from trainer.data.render import (
     UNRENDERABLE,
+    ChatTurn,
+    Renderer,
     Rendering,
-    Turn,
+    TurnText,
     UnrenderableError,
     loses_reasoning,
+    read_turns,
     refuse_unrendered,
-    turns_of,
 )
-from trainer.data.render.render import Renderer, Span
 from trainer.policy.tiny_model import CHAT_TEMPLATE, build_tokenizer
 
 CONTENT_ONLY = (
@@ -65,9 +66,9 @@ def call(name: str = "look", **arguments: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def turn(index: int, action: str, *added: tuple[str, str], **fields: Any) -> Turn:
+def turn(index: int, action: str, *added: tuple[str, str], **fields: Any) -> ChatTurn:
     messages = [{"role": role, "content": content} for role, content in added]
-    return Turn(index, messages, {"role": "assistant", "content": action, **fields})
+    return ChatTurn(index, messages, {"role": "assistant", "content": action, **fields})
 
 
 @functools.cache
@@ -77,11 +78,11 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
     return fast
 
 
-def spans(template: str, *turns: Turn) -> list[Span]:
-    return Renderer(tokenizer(template)).spans(list(turns), None)
+def spans(template: str, *turns: ChatTurn) -> list[TurnText]:
+    return Renderer(tokenizer(template)).render_turns(list(turns), None)
 
 
-def whole(template: str, *turns: Turn) -> str:
+def whole(template: str, *turns: ChatTurn) -> str:
     messages = [message for turn in turns for message in [*turn.added, turn.action]]
     return str(tokenizer(template).apply_chat_template(messages, tokenize=False))
 
@@ -189,17 +190,17 @@ def test_actions_are_found_without_the_generation_blocks_of_a_template(marked: b
 def test_agents_that_take_turns_have_a_conversation_each() -> None:
     """Text of interleaved sub-agents: neither sees what the other was told or said."""
     turns = [
-        Turn(0, [{"role": "user", "content": "Open"}], {"role": "assistant", "content": "A0"}, "a"),
-        Turn(1, [{"role": "user", "content": "Look"}], {"role": "assistant", "content": "B0"}, "b"),
-        Turn(2, [{"role": "user", "content": "And?"}], {"role": "assistant", "content": "A1"}, "a"),
-        Turn(3, [{"role": "user", "content": "See?"}], {"role": "assistant", "content": "B1"}, "b"),
+        ChatTurn(0, [{"role": "user", "content": "Open"}], {"role": "assistant", "content": "A0"}, "a"),
+        ChatTurn(1, [{"role": "user", "content": "Look"}], {"role": "assistant", "content": "B0"}, "b"),
+        ChatTurn(2, [{"role": "user", "content": "And?"}], {"role": "assistant", "content": "A1"}, "a"),
+        ChatTurn(3, [{"role": "user", "content": "See?"}], {"role": "assistant", "content": "B1"}, "b"),
     ]
     found = spans(CHAT_TEMPLATE, *turns)
     assert [span.extends for span in found] == [None, None, 0, 1]
     for mine in (0, 1):
         text = "".join(span.context + span.action for span in found[mine::2])
         assert text + "\n" == whole(CHAT_TEMPLATE, *turns[mine::2])
-    rows = list(Renderer(tokenizer(CHAT_TEMPLATE)).rows(5, found, {}))
+    rows = list(Renderer(tokenizer(CHAT_TEMPLATE)).build_rows(5, found, {}))
     lengths = [row["n_context"] + row["n_action"] for row in rows]
     assert [row["prefix_length"] for row in rows] == [0, 0, lengths[0], lengths[1]]
 
@@ -220,7 +221,7 @@ def test_a_call_with_a_history_of_its_own_is_not_shown_what_was_said_before() ->
         }
         for index, note in enumerate(notes)
     ]
-    found = spans(CHAT_TEMPLATE, *turns_of("[]", rows))
+    found = spans(CHAT_TEMPLATE, *read_turns("[]", rows))
     assert [span.extends for span in found] == [None, None, 0, 2, 3], "a step that is not there is not followed"
     assert "Q0" not in found[1].context
     assert ["look" in span.context for span in found] == [False, True, False, False, False]
@@ -232,9 +233,9 @@ def test_a_call_with_a_history_of_its_own_is_not_shown_what_was_said_before() ->
 def test_an_action_that_was_cut_off_does_not_teach_to_stop_there(reason: str | None, learned: bool) -> None:
     """The template writes an end token that nobody sampled: it is there, as context."""
     row = {"step_index": 0, "context": None, "state": "Go", "state_role": None, "action": "It is", "reasoning": None}
-    turns = turns_of(None, [row | {"tool_calls": None, "finish_reason": reason}])
+    turns = read_turns(None, [row | {"tool_calls": None, "finish_reason": reason}])
     renderer = Renderer(tokenizer(CHAT_TEMPLATE))
-    (found,) = renderer.rows(5, renderer.spans(turns, None), {})
+    (found,) = renderer.build_rows(5, renderer.render_turns(turns, None), {})
     end = tokenizer(CHAT_TEMPLATE).eos_token_id
     assert found["action_ids"][-1] == end
     assert found["action_mask"] == [True] * (found["n_action"] - 1) + [learned]
@@ -244,9 +245,9 @@ def test_an_action_that_was_cut_off_does_not_teach_to_stop_there(reason: str | N
 def test_without_an_end_token_in_the_template_a_cut_action_is_all_there_is() -> None:
     bare = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     bare += "{% if add_generation_prompt %}[assistant]{% endif %}"
-    cut = Turn(0, [{"role": "user", "content": "Go"}], {"role": "assistant", "content": "It is"}, is_cut=True)
+    cut = ChatTurn(0, [{"role": "user", "content": "Go"}], {"role": "assistant", "content": "It is"}, is_cut=True)
     renderer = Renderer(tokenizer(bare))
-    (found,) = renderer.rows(5, renderer.spans([cut], None), {})
+    (found,) = renderer.build_rows(5, renderer.render_turns([cut], None), {})
     assert all(found["action_mask"])
 
 
@@ -266,10 +267,10 @@ def test_a_turn_may_end_by_another_marker_than_the_tokenizers_end_token() -> Non
     fast.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
     renderer = Renderer(fast)
     turns = [turn(0, "It is open.", ("user", "Open the door")), turn(1, "Yes.", ("user", "Sure?"))]
-    found = renderer.spans(turns, None)
+    found = renderer.render_turns(turns, None)
     assert [span.action for span in found] == ["It is open.<end_of_turn>", "Yes.<end_of_turn>"]
     assert found[1].context.startswith("\n<|im_start|>user")
-    (row,) = renderer.rows(5, renderer.spans([replace(turns[0], is_cut=True)], None), {})
+    (row,) = renderer.build_rows(5, renderer.render_turns([replace(turns[0], is_cut=True)], None), {})
     assert row["action_mask"] == [True] * (row["n_action"] - 1) + [False]
 
 
@@ -286,7 +287,7 @@ def test_no_space_slips_in_where_a_tokenizer_puts_one_before_every_text(swallows
     assert fast.tokenize("a")[0] == "\u2581"
     turns = [turn(0, "tis open.", ("user", "open it")), turn(1, "Yes.", ("user", "so?"))]
     renderer = Renderer(fast)
-    rows = list(renderer.rows(5, renderer.spans(turns, None), {}))
+    rows = list(renderer.build_rows(5, renderer.render_turns(turns, None), {}))
     ids = [i for row in rows for i in row["context_ids"] + row["action_ids"]]
     messages = [message for turn in turns for message in [*turn.added, turn.action]]
     expected = fast.encode(fast.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
@@ -324,7 +325,7 @@ def test_parts_of_text_are_joined_and_never_written_as_python_writes_a_list(temp
     first = json.dumps([{"role": "user", "content": PARTS[:1]}])
     as_text = [{"role": role, "content": "Look.\nWhat do you see?\nSay."}]
     found = [
-        spans(template, *turns_of(first, [step_of([{"role": role, "content": content}])]))
+        spans(template, *read_turns(first, [step_of([{"role": role, "content": content}])]))
         for content in (PARTS, {"type": "text", "text": as_text[0]["content"]}, as_text[0]["content"])
     ]
     assert found[0] == found[1] == found[2]
@@ -348,10 +349,10 @@ def test_parts_of_text_are_joined_and_never_written_as_python_writes_a_list(temp
 def test_content_that_is_no_text_is_refused_with_its_place(part: Any, what: str) -> None:
     later = [{"role": "user", "content": "hi"}, {"role": "tool", "content": [PARTS[0], part]}]
     with pytest.raises(UnrenderableError) as told:
-        turns_of(None, [step_of([]), step_of(later, step_index=1)])
-    assert (told.value.reason, told.value.place) == (
+        read_turns(None, [step_of([]), step_of(later, step_index=1)])
+    assert (told.value.reason, told.value.position) == (
         "content_not_text",
         f"step 1, message 1 of its context (tool): {what}",
     )
     with pytest.raises(UnrenderableError, match=r"message 0 of initial_messages \(system\)"):
-        turns_of(json.dumps([{"role": "system", "content": [part]}]), [step_of([])])
+        read_turns(json.dumps([{"role": "system", "content": [part]}]), [step_of([])])

@@ -42,7 +42,9 @@ def test_a_queue_is_walked_by_keys_and_survives_a_reload(page: Any, lk: Lake) ->
 
 
 @pytest.mark.slow("names are completed while a query is typed")
-@pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+@pytest.mark.skipif(
+    bool(isolation.find_missing_layers()), reason=f"no strong isolation here: {isolation.find_missing_layers()}"
+)
 def test_names_are_completed_and_rows_are_opened_as_a_list(page: Any) -> None:
     go(page, "/sql", "SQL")
     field = page.get_by_role("textbox", name="One SELECT")

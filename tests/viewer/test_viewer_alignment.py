@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viewer import alignment
-from viewer.alignment import (
-    LEAST_FOLDED,
+from viewer import side_by_side
+from viewer.side_by_side import (
+    MIN_FOLDED_LINES,
+    AlignmentLine,
     Key,
-    Line,
     Parting,
     Stretch,
     align,
-    first_divergence,
-    folded,
-    longest_common,
-    parting,
+    explain_parting,
+    find_common_subsequence,
+    find_first_divergence,
+    fold_alike_lines,
 )
 
 KEYS = st.one_of(st.none(), st.integers(0, 3))
@@ -40,13 +40,13 @@ def most(one: Sequence[Key], other: Sequence[Key]) -> int:
     return of(0, 0)
 
 
-def keys_of(line: Line, walks: list[list[Key]]) -> list[Key]:
+def keys_of(line: AlignmentLine, walks: list[list[Key]]) -> list[Key]:
     return [walk[step] for walk, step in zip(walks, line.steps, strict=True) if step is not None]
 
 
 @given(WALK, WALK)
 def test_the_common_subsequence_is_one_and_there_is_no_longer_one(one: list[Key], other: list[Key]) -> None:
-    pairs = longest_common(one, other)
+    pairs = find_common_subsequence(one, other)
     assert len(pairs) == most(one, other)
     assert all(one[i] is not None and one[i] == other[j] for i, j in pairs)
     assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(pairs))
@@ -78,14 +78,14 @@ def test_two_walks_share_as_many_lines_as_any_alignment_has(one: list[Key], othe
 @given(WALKS, st.lists(st.integers(0, 3), max_size=5))
 def test_what_all_begin_with_is_in_the_first_lines(walks: list[list[Key]], start: list[int]) -> None:
     for position, line in enumerate(align([[*start, *walk] for walk in walks])[: len(start)]):
-        assert line == Line((position,) * len(walks), is_shared=True)
+        assert line == AlignmentLine((position,) * len(walks), is_shared=True)
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.integers(2, 5))
 def test_walks_that_are_alike_stay_together(walk: list[int], many: int) -> None:
     lines = align([walk] * many)
-    assert lines == [Line((step,) * many, is_shared=True) for step in range(len(walk))]
-    assert first_divergence(lines, [walk] * many) is None
+    assert lines == [AlignmentLine((step,) * many, is_shared=True) for step in range(len(walk))]
+    assert find_first_divergence(lines, [walk] * many) is None
 
 
 @given(WALKS, st.data())
@@ -94,7 +94,7 @@ def test_before_the_first_divergence_all_did_the_same_and_there_they_did_not(
 ) -> None:
     choices = [data.draw(st.lists(st.integers(0, 1), min_size=len(w), max_size=len(w))) for w in walks]
     lines = align(walks)
-    found = first_divergence(lines, choices)
+    found = find_first_divergence(lines, choices)
     together = list(zip(*(zip(w, c, strict=True) for w, c in zip(walks, choices, strict=True)), strict=False))
     same = 0
     while same < len(together) and len(set(together[same])) == 1 and together[same][0][0] is not None:
@@ -102,7 +102,7 @@ def test_before_the_first_divergence_all_did_the_same_and_there_they_did_not(
     expected = None if all(len(walk) == same for walk in walks) else same
     assert found == expected
     if found is not None:
-        assert parting(lines, choices, walks, found) == why(walks, same)
+        assert explain_parting(lines, choices, walks, found) == why(walks, same)
 
 
 def why(walks: list[list[Key]], same: int) -> Parting:
@@ -120,32 +120,32 @@ def why(walks: list[list[Key]], same: int) -> Parting:
 @given(WALKS)
 def test_folding_keeps_every_line(walks: list[list[Key]]) -> None:
     lines = align(walks)
-    stretches = folded(lines, walks)
+    stretches = fold_alike_lines(lines, walks)
     assert [one for s in stretches for one in range(s.first, s.last + 1)] == list(range(len(lines)))
     for stretch in stretches:
         size = stretch.last - stretch.first + 1
-        assert size == 1 or size >= LEAST_FOLDED
-        assert size == 1 or all(alignment.is_alike(line, walks) for line in lines[stretch.first : stretch.last + 1])
+        assert size == 1 or size >= MIN_FOLDED_LINES
+        assert size == 1 or all(side_by_side.is_alike(line, walks) for line in lines[stretch.first : stretch.last + 1])
 
 
 def test_an_example() -> None:
     """Both pass 1, 2 and 4. The first alone passes 3, the second 7 and 8; the last state of each is its own."""
     lines = align([[1, 2, 3, 4, 5], [1, 2, 7, 8, 4, 6]])
     assert lines == [
-        Line((0, 0), is_shared=True),
-        Line((1, 1), is_shared=True),
-        Line((2, 2), is_shared=False),
-        Line((None, 3), is_shared=False),
-        Line((3, 4), is_shared=True),
-        Line((4, 5), is_shared=False),
+        AlignmentLine((0, 0), is_shared=True),
+        AlignmentLine((1, 1), is_shared=True),
+        AlignmentLine((2, 2), is_shared=False),
+        AlignmentLine((None, 3), is_shared=False),
+        AlignmentLine((3, 4), is_shared=True),
+        AlignmentLine((4, 5), is_shared=False),
     ]
-    assert first_divergence(lines, ["aabaa", "aaaaaa"]) == 2
-    assert first_divergence(lines, ["abbaa", "aaaaaa"]) == 1
+    assert find_first_divergence(lines, ["aabaa", "aaaaaa"]) == 2
+    assert find_first_divergence(lines, ["abbaa", "aaaaaa"]) == 1
 
 
 def test_equal_stretches_are_folded() -> None:
     lines = align([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]])
-    assert folded(lines, ["xxxxyx", "xxxxzx"]) == [Stretch(0, 3), Stretch(4, 4), Stretch(5, 5)]
+    assert fold_alike_lines(lines, ["xxxxyx", "xxxxzx"]) == [Stretch(0, 3), Stretch(4, 4), Stretch(5, 5)]
 
 
 @pytest.mark.parametrize("walks", [[list(range(1000))] * 8, [[n % 7 for n in range(1000)]] * 7 + [[0] * 1000]])

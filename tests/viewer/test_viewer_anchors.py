@@ -4,7 +4,6 @@ import json
 import random
 import shlex
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,16 @@ from click.testing import CliRunner
 
 from lake import Lake, ids
 from lake.cli import trajlake
-from lake.cli.options import readable
+from lake.cli.options import format_ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
-from viewer import lists
-from viewer.environment import ENVIRONMENT
-from viewer.pinned import Reader
-from viewer.queries import Sort, Window, anchors
+from viewer import download
+from viewer.queries import ListWindow, Sort, anchors
+from viewer.reader import Reader
+from viewer.server import ENVIRONMENT
 
-ALL = Window(1000)
+ALL = ListWindow(1000)
 TEXTS = ["[]", "Error: no such room", "room 0", "room 1", "room 2"]
 
 
@@ -85,7 +84,7 @@ def weight(rows: list[dict[str, Any]]) -> float:
 
 
 def test_every_figure_of_a_state(snap: Reader, visits: dict[int, list[dict[str, Any]]]) -> None:
-    found = anchors.explored(snap, find_credit(snap), ALL)
+    found = anchors.read_states(snap, find_credit(snap), ALL)
     assert found["share"].to_list() == sorted(found["share"], reverse=True)
     assert sorted(found["anchor_key"]) == sorted(visits)
     whole = sum(map(weight, visits.values()))
@@ -107,7 +106,7 @@ def test_every_figure_of_a_state(snap: Reader, visits: dict[int, list[dict[str, 
 
 
 def test_how_much_is_shared(lk: Lake, snap: Reader, visits: dict[int, list[dict[str, Any]]]) -> None:
-    assert anchors.explored_total(snap, find_credit(snap)) == {
+    assert anchors.count_states(snap, find_credit(snap)) == {
         "anchors": len(visits),
         "steps": lk.snapshot().scan("advantages").collect().height,
         "shared": sum(map(len, visits.values())),
@@ -130,34 +129,34 @@ class Counting(Reader):
 def test_a_whole_list_goes_through_the_advantages_once(
     lk: Lake, snap: Reader, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    monkeypatch.setitem(lists.LISTS, "anchors", replace(lists.LISTS["anchors"], part=2))
+    monkeypatch.setitem(download.LISTS, "anchors", 2)
     reader = Counting(lk.snapshot())
-    parts = list(lists.parts(reader, "anchors", {"credit": "gigpo", "sort": order}))
+    parts = list(download.read_list(reader, "anchors", {"credit": "gigpo", "sort": order}))
     assert [part.height for part in parts] == [2, 2, 1], "five states"
-    expected = anchors.explored(snap, find_credit(snap), ALL, Sort.named(order))
-    assert pl.concat(parts).equals(readable(expected))
+    expected = anchors.read_states(snap, find_credit(snap), ALL, Sort.parse(order))
+    assert pl.concat(parts).equals(format_ids(expected))
     through_all = [query for query in reader.asked if "GROUP BY anchor_key, group_id" in query]
     assert len(through_all) == 1
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("name", [*anchors.EXPLORED_ORDERS, *anchors.SEEN_ORDERS])
+@pytest.mark.parametrize("name", [*anchors.STATE_ORDERS, *anchors.TEXT_ORDERS])
 def test_states_are_ordered_and_paged_on_the_server(snap: Reader, name: str, descending: bool) -> None:
     credit, sort = find_credit(snap), Sort(name, descending)
-    values = anchors.explored(snap, credit, ALL, sort)[name]
+    values = anchors.read_states(snap, credit, ALL, sort)[name]
     assert values.to_list() == values.sort(descending=descending, nulls_last=True).to_list()
-    assert anchors.explored(snap, credit, Window(2, 1), sort)[name].to_list() == values.to_list()[1:3]
+    assert anchors.read_states(snap, credit, ListWindow(2, 1), sort)[name].to_list() == values.to_list()[1:3]
 
 
 def test_the_groups_of_a_state(snap: Reader, visits: dict[int, list[dict[str, Any]]]) -> None:
     credit = find_credit(snap)
     for anchor, mine in visits.items():
         expected = {rows[0]["group_id"]: rows for rows in by_group(mine)}
-        found = anchors.groups_of(snap, credit, anchor, ALL).to_dicts()
-        assert anchors.sharing(snap, credit, anchor)["groups"] == len(found)
+        found = anchors.read_groups(snap, credit, anchor, ALL).to_dicts()
+        assert anchors.count_siblings(snap, credit, anchor)["groups"] == len(found)
         for row in found:
-            steps = anchors.visits(snap, row["group_id"], anchor, credit, ALL)
-            assert anchors.visits_total(snap, row["group_id"], anchor, credit) == steps.height == row["size"]
+            steps = anchors.read_visits(snap, row["group_id"], anchor, credit, ALL)
+            assert anchors.count_visits(snap, row["group_id"], anchor, credit) == steps.height == row["size"]
         assert {row["group_id"] for row in found} == expected.keys()
         assert [row["weight"] for row in found] == sorted((row["weight"] for row in found), reverse=True)
         for row in found:
@@ -166,7 +165,7 @@ def test_the_groups_of_a_state(snap: Reader, visits: dict[int, list[dict[str, An
             assert row["weight"] == pytest.approx(weight(rows))
             assert row["spread"] == pytest.approx(spread(rows))
     for name in anchors.GROUP_ORDERS:
-        values = anchors.groups_of(snap, credit, next(iter(visits)), ALL, Sort(name))[name]
+        values = anchors.read_groups(snap, credit, next(iter(visits)), ALL, Sort(name))[name]
         assert values.to_list() == values.sort(nulls_last=True).to_list()
 
 
@@ -174,7 +173,7 @@ def test_a_frequent_state_is_judged_by_a_sample(
     snap: Reader, visits: dict[int, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(anchors, "SAMPLE", 1)
-    for row in anchors.explored(snap, find_credit(snap), ALL).to_dicts():
+    for row in anchors.read_states(snap, find_credit(snap), ALL).to_dicts():
         assert (row["actions"], row["states"]) == (1, 1)
         assert row["size"] == len(visits[row["anchor_key"]]), "what needs no text is of all steps"
 

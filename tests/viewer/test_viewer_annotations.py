@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's tests alone
 
 from lake import Lake, ids
-from lake.write.annotations import Annotation, annotate
+from lake.write.scores import Annotation, annotate
 from testkit.copies import empty_lake
 from testkit.lakes import build_lake, rollout
 from testkit.streamlit_pages import assert_sound, column, links, open_page, show, words
 from testkit.wording import Wording
-from viewer.choices import packed
-from viewer.environment import READ_ONLY
-from viewer.pinned import Reader
-from viewer.queries import Sort, Window, annotations, episodes
+from viewer.filters import pack_filter
+from viewer.queries import ListWindow, Sort, annotations, episodes
 from viewer.queries.episodes import EpisodeFilter
+from viewer.reader import Reader
+from viewer.server import READ_ONLY
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ SHORT_FIRST = Sort("rollout_index", descending=True)
 
 def test_a_queue_is_what_nobody_or_an_author_has_not_labelled(lk: Lake) -> None:
     """Of any filter and in its order; a label on a step counts, another label or another author does not."""
-    order = lambda: episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), SHORT_FIRST)  # noqa: E731
+    order = lambda: episodes.list_episodes(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), SHORT_FIRST)  # noqa: E731
     mixed = order().to_list()
     annotate(lk, [Annotation(episode_id=mixed[1], label="ok", step_index=1, value=1.0)], "ann")
     annotate(lk, [Annotation(episode_id=mixed[2], label="ok", value=1.0)], "bob")
@@ -109,23 +109,23 @@ def test_a_queue_is_what_nobody_or_an_author_has_not_labelled(lk: Lake) -> None:
     for by, done in (("ann", [1]), ("bob", [2]), (None, [1, 2]), ("eve", [])):
         wanted = EpisodeFilter(task="mixed", unlabelled=("ok", by))
         left = [one for place, one in enumerate(mixed) if place not in done]
-        assert episodes.listed(snap, wanted, SHORT_FIRST).to_list() == left
+        assert episodes.list_episodes(snap, wanted, SHORT_FIRST).to_list() == left
         for place, one in enumerate(mixed):
-            found = annotations.queue(snap, wanted, SHORT_FIRST, one)
-            assert (found.left, found.total, found.first) == (len(left), len(mixed), left[0])
+            found = annotations.read_queue(snap, wanted, SHORT_FIRST, one)
+            assert (found.unlabelled, found.total, found.first) == (len(left), len(mixed), left[0])
             before = [other for other in mixed[:place] if other in left]
             after = [other for other in mixed[place + 1 :] if other in left]
             assert (found.previous, found.next) == (before[-1] if before else None, after[0] if after else None)
 
 
 def test_a_list_leads_into_a_queue_that_goes_on_after_each_answer(lk: Lake) -> None:
-    mixed = episodes.listed(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), None).to_list()
+    mixed = episodes.list_episodes(Reader(lk.snapshot()), EpisodeFilter(task="mixed"), None).to_list()
     at = open_page("episodes", task="mixed")
     at.session_state["annotate-these"] = True
     assert_sound(at.run())
     at.text_input(key="queue-author").set_value("ann")
     assert_sound(at.run())
-    here = packed(EpisodeFilter(task="mixed", unlabelled=("rating", "ann")))
+    here = pack_filter(EpisodeFilter(task="mixed", unlabelled=("rating", "ann")))
     assert here is not None
     assert f"episode={ids.to_text(mixed[0])}&amp;list=" in words(at), "a link that can be copied"
     assert "8 of 8 episodes" in words(at)
@@ -140,7 +140,7 @@ def test_a_list_leads_into_a_queue_that_goes_on_after_each_answer(lk: Lake) -> N
     assert at.query_params["episode"] == ids.to_text(mixed[1])
     assert "7 of 8 left to label" in words(at)
     at.text_input(key="annotation-text").set_value("loops")
-    next(button for button in at.button if button.label == "Add and go on").click()
+    next(button for button in at.button if button.label == "Add, next").click()
     assert_sound(at.run())
     assert at.query_params["episode"] == ids.to_text(mixed[2])
     assert lk.sql("SELECT count(*) FROM latest_annotations WHERE text = 'loops'").item() == 1
@@ -152,9 +152,9 @@ def test_answers_given_before_are_offered(lk: Lake) -> None:
     annotate(lk, [Annotation(episode_id=e, label="why", text=w) for e, w in zip(every, words_, strict=False)], "ann")
     annotate(lk, [Annotation(episode_id=e, label="n", value=v) for e, v in zip(every, (3.0, 2.5), strict=False)], "ann")
     snap = Reader(lk.snapshot())
-    assert annotations.answers(snap, "why") == ["gives up", "loops"]
-    assert annotations.answers(snap, "n") == [2.5, 3.0]
-    assert annotations.answers(snap, "nothing") == []
+    assert annotations.list_answers(snap, "why") == ["gives up", "loops"]
+    assert annotations.list_answers(snap, "n") == [2.5, 3.0]
+    assert annotations.list_answers(snap, "nothing") == []
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +173,11 @@ def test_agreement_is_cohens(answers: list[tuple[float | None, float | None]], p
         said += [Annotation(episode_id=one) for one in episodes[len(answers) :]]
         annotate(plain_lake, said, author)
     both = [pair for pair in answers if None not in pair]
-    found = annotations.agreement(plain_lake.snapshot()).to_dicts()
-    assert annotations.total(plain_lake.snapshot()) == annotations.page(plain_lake.snapshot(), Window(100)).height
+    found = annotations.compute_agreement(plain_lake.snapshot()).to_dicts()
+    assert (
+        annotations.count_annotations(plain_lake.snapshot())
+        == annotations.read_page(plain_lake.snapshot(), ListWindow(100)).height
+    )
     if not both:
         assert found == []
         return
@@ -226,7 +229,7 @@ def test_a_scorer_against_people(pairs: list[Pair], plain_lake: Lake) -> None:
         names = {"scorer": pl.lit("it's"), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
         job.write("scores", episodes_.with_columns(value=pl.Series(values), **names))
     snap = Reader(plain_lake.snapshot())
-    found = {row["scorer"]: row for row in annotations.scorers(snap).to_dicts()}
+    found = {row["scorer"]: row for row in annotations.compare_scorers(snap).to_dicts()}
     assert set(found) == {"it's", "env_return"}
     for name, told in (("it's", pairs), ("env_return", [(pair[0], 1.0) for pair in pairs])):
         row = found[name]
@@ -236,7 +239,7 @@ def test_a_scorer_against_people(pairs: list[Pair], plain_lake: Lake) -> None:
         )
         if row["same"] is None:
             continue
-        query = annotations.disagreed(row["people"], name, row["people_from"], row["scorer_from"])
+        query = annotations.build_disagreements_sql(row["people"], name, row["people_from"], row["scorer_from"])
         assert snap.sql(query).height == round((1 - row["same"]) * len(pairs)), "its list holds exactly them"
 
 

@@ -17,8 +17,9 @@ from markdown_it import MarkdownIt
 
 import lake
 from lake import Lake, ids
-from lake.search import place
-from lake.write.annotations import Annotation, annotate
+from lake.search import index
+from lake.storage.local_cache import CACHE_VARIABLE
+from lake.write.scores import Annotation, annotate
 from testkit import key_places
 from testkit.examples import mostly_slow, mostly_slow_cases
 from testkit.lakes import RUN, add_credit, add_training, build_lake, judged_lake, rollout
@@ -31,6 +32,7 @@ from testkit.streamlit_pages import (
     elements,
     episode_id,
     facts,
+    go_to,
     job_choice,
     links,
     open_page,
@@ -40,9 +42,9 @@ from testkit.streamlit_pages import (
     words,
 )
 from testkit.wording import Wording
-from viewer import pinned
-from viewer.environment import ENVIRONMENT
-from viewer.queries import facets, training
+from viewer import session
+from viewer.queries import episodes, training
+from viewer.server import ENVIRONMENT
 from viewer.transcript import blocks
 
 UNKNOWN_ID = "0000000000000"
@@ -122,7 +124,7 @@ def test_a_lake_that_vanished_is_an_error_in_words(
     lk = show(build_lake(tmp_path / "lake"), monkeypatch)
     at = open_page("episodes")
     shutil.rmtree(lk.uri)
-    monkeypatch.setattr(pinned, "_SECONDS", 0.0)
+    monkeypatch.setattr(session, "_SECONDS", 0.0)
     at.text_input(key="text").set_value("anything new")
     assert_sound(at.run())
     wording(at.error[0].value)
@@ -211,14 +213,14 @@ def test_the_axis_and_the_threshold_of_success_are_in_the_address(lk: Lake) -> N
 
 def test_an_unknown_run_is_named_and_another_shown(lk: Lake) -> None:
     at = open_page("runs", run="no *such* run")
-    assert at.warning[0].value == "There is no run `no *such* run` in this lake."
+    assert "no run `no *such* run`" in at.warning[0].value
     assert at.subheader[0].value == f"Run `{RUN}`"
 
 
 def test_a_run_of_one_round_says_that_there_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     show(build_lake(tmp_path, [rollout("a", 0, None)]), monkeypatch)
     at = open_page("runs")
-    assert "no curve to draw" in words(at)
+    assert "there are no curves" in words(at)
     assert "run is scored" in words(at)
 
 
@@ -321,7 +323,7 @@ def test_wrong_values_in_the_address_are_said(lk: Lake, wording: Wording) -> Non
         **{"job": "zzz", "update": 1, "page": "x", "sort": "-nothing"},
     )
     said = " ".join(wording(warning.value) for warning in at.warning)
-    assert "There is no run `nobody`" in said
+    assert "This lake has no run `nobody`" in said
     for name in ("zzz", "min=much", "round=-1", "page=x", "status=odd", "sort=-nothing"):
         assert f"`{name}`" in said, name
     assert said.count("`zzz`") == 2, "of a group, and of a job"
@@ -340,8 +342,8 @@ def test_an_update_needs_a_job_to_name_a_batch(lk: Lake, wording: Wording) -> No
 def test_a_search_without_room_for_its_index_leaves_the_lake_out_of_it(
     lk: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(place.ENVIRONMENT, str(tmp_path))
-    place.path(lk.uri).mkdir()
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    index.index_path(lk.uri).mkdir()
     at = open_page("episodes", text="key")
     assert not at.error
     assert re.search("the search index .* cannot be used: .*another folder in TRAJLAKE_CACHE", at.warning[0].value)
@@ -384,7 +386,7 @@ def test_facets_are_shown_with_counts_when_they_are_asked_for(lk: Lake) -> None:
 
 
 def test_what_a_facet_does_not_show_is_a_click_away(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facets, "MOST", 1)
+    monkeypatch.setattr(episodes, "FIRST_VALUES", 1)
     few = chips(open_page("episodes", facets="true"))
     (more,) = [label for label, target in few.items() if target.endswith("&values=flag")]
     every = chips(open_page("episodes", facets="true", values="flag"))
@@ -498,7 +500,7 @@ def test_curves_of_other_jobs_stand_beside_and_names_are_explained(
     at = open_page("training", job=ids.to_text(job.job_id), beside=ids.to_text(other))
     assert at.multiselect[0].value == [ids.to_text(other)]
     assert "trajlake-legend" in words(at)
-    assert "an alarm was active (2 updates)" in words(at)
+    assert "an active alarm (2 updates)" in words(at)
     explained = {element.value: element.proto.help for element in at.markdown if element.value.startswith("**")}
     assert explained["**`loss`**"].startswith("The loss of")
     assert explained["**`mine`**"] == "", "only what is ours is explained"
@@ -529,7 +531,7 @@ def test_training_before_any_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lk = show(build_lake(tmp_path), monkeypatch)
     add_training(lk)
     at = open_page("training", update=0)
-    assert "outcomes only" in words(at)
+    assert "only outcomes" in words(at)
     assert "mean_advantage" not in columns(at, "batch"), "nothing is known of it"
 
 
@@ -578,9 +580,7 @@ def test_the_newest_of_several_training_jobs_is_shown_first(tmp_path: Path, monk
     assert job_choice(at).value == ids.to_text(old)
     job_choice(at).set_value(ids.to_text(new))
     assert_sound(at.run())
-    assert [heading.value for heading in at.subheader] == ["What the updates consumed"], (
-        "the update belonged to the other"
-    )
+    assert [heading.value for heading in at.subheader] == ["Consumed episodes"], "the update belonged to the other"
 
 
 def test_an_update_without_a_job_says_of_which_it_is_and_offers_the_others(
@@ -627,9 +627,9 @@ def test_runs_that_only_trained_are_listed(tmp_path: Path, monkeypatch: pytest.M
     assert column(at, "trained runs", "updates") == ["2"]
     assert links(at, "trained runs") == [f"/training?job={ids.to_text(newest)}"]
     said = words(open_page("runs", run="offline"))
-    assert "no episodes of its" in said
+    assert "run has no episodes" in said
     assert f"/training?job={ids.to_text(newest)}" in said
-    assert "There is no run" not in said
+    assert "has no run" not in said
 
 
 def test_an_episode_that_was_taken_back_says_when_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -682,7 +682,7 @@ def test_a_failed_job_shows_its_error_and_a_killed_one_its_state(
     failed = open_page("job", job=job_id(lk, "credit"))
     assert failed.error[0].value == "The job failed."
     assert failed.code[0].value == "ZeroDivisionError: boom **bold**"
-    assert "running, or killed" in words(open_page("job", job=job_id(lk, "train")))
+    assert "running or killed" in words(open_page("job", job=job_id(lk, "train")))
 
 
 def test_rejects_with_their_raw_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -900,7 +900,7 @@ def test_hostile_text_is_shown_in_full_where_it_is_safe(hostile_lake: Lake, monk
     hostile = hostile_lake.sql("SELECT episode_id FROM episodes").item()
     (step,) = transcript(open_page("episode", episode=hostile, step=0))["opened"]
     texts = {block["name"]: block["text"] for block in step["blocks"]}
-    assert texts["action"] == texts["reasoning"] == texts["state"] == blocks.harmless(HOSTILE)
+    assert texts["action"] == texts["reasoning"] == texts["state"] == blocks.escape_controls(HOSTILE)
     assert "\u202e" not in texts["action"]
     assert r"\u202e" in texts["action"]
 
@@ -921,7 +921,7 @@ def test_the_menus_training_opens_the_job_of_the_run_that_one_looked_at(
     mine, other = add_training(lk), add_training(lk, run_id=HOSTILE)
     assert job_choice(open_page("training")).value == ids.to_text(other), "nobody looked at a run yet"
     at = open_page("episodes", run=RUN)
-    at.switch_page("screens/training.py")
+    go_to(at, "training")
     at.query_params.clear()
     assert_sound(at.run())
     assert job_choice(at).value == ids.to_text(mine)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from viewer import plain
-from viewer.queries.episodes import TEXT
+from viewer.queries.transcripts import TEXT
 from viewer.transcript import blocks
 from viewer.transcript.blocks import Block
 
@@ -37,7 +37,7 @@ def result(text: str, key: str | None = None) -> dict[str, Any]:
 
 
 def test_a_step_of_words() -> None:
-    found = blocks.of_step(step(state="A room.", reasoning="Think.", action="go"), [])
+    found = blocks.list_step_blocks(step(state="A room.", reasoning="Think.", action="go"), [])
     assert [(block.kind, block.text) for block in found] == [
         ("state", "A room."),
         ("reasoning", "Think."),
@@ -47,7 +47,9 @@ def test_a_step_of_words() -> None:
 
 def test_results_stand_behind_their_calls_whatever_their_order() -> None:
     row = step(state="Go on.", action="", tool_calls=[call("find", {"q": 1}, "a"), call("read", {"p": 2}, "b")])
-    found = blocks.of_step(row, [result("second", "b"), result("first", "a"), {"role": "user", "content": "third"}])
+    found = blocks.list_step_blocks(
+        row, [result("second", "b"), result("first", "a"), {"role": "user", "content": "third"}]
+    )
     assert [(block.name, block.kind) for block in found][1:] == [
         ("call/0", "call"),
         ("result/0", "result"),
@@ -60,26 +62,26 @@ def test_results_stand_behind_their_calls_whatever_their_order() -> None:
 
 
 def test_a_state_alone_is_the_result_of_the_call_before_it() -> None:
-    after = blocks.following(step(state="It is 7.", state_role="tool", action="thanks"))
-    found = blocks.of_step(step(state="?", action="", tool_calls=[call("add", {})]), after)
+    after = blocks.list_following_messages(step(state="It is 7.", state_role="tool", action="thanks"))
+    found = blocks.list_step_blocks(step(state="?", action="", tool_calls=[call("add", {})]), after)
     assert named(found)["result/0"] == "It is 7."
-    assert blocks.following(step(state="Hello", state_role="user", action="hi")) == []
-    assert blocks.following(None) == []
+    assert blocks.list_following_messages(step(state="Hello", state_role="user", action="hi")) == []
+    assert blocks.list_following_messages(None) == []
 
 
 def test_messages_that_are_the_state_are_not_shown_twice() -> None:
     context = [{"role": "user", "content": "More  of it."}, {"role": "assistant", "content": "Aside."}]
-    found = blocks.of_step(step(state="More of it.", action="go", context=context), [])
+    found = blocks.list_step_blocks(step(state="More of it.", action="go", context=context), [])
     assert named(found) == {"context/1": "Aside.", "state": "More of it.", "action": "go"}
 
 
 def test_long_output_of_tools_and_system_prompts_are_folded() -> None:
     long = "y" * (blocks.LONG_OUTPUT + 1)
-    (state, _) = blocks.of_step(step(state=long, state_role="tool", action="go"), [])
-    (short, _) = blocks.of_step(step(state="y", state_role="tool", action="go"), [])
+    (state, _) = blocks.list_step_blocks(step(state=long, state_role="tool", action="go"), [])
+    (short, _) = blocks.list_step_blocks(step(state="y", state_role="tool", action="go"), [])
     assert (state.is_folded, short.is_folded) == (True, False)
     messages = [{"role": "system", "content": "Be good."}, {"role": "user", "content": "Go."}]
-    assert [block.is_folded for block in blocks.of_messages(messages, "before")] == [True, False]
+    assert [block.is_folded for block in blocks.list_message_blocks(messages, "before")] == [True, False]
 
 
 def test_a_text_is_cut_at_first_and_whole_when_asked_for() -> None:
@@ -89,19 +91,21 @@ def test_a_text_is_cut_at_first_and_whole_when_asked_for() -> None:
 
 
 def test_arguments_are_a_tree_unless_they_are_long() -> None:
-    (_, _, small) = blocks.of_step(step(state="", action="x", tool_calls=[call("f", {"code": "a\nb"})]), [])
+    (_, _, small) = blocks.list_step_blocks(step(state="", action="x", tool_calls=[call("f", {"code": "a\nb"})]), [])
     assert small.sent()["value"] == {"code": "a\nb"}
-    (_, _, large) = blocks.of_step(step(state="", action="x", tool_calls=[call("f", ["z" * blocks.TREE])]), [])
+    (_, _, large) = blocks.list_step_blocks(step(state="", action="x", tool_calls=[call("f", ["z" * blocks.TREE])]), [])
     assert (large.form, large.sent()["value"], large.sent()["shown"]) == ("text", None, TEXT)
 
 
 @pytest.mark.parametrize("text", ["", "word", "[" * 100_000, "[1", '{"a": ' * 60 + "1" + "}" * 60, "17", '"text"'])
 def test_what_is_no_object_or_list_or_too_deep_stays_text(text: str) -> None:
-    assert blocks.tree(text) is None
+    assert blocks.parse_tree(text) is None
 
 
 def test_a_tree_holds_what_a_browser_can_read() -> None:
-    found = blocks.tree('{"n": NaN, "big": 123456789012345678901, "bidi": "\\u202e", "half": "\\ud83d", "x": 1.5}')
+    found = blocks.parse_tree(
+        '{"n": NaN, "big": 123456789012345678901, "bidi": "\\u202e", "half": "\\ud83d", "x": 1.5}'
+    )
     assert found == {
         "n": "NaN",
         "big": "123456789012345678901",
@@ -115,18 +119,18 @@ def test_a_tree_holds_what_a_browser_can_read() -> None:
 @given(st.text() | st.text("\x1b[0123m;\u202e\r\n\x9b", max_size=40))
 def test_only_colours_of_a_terminal_stay_as_they_are(text: str) -> None:
     """What is left when they are taken out is what `visible` says."""
-    found = blocks.harmless(text)
+    found = blocks.escape_controls(text)
     assert blocks._COLOUR.sub("", found) == plain.visible(blocks._COLOUR.sub("", text.replace("\r\n", "\n")))
     assert blocks._COLOUR.findall(found) == blocks._COLOUR.findall(text.replace("\r\n", "\n"))
 
 
 def test_images_are_shown_and_named_in_the_text() -> None:
     parts = [{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
-    (block,) = blocks.of_messages([{"role": "user", "content": parts}], "before")
+    (block,) = blocks.list_message_blocks([{"role": "user", "content": parts}], "before")
     assert block.images == (PIXEL,)
     assert block.text == f"Look:\n[image: data:image/png;base64, {len(PIXEL)} characters]"
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
-    assert blocks.images({"content": [{"type": "image", "source": source}]}) == [PIXEL]
+    assert blocks.list_images({"content": [{"type": "image", "source": source}]}) == [PIXEL]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +146,8 @@ def test_images_are_shown_and_named_in_the_text() -> None:
 )
 def test_no_other_address_is_an_image(address: str) -> None:
     message = {"role": "user", "content": [{"type": "image_url", "image_url": address}]}
-    assert blocks.images(message) == []
-    assert blocks.content(message).startswith("[image: ")
+    assert blocks.list_images(message) == []
+    assert blocks.extract_text(message).startswith("[image: ")
 
 
 json_values = st.recursive(
@@ -155,5 +159,5 @@ json_values = st.recursive(
 
 @given(st.lists(json_values, max_size=3), st.lists(json_values, max_size=3), st.lists(json_values, max_size=3))
 def test_a_step_of_any_shape_can_be_shown(context: list[Any], calls: list[Any], after: list[Any]) -> None:
-    for block in blocks.of_step(step(state="s", action="a", context=context, tool_calls=calls), after):
+    for block in blocks.list_step_blocks(step(state="s", action="a", context=context, tool_calls=calls), after):
         json.dumps(block.sent(), allow_nan=False).encode()

@@ -13,21 +13,21 @@ import pytest
 from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
-from lake.statistics.intervals import t_quantile
+from lake.statistics import t_quantile
 from pipelines.credit.estimators.grpo import GRPO
 from pipelines.credit.job import run_credit
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, words
 from testkit.wording import Wording
-from viewer import choices
-from viewer.environment import ENVIRONMENT
-from viewer.over_rounds import opens
-from viewer.pinned import Reader
-from viewer.queries import Sort, Window, compare, episodes, lineage
+from viewer import filters
+from viewer.queries import ListWindow, Sort, compare, episodes, lineage
 from viewer.queries.compare import Side
 from viewer.queries.episodes import EpisodeFilter
+from viewer.reader import Reader
+from viewer.run_details import make_point_address
+from viewer.server import ENVIRONMENT
 
-ALL = Window(1000)
+ALL = ListWindow(1000)
 Rows = list[dict[str, Any]]
 
 
@@ -118,8 +118,8 @@ SIDES = [
 
 def compared(snap: Reader, one: Side, other: Side) -> tuple[compare.Frames, pl.DataFrame]:
     current = find_credit(snap)
-    frames = (compare.by_task(snap, one, current), compare.by_task(snap, other, current))
-    return frames, compare.figures(frames, (compare.scores(snap, one), compare.scores(snap, other)))
+    frames = (compare.read_tasks(snap, one, current), compare.read_tasks(snap, other, current))
+    return frames, compare.compare_figures(frames, (compare.read_scores(snap, one), compare.read_scores(snap, other)))
 
 
 @pytest.mark.parametrize(("one", "other"), SIDES)
@@ -153,9 +153,9 @@ def test_the_interval_of_a_paired_figure_is_students(tmp_path: Path) -> None:
         for round_, value in enumerate(pair)
     ]  # fmt: skip
     snap = build_lake(tmp_path, episodes).snapshot()
-    frames = tuple(compare.by_task(snap, Side(RUN, (n, n)), None) for n in (0, 1))
-    nobody = compare.scores(snap, Side("nobody"))
-    (row,) = compare.figures((frames[0], frames[1]), (nobody, nobody)).filter(figure="outcome").to_dicts()
+    frames = tuple(compare.read_tasks(snap, Side(RUN, (n, n)), None) for n in (0, 1))
+    nobody = compare.read_scores(snap, Side("nobody"))
+    (row,) = compare.compare_figures((frames[0], frames[1]), (nobody, nobody)).filter(figure="outcome").to_dicts()
     gaps = [b - a for a, b in pairs]
     half = 2.570582 * statistics.stdev(gaps) / math.sqrt(len(gaps))
     assert (row["low"] + row["high"]) / 2 == pytest.approx(statistics.fmean(gaps))
@@ -169,9 +169,9 @@ def test_tasks_that_are_not_the_same_are_compared_as_samples(tmp_path: Path) -> 
         for side, own in enumerate(values) for n, value in enumerate(own)
     ]  # fmt: skip
     snap = build_lake(tmp_path, episodes).snapshot()
-    frames = tuple(compare.by_task(snap, Side(RUN, (n, n)), None) for n in (0, 1))
-    nobody = compare.scores(snap, Side("nobody"))
-    (row,) = compare.figures((frames[0], frames[1]), (nobody, nobody)).filter(figure="outcome").to_dicts()
+    frames = tuple(compare.read_tasks(snap, Side(RUN, (n, n)), None) for n in (0, 1))
+    nobody = compare.read_scores(snap, Side("nobody"))
+    (row,) = compare.compare_figures((frames[0], frames[1]), (nobody, nobody)).filter(figure="outcome").to_dicts()
     assert (row["is_paired"], row["tasks"], row["only_a"], row["only_b"]) == (False, 0, 3, 4)
     assert (row["low"], row["high"]) == pytest.approx(welch(*values), rel=1e-4)
 
@@ -187,7 +187,7 @@ def welch(one: list[float], other: list[float]) -> tuple[float, float]:
 def test_tasks_by_difference(snap: Reader, rows: dict[str, Rows]) -> None:
     one, other = SIDES[0]
     frames, _ = compared(snap, one, other)
-    found = compare.tasks(frames, ALL).to_dicts()
+    found = compare.compare_tasks(frames, ALL).to_dicts()
     assert sorted(row["task_id"] for row in found) == [f"t{n}" for n in range(8)]
     gaps = [row["difference"] for row in found]
     assert known(gaps) == sorted(known(gaps))
@@ -212,13 +212,15 @@ def test_tasks_by_difference(snap: Reader, rows: dict[str, Rows]) -> None:
 @pytest.mark.parametrize("name", compare.TASK_ORDERS)
 def test_tasks_are_ordered_by_any_column(snap: Reader, name: str, descending: bool) -> None:
     frames, _ = compared(snap, Side(RUN), Side("other"))
-    values = compare.tasks(frames, ALL, Sort(name, descending))[name]
+    values = compare.compare_tasks(frames, ALL, Sort(name, descending))[name]
     assert values.to_list() == values.sort(descending=descending, nulls_last=True).to_list()
-    assert compare.tasks(frames, Window(3, 2), Sort(name, descending))[name].to_list() == values.to_list()[2:5]
+    assert (
+        compare.compare_tasks(frames, ListWindow(3, 2), Sort(name, descending))[name].to_list() == values.to_list()[2:5]
+    )
 
 
 def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
-    found = compare.over(snap, RUN, "collection_round").to_dicts()
+    found = compare.read_figures_over(snap, RUN, "collection_round").to_dicts()
     assert [row["x"] for row in found] == [0, 1]
     for row in found:
         mine = [e for e in rows["episodes"] if e["run_id"] == RUN and e["collection_round"] == row["x"]]
@@ -229,7 +231,7 @@ def test_a_run_over_its_rounds(snap: Reader, rows: dict[str, Rows]) -> None:
         assert row["completion_tokens"] is None, "nobody knows of tokens"
         assert row["invalid"] == pytest.approx(1 - mean(known(s["is_action_valid"] for s in steps)))
         assert row["tool_errors"] == pytest.approx(mean(known(s["state_is_error"] for s in steps)))
-        (said,) = compare.scores_over(snap, RUN, "collection_round").filter(x=row["x"]).to_dicts()
+        (said,) = compare.read_scores_over(snap, RUN, "collection_round").filter(x=row["x"]).to_dicts()
         assert said["value"] == pytest.approx(mean([e["num_steps"] / 10 for e in mine if e["num_steps"] > 1]))
 
 
@@ -257,11 +259,13 @@ def test_where_the_outcome_fell_most(tmp_path: Path, score: str | None) -> None:
             rows = lk.sql("SELECT episode_id, group_id, run_id, env_return AS value FROM episodes")
             names = {"scorer": pl.lit(score), "scorer_version": pl.lit("1"), "step_index": pl.lit(None, pl.Int32)}
             job.write("scores", rows.with_columns(**names))
-    found = compare.steepest(Reader(lk.snapshot()), (RUN, "rising", "noisy", "no such"), score)
+    found = compare.find_steepest_falls(Reader(lk.snapshot()), (RUN, "rising", "noisy", "no such"), score)
     assert found.select("run_id", "before", "after").rows() == [(RUN, 1, 3)]
     assert found["fall"].item() == pytest.approx(0.5)
-    assert compare.steepest(Reader(lk.snapshot()), ("all",), score).select("before", "after").rows() == [(0, 1)]
-    assert compare.steepest(Reader(lk.snapshot()), ("rising",), score).is_empty()
+    assert compare.find_steepest_falls(Reader(lk.snapshot()), ("all",), score).select("before", "after").rows() == [
+        (0, 1)
+    ]
+    assert compare.find_steepest_falls(Reader(lk.snapshot()), ("rising",), score).is_empty()
 
 
 def test_of_many_falls_the_one_beyond_chance_counts(tmp_path: Path) -> None:
@@ -278,7 +282,7 @@ def test_of_many_falls_the_one_beyond_chance_counts(tmp_path: Path) -> None:
             for task, value in enumerate(values)
         ],
     )
-    found = compare.steepest(Reader(lk.snapshot()), (RUN,))
+    found = compare.find_steepest_falls(Reader(lk.snapshot()), (RUN,))
     assert found.select("before", "after").rows() == [(11, 12)]
 
 
@@ -289,9 +293,9 @@ def test_runs_of_the_same_tasks_and_the_settings_in_which_they_differ(tmp_path: 
             job.record([rollout(task, 0, 1.0) for task in tasks_])
     snapshot = Reader(lk.snapshot())
     newest = ("elsewhere", "few", "short", RUN)
-    assert compare.sharing_tasks(snapshot, newest) == [("short", RUN), ("few", "short"), ("few", RUN)]
-    assert lineage.settings_between(snapshot, "few", "short") == ["max_steps"]
-    assert lineage.settings_between(snapshot, "few", "elsewhere") == []
+    assert compare.list_runs_sharing_tasks(snapshot, newest) == [("short", RUN), ("few", "short"), ("few", RUN)]
+    assert lineage.list_differing_settings(snapshot, "few", "short") == ["max_steps"]
+    assert lineage.list_differing_settings(snapshot, "few", "elsewhere") == []
 
 
 def test_settings_are_told_apart_by_their_kind_and_to_their_end(tmp_path: Path) -> None:
@@ -302,40 +306,40 @@ def test_settings_are_told_apart_by_their_kind_and_to_their_end(tmp_path: Path) 
         with lk.job(kind="collect", run_id=run, parameters=parameters):
             pass
     snapshot = Reader(lk.snapshot())
-    assert lineage.settings_between(snapshot, "a", "b") == ["ids", "seed"]
+    assert lineage.list_differing_settings(snapshot, "a", "b") == ["ids", "seed"]
     one, other = lk.sql("SELECT job_id FROM job_runs WHERE kind = 'collect' AND run_id IN ('a', 'b') ORDER BY run_id")[
         "job_id"
     ]
-    found = lineage.jobs_beside(snapshot, one, other).filter(setting="seed")
+    found = lineage.compare_jobs(snapshot, one, other).filter(setting="seed")
     assert found.select("a", "b", "differs").row(0) == ("1", '"1"', True)
 
 
 def test_a_point_opens_all_rounds_that_it_stands_for() -> None:
     points = pl.DataFrame({"x": [0, 3], "last": [2, 3]})
-    address = opens("r", "collection_round", None, points)
+    address = make_point_address("r", "collection_round", None, points)
     assert address({"x": 0}) == "/episodes?run=r&round_from=0&round_to=2"
     assert address({"x": 3, "tool": "pay"}) == "/episodes?run=r&round=3&failed=pay"
-    assert opens("r", "policy_version", None, points.drop("last"))({"x": 0}) == "/episodes?run=r&version=0"
+    assert make_point_address("r", "policy_version", None, points.drop("last"))({"x": 0}) == "/episodes?run=r&version=0"
 
 
 def test_a_run_beyond_those_that_are_listed_can_be_compared(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
-    monkeypatch.setattr(choices, "MOST_RUNS", 1)
+    monkeypatch.setattr(filters, "MAX_RUNS", 1)
     at = open_page("change", a_run=RUN, b_run="other")
     assert [at.selectbox(key=f"{side}_run").value for side in "ab"] == [RUN, "other"]
-    monkeypatch.setattr(choices, "MOST_RUNS", 3)
-    assert "There is no run" in open_page("change", a_run=RUN, b_run="nobody").warning[0].value
+    monkeypatch.setattr(filters, "MAX_RUNS", 3)
+    assert "This lake has no run" in open_page("change", a_run=RUN, b_run="nobody").warning[0].value
 
 
 def test_what_nobody_recorded_is_unknown_over_rounds(tmp_path: Path) -> None:
     snap = build_lake(tmp_path, [rollout("t", 0, None)]).snapshot()
-    (row,) = compare.over(snap, RUN, "collection_round").to_dicts()
+    (row,) = compare.read_figures_over(snap, RUN, "collection_round").to_dicts()
     assert (row["outcome"], row["invalid"], row["tool_errors"], row["truncated"]) == (None, None, None, 0.0)
 
 
 def test_outcome_against_length(snap: Reader, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "BINS", 3)
-    found = compare.by_length(snap, Side(RUN), Side("other"))
+    found = compare.read_outcome_by_length(snap, Side(RUN), Side("other"))
     assert found.select("steps", "last", "side").rows() == [
         (1, 3, "A"), (1, 3, "B"), (4, 6, "A"), (7, 9, "B"),
     ]  # fmt: skip
@@ -345,8 +349,8 @@ def test_outcome_against_length(snap: Reader, rows: dict[str, Rows], monkeypatch
         assert row["episodes"] == len(mine)
         assert row["outcome"] == pytest.approx(mean(known(e["env_return"] for e in mine)))
         wanted = EpisodeFilter(run=run, steps_from=row["steps"], steps_to=row["last"])
-        assert episodes.totals(snap, wanted)["episodes"] == len(mine), "its list holds exactly them"
-    assert compare.by_length(snap, Side("nobody"), Side("nobody")).is_empty()
+        assert episodes.compute_totals(snap, wanted)["episodes"] == len(mine), "its list holds exactly them"
+    assert compare.read_outcome_by_length(snap, Side("nobody"), Side("nobody")).is_empty()
 
 
 def test_two_credits_step_by_step(tmp_path: Path) -> None:
@@ -362,9 +366,9 @@ def test_two_credits_step_by_step(tmp_path: Path) -> None:
         ).iter_rows():
             by_step.setdefault((episode, step), []).append(value)
     pairs = [pair for pair in by_step.values() if None not in pair]
-    found = compare.flips(snap, one, other)
+    found = compare.count_flips(snap, one, other)
     assert found == {"steps": len(pairs), "flipped": sum(a * b < 0 for a, b in pairs)}
-    covered = compare.by_task(snap, Side(credit=one), None)
+    covered = compare.read_tasks(snap, Side(credit=one), None)
     assert covered["episodes"].sum() == snap.sql(f"SELECT count(DISTINCT episode_id) FROM {one.rows}").item()
 
 
@@ -415,10 +419,10 @@ def test_two_runs_are_compared(shown: Lake, wording: Wording) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"a_rounds": "first"}, "are no rounds: write 3, or 2-5."),
-        ({"a_version": "x"}, "is no policy version: write a whole number."),
+        ({"a_rounds": "first"}, "Invalid rounds `first`: write 3 or 2-5."),
+        ({"a_version": "x"}, "Invalid policy version `x`: write a whole number."),
         ({"a_credit": "nobody"}, "names no credit"),
-        ({"a_run": RUN, "a_rounds": "7-9"}, "No episode is in A."),
+        ({"a_run": RUN, "a_rounds": "7-9"}, "No episodes in A."),
     ],
 )
 def test_wrong_choices_are_answered_in_words(shown: Lake, given: dict[str, str], said: str) -> None:

@@ -18,39 +18,39 @@ json_values = st.recursive(
 @given(st.lists(json_values))
 def test_a_stored_list_comes_back(values: list[object]) -> None:
     document = json.dumps(values)
-    assert plain.listed(document, len(document)) == values
+    assert plain.parse_list(document, len(document)) == values
 
 
 @given(json_values)
 def test_anything_stored_can_be_drawn(value: object) -> None:
-    assert isinstance(plain.content(value), str)
-    assert isinstance(plain.role(value), str)
-    name, arguments = plain.call(value)
+    assert isinstance(plain.get_text(value), str)
+    assert isinstance(plain.get_role(value), str)
+    name, arguments = plain.parse_call(value)
     assert isinstance(name, str)
     assert isinstance(arguments, str)
 
 
 def test_nothing_is_an_empty_list() -> None:
-    assert plain.listed(None, 0) == []
-    assert plain.messages(None, 0) == []
+    assert plain.parse_list(None, 0) == []
+    assert plain.parse_messages(None, 0) == []
 
 
 @pytest.mark.parametrize("document", ['[{"role": "us', "{}", "17", "not json", "[" * 100_000])
 def test_what_is_no_list_is_shown_as_it_is(document: str) -> None:
-    assert plain.listed(document, len(document)) is None
-    assert plain.messages(document, len(document)) == [{"role": "messages", "content": document}]
+    assert plain.parse_list(document, len(document)) is None
+    assert plain.parse_messages(document, len(document)) == [{"role": "messages", "content": document}]
 
 
 def test_a_cut_document_is_not_taken_for_a_whole_one() -> None:
-    assert plain.listed("[1, 2]", 600) is None
+    assert plain.parse_list("[1, 2]", 600) is None
 
 
 def test_contents_of_every_known_shape() -> None:
     parts = [{"type": "text", "text": "hello"}]
-    assert plain.content({"role": "user", "content": "hello"}) == "hello"
-    assert plain.content({"role": "assistant", "content": None}) == ""
-    assert plain.content("bare") == "bare"
-    assert json.loads(plain.content({"content": parts})) == parts
+    assert plain.get_text({"role": "user", "content": "hello"}) == "hello"
+    assert plain.get_text({"role": "assistant", "content": None}) == ""
+    assert plain.get_text("bare") == "bare"
+    assert json.loads(plain.get_text({"content": parts})) == parts
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_contents_of_every_known_shape() -> None:
     ],
 )
 def test_tool_calls_of_every_known_shape(found: object, name: str, arguments: str) -> None:
-    assert plain.call(found) == (name, arguments)
+    assert plain.parse_call(found) == (name, arguments)
 
 
 def test_arguments_nested_too_deeply_stay_text() -> None:
     deep = "[" * 100_000
-    assert plain.pretty(deep) == deep
+    assert plain.format_json(deep) == deep

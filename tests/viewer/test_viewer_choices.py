@@ -6,18 +6,20 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's own tests
+from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's tests alone
 
 from pipelines.credit import GiGPO
 from testkit.streamlit_pages import column, columns, links
-from viewer.choices import describe
-from viewer.queries import Window
-from viewer.transcript.ledger import scale_of
+from viewer.filters import describe_parameters
+from viewer.queries import ListWindow
+from viewer.transcript.outline import compute_scale
 
 
 def test_a_credit_job_is_called_by_its_estimator_and_its_numbers() -> None:
     config = GiGPO(gamma=0.9).model_dump(mode="json")
-    text = describe(json.dumps({"estimator": "gigpo", "config": config, "score": "env_return", "where": None}))
+    text = describe_parameters(
+        json.dumps({"estimator": "gigpo", "config": config, "score": "env_return", "where": None})
+    )
     assert text.startswith("gigpo, score env_return, gamma 0.9, invalid_action_penalty 0.1, omega 1, truncated keep")
     assert "anchors" not in text
     assert "None" not in text
@@ -25,12 +27,12 @@ def test_a_credit_job_is_called_by_its_estimator_and_its_numbers() -> None:
 
 @pytest.mark.parametrize("document", [None, "", "[]", "7", "not json", "[" * 100_000, '{"config": 3}'])
 def test_parameters_of_any_shape_have_a_description(document: str | None) -> None:
-    assert describe(document) == ""
+    assert describe_parameters(document) == ""
 
 
 @given(st.dictionaries(st.text(max_size=10), st.text(max_size=30) | st.floats(allow_nan=False), max_size=20))
 def test_a_description_is_one_short_line(parameters: dict[str, str | float]) -> None:
-    text = describe(json.dumps(parameters), limit=50)
+    text = describe_parameters(json.dumps(parameters), limit=50)
     assert len(text) <= 50
     assert "\n" not in text
 
@@ -39,7 +41,7 @@ def test_bars_are_scaled_by_the_largest_of_their_kind() -> None:
     credit = pl.DataFrame(
         {"advantage": [1.0, None], "a_episode": [-3.0, 0.5], "a_step": [2.0, None], "return_to_go": [0.9, -4.0]}
     )
-    scale = scale_of(credit, 1.0, rewarded=True)
+    scale = compute_scale(credit, 1.0, rewarded=True)
     assert (scale.advantage, scale.reward) == (3.0, 4.0)
 
 
@@ -49,15 +51,15 @@ def test_bars_without_values_have_no_scale() -> None:
         pl.DataFrame(),
         pl.DataFrame({name: [None] for name in names}, schema=dict.fromkeys(names, pl.Float64)),
     ):
-        scale = scale_of(credit, 0.0, rewarded=False)
+        scale = compute_scale(credit, 0.0, rewarded=False)
         assert (scale.advantage, scale.reward) == (0.0, 0.0)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 500))
 def test_pages_follow_one_another_without_gap(number: int, rows: int) -> None:
-    window, following = Window.page(number, rows), Window.page(number + 1, rows)
+    window, following = ListWindow.page(number, rows), ListWindow.page(number + 1, rows)
     assert window.offset + window.limit == following.offset
-    assert Window.page(1, rows).offset == 0
+    assert ListWindow.page(1, rows).offset == 0
 
 
 def table_page() -> None:
@@ -70,7 +72,7 @@ def table_page() -> None:
         {"episode_id": [5, 6], "task_id": ["a\x1b[31m\n<b>", "x" * 5000], "value": [None, 0.0], "hidden": [1, 2]}
     )
     columns = {"episode_id": tables.ident("Episode"), "task_id": tables.text("Task"), "value": tables.value("Value")}
-    tables.table(frame, columns, label="Things", href=lambda row: f"/episode?episode={row['episode_id']}&a=<b>")
+    tables.draw_table(frame, columns, label="Things", href=lambda row: f"/episode?episode={row['episode_id']}&a=<b>")
 
 
 def test_a_table_shows_ids_as_text_and_cells_in_one_short_line() -> None:
@@ -90,9 +92,9 @@ def pages_page() -> None:
     """A page with a pager over 60 rows, for the tests below."""
     import streamlit as st
 
-    from viewer.components import pager
+    from viewer.components import draw_pager
 
-    window = pager(60, "things")
+    window = draw_pager(60, "things")
     st.text(f"{window.offset} {window.limit}")
 
 

@@ -45,7 +45,7 @@ def columns(page: Any) -> Any:
 def test_from_an_episode_to_its_siblings_to_one_of_their_steps_and_back(page: Any, lk: Lake) -> None:
     chosen = group_of(lk, RUN, "mixed")
     go(page, f"/episode?episode={chosen[2]}", "Episode")
-    page.get_by_role("link", name="Beside its siblings").click()
+    page.get_by_role("link", name="Compare with siblings").click()
     settled(page, "Side by side")
     assert columns(page).count() == 4
     there = page.url
@@ -121,7 +121,7 @@ def test_from_what_changed_to_the_two_transcripts_and_back(page: Any) -> None:
     page.get_by_label("A: run").click()
     page.get_by_role("option", name="long").click()
     page.wait_for_url("**a_run=long*")
-    page.get_by_text("No episode is in").or_(page.get_by_text("8 episodes of 1 tasks")).first.wait_for()
+    page.get_by_text("No episodes in").or_(page.get_by_text("8 episodes of 1 tasks")).first.wait_for()
 
 
 @pytest.mark.slow("an anchor leads to its groups and their steps in a browser")
@@ -132,7 +132,7 @@ def test_from_an_anchor_to_its_groups_to_their_steps_and_back(page: Any) -> None
     there = page.url
     page.get_by_role("region", name="Groups of the state").locator("tbody tr").first.click()
     settled(page, "Group")
-    page.get_by_role("heading", name="Steps taken from this state").wait_for()
+    page.get_by_role("heading", name="Steps from this state").wait_for()
     page.go_back()
     settled(page, "Anchors")
     page.get_by_role("heading", name="Groups that share this state").wait_for()

@@ -11,11 +11,9 @@ from lake import Lake, ids
 from testkit.lakes import add_credit, build_lake, judged_lake, rollout
 from testkit.streamlit_pages import assert_sound, elements, episode_id, open_page, show, transcript, words
 from viewer.navigation import href
-from viewer.pinned import Reader
-from viewer.transcript import drawn, page
-from viewer.transcript.answers import STEPS, answer
-from viewer.transcript.route import ask
-from viewer.transcript.told import told
+from viewer.reader import Reader
+from viewer.transcript import page, view_model
+from viewer.transcript.view_model import MAX_STEPS, answer_questions, load_transcript, read_directly
 
 
 @pytest.fixture
@@ -81,9 +79,9 @@ def test_a_shared_state_says_how_many_ways_lead_there_and_what_makes_it_doubtful
     add_credit(lk)
     snapshot = lk.snapshot()
     credit = ids.to_text(lk.sql("SELECT series_id FROM credit_series").item(0, 0))
-    found = told(lambda query, *args: query(snapshot, *args), href, episode_id(lk, "t", 0), credit)
+    found = load_transcript(lambda query, *args: query(snapshot, *args), href, episode_id(lk, "t", 0), credit)
     assert found is not None
-    said = [(answer(found, {"shared": str(index)})["shared"] or {}).get("text") for index in range(2)]
+    said = [(answer_questions(found, {"shared": str(index)})["shared"] or {}).get("text") for index in range(2)]
     assert said == [
         "State shared: 3 steps of 3 siblings",
         "State shared: 2 steps of 2 siblings; 2 ways in; empty",
@@ -142,16 +140,16 @@ def test_what_came_out_of_a_step_branches_off_there(tmp_path: Path, monkeypatch:
 
 def test_what_a_page_asks_is_bounded_and_nonsense_is_left_out(lk: Lake) -> None:
     snapshot = lk.snapshot()
-    told_ = told(lambda query, *args: query(snapshot, *args), href, episode_id(lk, "mixed", 0), None)
+    told_ = load_transcript(lambda query, *args: query(snapshot, *args), href, episode_id(lk, "mixed", 0), None)
     assert told_ is not None
 
     def ask(**asked: str) -> dict[str, Any]:
-        return answer(told_, asked)
+        return answer_questions(told_, asked)
 
     found = ask(steps="0,one,99,-7,2,-1,3,")["steps"]
     assert [step["index"] for step in found] == [0, 2, -1, 3]
     assert [block["kind"] for block in found[2]["blocks"]] == ["message"], "the user's words are the state"
-    assert len(ask(steps="0," * 1000)["steps"]) == STEPS
+    assert len(ask(steps="0," * 1000)["steps"]) == MAX_STEPS
     assert ask(steps="") == {"steps": []}
     for nonsense in ({"whole": "x"}, {"whole": "99", "block": "action"}, {"tokens": "-2"}, {"other": "1"}, {}):
         assert ask(**nonsense) == {}
@@ -193,7 +191,9 @@ def test_the_bar_says_the_outcome_that_the_run_goes_by(tmp_path: Path, monkeypat
     for episode, said in zip(every, ("0.25", "\N{EN DASH}"), strict=True):
         assert f"<span>&lt;judge&gt; {said}</span>" in words(open_page("episode", episode=ids.to_text(episode)))
     group = ids.to_text(rows["group_id"][0])
-    sent = page.html(page.of(partial(ask, Reader(lk.snapshot())), None, None, group)).decode()
+    sent = page.render_html(
+        page.load_transcripts(partial(read_directly, Reader(lk.snapshot())), None, None, group)
+    ).decode()
     assert "<th>Outcome</th>" in sent
     for said in ("0.25", "\N{EN DASH}"):
         assert f"completed \N{MIDDLE DOT} &lt;judge&gt; {said} \N{MIDDLE DOT} 3 steps" in sent
@@ -252,7 +252,7 @@ def test_a_step_is_a_deep_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_very_long_episode_has_pages_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawn, "LINES", 10)
+    monkeypatch.setattr(view_model, "MAX_LINES", 10)
     lk = show(build_lake(tmp_path, [rollout("t", 0, 1.0, num_steps=25)]), monkeypatch)
     here = {"episode": episode_id(lk, "t", 0)}
     at = open_page("episode", step=17, **here)

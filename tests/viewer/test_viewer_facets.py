@@ -9,9 +9,9 @@ import pytest
 from lake import Lake
 from lake.records import EpisodeRecord
 from testkit.lakes import RUN, add_credit, build_lake, rollout
-from viewer.pinned import Reader
-from viewer.queries import facets
-from viewer.queries.episodes import FACETS, EpisodeFilter, known, scores_of, totals
+from viewer.queries import episodes
+from viewer.queries.episodes import FACETS, EpisodeFilter, compute_totals, find_filled_columns, read_scores
+from viewer.reader import Reader
 
 
 def calling(task: str, *names: str, **fields: Any) -> EpisodeRecord:
@@ -56,7 +56,7 @@ def reader(lk: Lake) -> Reader:
 
 
 def counted(reader: Reader, facet: str, wanted: EpisodeFilter | None = None) -> dict[str, int]:
-    return dict(facets.values(reader, facet, wanted or EpisodeFilter()).frame.iter_rows())
+    return dict(episodes.count_facet_values(reader, facet, wanted or EpisodeFilter()).frame.iter_rows())
 
 
 def test_what_there_is_to_count(reader: Reader) -> None:
@@ -76,20 +76,20 @@ def test_counts_are_of_the_filtered_list(reader: Reader) -> None:
 @pytest.mark.parametrize("facet", FACETS)
 def test_a_value_narrows_the_list_to_the_episodes_that_it_counts(reader: Reader, facet: str) -> None:
     for value, number in counted(reader, facet).items():
-        assert totals(reader, EpisodeFilter(**{facet: value}))["episodes"] == number
-    assert totals(reader, EpisodeFilter(**{facet: "nothing"}))["episodes"] == 0
+        assert compute_totals(reader, EpisodeFilter(**{facet: value}))["episodes"] == number
+    assert compute_totals(reader, EpisodeFilter(**{facet: "nothing"}))["episodes"] == 0
 
 
 def test_only_the_most_frequent_values_are_shown_and_the_others_counted(reader: Reader) -> None:
-    found = facets.values(reader, "tool", EpisodeFilter(), 1)
+    found = episodes.count_facet_values(reader, "tool", EpisodeFilter(), 1)
     assert (found.frame.rows(), found.total) == ([("find", 3)], 4)
 
 
 def test_columns_without_any_value_are_known(reader: Reader, tmp_path: Path) -> None:
-    assert "collection_round" in known(reader)
-    assert "stop_reason" not in known(reader)
+    assert "collection_round" in find_filled_columns(reader)
+    assert "stop_reason" not in find_filled_columns(reader)
     bare = build_lake(tmp_path, [rollout("a", 0, 1.0, collection_round=None, policy_version=None, stop_reason="end")])
-    found = known(Reader(bare.snapshot()))
+    found = find_filled_columns(Reader(bare.snapshot()))
     assert "stop_reason" in found
     assert found.isdisjoint({"collection_round", "policy_version"})
 
@@ -97,10 +97,10 @@ def test_columns_without_any_value_are_known(reader: Reader, tmp_path: Path) -> 
 def test_scores_stand_beside_the_episodes_that_have_them(reader: Reader) -> None:
     every = tuple(reader.sql("SELECT episode_id FROM episodes")["episode_id"])
     scored = set(reader.sql("SELECT episode_id FROM episodes WHERE task_id IN ('one', 'two')")["episode_id"])
-    found = scores_of(reader, every)
+    found = read_scores(reader, every)
     assert set(found["episode_id"]) == scored
     assert set(found["value"]) == {0.5}
-    assert scores_of(reader, ()).is_empty()
+    assert read_scores(reader, ()).is_empty()
 
 
 def test_scores_are_the_current_ones_however_often_an_episode_was_scored(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_scores_are_the_current_ones_however_often_an_episode_was_scored(tmp_pat
 
     def both() -> tuple[list[Any], list[Any]]:
         query = "SELECT episode_id, scorer, value FROM current_scores WHERE step_index IS NULL ORDER BY ALL"
-        found = scores_of(Reader(lk.snapshot()), every)
+        found = read_scores(Reader(lk.snapshot()), every)
         return sorted(found.rows()), lk.sql(query).rows()
 
     for again in (

@@ -1,16 +1,17 @@
 """A filter survives the trip through an address, and an address that was tampered with does no harm."""
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lake import ids
 from lake.tables import STATUSES
-from viewer.choices import packed, parameters, unpacked
-from viewer.links import Page, finite, whole
-from viewer.navigation import href
+from viewer.filters import build_parameters, pack_filter, unpack_filter
+from viewer.navigation import PARAMETERS, Page, href, parse_finite, parse_whole_number
 from viewer.queries import Sort
-from viewer.queries.episodes import FACETS, ORDERS, EpisodeFilter
+from viewer.queries.episodes import FACETS, FIELDS, ORDERS, EpisodeFilter
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 an_id = st.integers(0, 2**63 - 1)
@@ -34,20 +35,28 @@ filters = st.builds(
     sql=text,
     about=st.none() | text,
     **{facet: st.none() | text for facet in FACETS},
+    **{f"{name}_{end}": st.none() | a_count for name in ("steps", "round", "version") for end in ("from", "to")},
 )
 
 
 orders = st.none() | st.builds(Sort, st.sampled_from(sorted(ORDERS)), st.booleans())
 
 
+def test_the_table_has_one_row_for_each_field_and_each_parameter() -> None:
+    assert [row.name for row in FIELDS] == [column.name for column in fields(EpisodeFilter)]
+    names = [parameter.name for row in FIELDS for parameter in row.parameters]
+    assert len(names) == len(set(names))
+    assert set(names) <= PARAMETERS
+
+
 @given(filters, orders)
 def test_a_filter_comes_back_from_its_address(wanted: EpisodeFilter, order: Sort | None) -> None:
-    assert unpacked(packed(wanted, order)) == (wanted, order)
+    assert unpack_filter(pack_filter(wanted, order)) == (wanted, order)
 
 
 @given(st.text())
 def test_any_address_gives_a_filter(garbage: str) -> None:
-    wanted, order = unpacked(garbage)
+    wanted, order = unpack_filter(garbage)
     assert isinstance(wanted, EpisodeFilter)
     assert order is None or order.column in ORDERS
 
@@ -67,18 +76,18 @@ def test_any_address_gives_a_filter(garbage: str) -> None:
     ],
 )
 def test_what_makes_no_sense_filters_nothing(address: str) -> None:
-    assert unpacked(address) == (EpisodeFilter(), None)
+    assert unpack_filter(address) == (EpisodeFilter(), None)
 
 
 def test_nothing_filtered_is_nothing_carried() -> None:
-    assert packed(EpisodeFilter()) is None
-    assert parameters(EpisodeFilter()) == {}
-    assert unpacked(None) == (EpisodeFilter(), None)
+    assert pack_filter(EpisodeFilter()) is None
+    assert build_parameters(EpisodeFilter()) == {}
+    assert unpack_filter(None) == (EpisodeFilter(), None)
 
 
 def test_ids_are_written_as_people_see_them() -> None:
     wanted = EpisodeFilter(group=5, update=(7, 3), status=("failed", "aborted"))
-    assert parameters(wanted, Sort("outcome", descending=True)) == {
+    assert build_parameters(wanted, Sort("outcome", descending=True)) == {
         "group": ids.to_text(5),
         "job": ids.to_text(7),
         "update": "3",
@@ -98,11 +107,11 @@ def test_parameters_that_are_not_set_are_left_out_but_0_is_not() -> None:
     [("0", 0), ("17", 17), ("-1", None), ("1.5", None), ("\u0663", None), ("9" * 19, None), (None, None)],
 )
 def test_whole_numbers(given_text: str | None, number: int | None) -> None:
-    assert whole(given_text) == number
+    assert parse_whole_number(given_text) == number
 
 
 @pytest.mark.parametrize(
     ("given_text", "number"), [("0.5", 0.5), ("nan", None), ("-inf", None), ("x", None), (None, None)]
 )
 def test_finite_numbers(given_text: str | None, number: float | None) -> None:
-    assert finite(given_text) == number
+    assert parse_finite(given_text) == number

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viewer.transcript.folds import FEWEST, LONGEST, Fold, folds
+from viewer.transcript.outline import LONGEST_PERIOD, MIN_REPEATS, Fold, find_folds
 
 texts = st.text("ab", max_size=24) | st.text("abc", max_size=24)
 
@@ -12,12 +12,12 @@ texts = st.text("ab", max_size=24) | st.text("abc", max_size=24)
 def repeats_at(text: str, first: int) -> list[tuple[int, int]]:
     """(period, times) of every repeat that begins at a position: the slow way, by comparing texts."""
     found = []
-    for period in range(1, LONGEST + 1):
+    for period in range(1, LONGEST_PERIOD + 1):
         part = text[first : first + period]
         times = 1
         while len(part) == period and text[first:].startswith(part * (times + 1)):
             times += 1
-        if times >= FEWEST:
+        if times >= MIN_REPEATS:
             found.append((period, times))
     return found
 
@@ -38,15 +38,15 @@ def repeats_at(text: str, first: int) -> list[tuple[int, int]]:
     ],
 )
 def test_repeats(text: str, found: list[Fold]) -> None:
-    assert folds(text) == found
+    assert find_folds(text) == found
 
 
 @given(texts)
 def test_a_fold_is_a_part_that_stands_again_and_again(text: str) -> None:
     end = 0
-    for fold in folds(text):
+    for fold in find_folds(text):
         assert fold.first >= end, "folds do not overlap"
-        assert fold.times >= FEWEST
+        assert fold.times >= MIN_REPEATS
         end = fold.end
         part = text[fold.first : fold.first + fold.period]
         assert text[fold.first : fold.end] == part * fold.times
@@ -55,7 +55,7 @@ def test_a_fold_is_a_part_that_stands_again_and_again(text: str) -> None:
 
 @given(texts)
 def test_each_fold_covers_most_and_what_is_outside_repeats_nothing(text: str) -> None:
-    found = {fold.first: fold for fold in folds(text)}
+    found = {fold.first: fold for fold in find_folds(text)}
     position = 0
     while position < len(text):
         possible = repeats_at(text, position)

@@ -14,16 +14,16 @@ import pytest
 from lake import Lake, ids
 from lake.judgements.selections import read_grouping
 from lake.records import EpisodeRecord
-from lake.write.annotations import Annotation, annotate
+from lake.write.scores import Annotation, annotate
 from pipelines.groupings import Grouping, MergeRuns, run_grouping
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.streamlit_pages import column, columns, links, open_page, show, words
-from viewer.pinned import Reader
-from viewer.queries import Sort, Window, facets, groups
+from viewer.queries import ListWindow, Sort, groups
 from viewer.queries.episodes import FACETS, EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
+from viewer.reader import Reader
 
-ALL = Window(1000)
+ALL = ListWindow(1000)
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ def test_a_group_is_listed_for_an_episode_that_matches(world: World, every: bool
     for wanted in lists(every):
         grouping = wanted.grouping
         expected = sorted(world.listed(wanted))
-        found = groups.page(world.reader, wanted, ALL)
+        found = groups.read_page(world.reader, wanted, ALL)
         assert sorted(found["group_id"]) == expected, wanted
-        assert groups.total(world.reader, wanted) == len(expected)
+        assert groups.count_groups(world.reader, wanted) == len(expected)
         members = world.merged if grouping else world.groups
         assert all(row["size"] == len(members[row["group_id"]]) for row in found.to_dicts()), "of all siblings"
 
@@ -190,13 +190,13 @@ def test_a_facet_counts_groups_and_narrows_to_them(world: World, facet: str, eve
         if getattr(wanted.having, facet) is None:
             narrowed = {value: replace(wanted, having=replace(wanted.having, **{facet: value})) for value in values}
             expected = {value: len(list(world.listed(one))) for value, one in narrowed.items()}
-            found = dict(facets.of_groups(world.reader, facet, wanted).frame.iter_rows())
+            found = dict(groups.count_group_facet_values(world.reader, facet, wanted).frame.iter_rows())
             assert found == {value: number for value, number in expected.items() if number}, wanted
 
 
 def test_scores_of_a_group_are_means_of_its_siblings(world: World) -> None:
     for grouping, members in ((None, world.groups), ("merged", world.merged)):
-        found = groups.scores_of(world.reader, GroupFilter(grouping=grouping), tuple(members))
+        found = groups.read_mean_scores(world.reader, GroupFilter(grouping=grouping), tuple(members))
         expected = {}
         for group, episodes in members.items():
             if known := [score for one in episodes if (score := world.played[one].judge) is not None]:
@@ -207,10 +207,10 @@ def test_scores_of_a_group_are_means_of_its_siblings(world: World) -> None:
 def test_the_pages_of_a_list_are_it_in_its_order(world: World) -> None:
     wanted = GroupFilter(EpisodeFilter(text="lamp"))
     for sort in (None, *(Sort(name, descending=True) for name in ("mean_return", "ways_in"))):
-        whole = groups.page(world.reader, wanted, ALL, sort)
-        pages = [groups.page(world.reader, wanted, Window(1, at), sort) for at in range(whole.height)]
+        whole = groups.read_page(world.reader, wanted, ALL, sort)
+        pages = [groups.read_page(world.reader, wanted, ListWindow(1, at), sort) for at in range(whole.height)]
         assert pl.concat(pages).equals(whole)
-    tasks = groups.page(world.reader, GroupFilter(), ALL)["task_id"].to_list()
+    tasks = groups.read_page(world.reader, GroupFilter(), ALL)["task_id"].to_list()
     assert tasks == ["alone", "both", "dead", "dead", "later"], "by round, then task"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lake import Lake, ids
 from lake.locked import isolation
-from lake.write.annotations import Annotation, annotate
+from lake.write.scores import Annotation, annotate
 from testkit.browser_pages import address, fresh_page, go, open_row, rows_of, settled
 from testkit.lakes import RUN, add_credit, build_lake, rollout
 from testkit.viewer_process import Viewer, viewer
@@ -313,7 +313,9 @@ def test_a_queue_is_answered_by_keys_and_back_returns_to_what_was_answered(
 # ---------------------------------------------------------------- SQL
 
 
-@pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+@pytest.mark.skipif(
+    bool(isolation.find_missing_layers()), reason=f"no strong isolation here: {isolation.find_missing_layers()}"
+)
 def test_a_query_is_completed_run_opened_as_a_list_and_come_back_to_by_keys(browsed_page: Any) -> None:
     go(browsed_page, "/sql?q=SELECT+1+AS+one", "SQL")
     rows_of(browsed_page, "Rows").first.wait_for()

@@ -13,7 +13,7 @@ from lake import Lake, ids
 from lake.records import TokensRecord
 from testkit.lakes import add_credit, build_lake, rollout
 from testkit.training import config
-from viewer.queries import drift, intake, staleness, updates
+from viewer.queries import training_data
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 HIGH, LOW = math.log(2.0) - 1, math.log(0.5) - 1
@@ -73,7 +73,7 @@ def trained(lk: Lake, rows: list[Any], counts: dict[str, int], loss: str = "ppo"
 
 
 def test_the_funnel_goes_from_the_lake_to_what_was_trained_on(lk: Lake, job: int) -> None:
-    stages = intake.funnel(lk.snapshot(), job)
+    stages = training_data.read_funnel(lk.snapshot(), job)
     assert [(stage.name, stage.episodes, stage.steps, stage.is_drop) for stage in stages] == [
         ("In the lake", 6, None, False),
         ("Selected (where task_id <> 'c')", 4, None, False),
@@ -89,34 +89,34 @@ def test_the_funnel_goes_from_the_lake_to_what_was_trained_on(lk: Lake, job: int
 
 def test_a_loop_has_no_funnel_but_what_it_trained_on(lk: Lake) -> None:
     job = trained(lk, [batch(lk, 0, "a", 0, None, None)], {})
-    assert [(stage.name, stage.episodes, stage.steps) for stage in intake.funnel(lk.snapshot(), job)] == [
+    assert [(stage.name, stage.episodes, stage.steps) for stage in training_data.read_funnel(lk.snapshot(), job)] == [
         ("Trained on", 1, 2)
     ]
-    assert not intake.is_weighed(lk.snapshot(), job)
-    assert intake.mixture(lk.snapshot(), job, "task_id").row(0) == ("a", 1, 1, 4, 1.0)
+    assert not training_data.has_weights(lk.snapshot(), job)
+    assert training_data.read_mixture(lk.snapshot(), job, "task_id").row(0) == ("a", 1, 1, 4, 1.0)
 
 
 def test_how_often_episodes_were_trained_on_and_which(lk: Lake, job: int) -> None:
-    assert intake.times(lk.snapshot(), job).rows() == [(1, 2), (2, 1)]
-    (episode,) = lk.sql(intake.trained_so_often(job, 2))["episode_id"]
+    assert training_data.count_repeats(lk.snapshot(), job).rows() == [(1, 2), (2, 1)]
+    (episode,) = lk.sql(training_data.build_repeats_sql(job, 2))["episode_id"]
     assert lk.sql(f"SELECT task_id FROM episodes WHERE episode_id = id('{ids.to_text(episode)}')").item() == "a"
 
 
 def test_shares_of_a_mixture_are_of_the_loss(lk: Lake, job: int) -> None:
-    assert intake.is_weighed(lk.snapshot(), job)
-    found = intake.mixture(lk.snapshot(), job, "task_id")
+    assert training_data.has_weights(lk.snapshot(), job)
+    found = training_data.read_mixture(lk.snapshot(), job, "task_id")
     assert found.drop("share").rows() == [("a", 2, 3, 12), ("b", 1, 1, 4)]
     assert found["share"].to_list() == pytest.approx([0.6, 0.4])
 
 
 def test_staleness_without_numbered_versions_counts_from_the_newest_consumed_so_far(lk: Lake) -> None:
     later = trained(lk, [batch(lk, 0, "a", 0, None, None), batch(lk, 1, "a", 1, None, None)], {}, run="demo")
-    assert staleness.by_age(lk.snapshot(), later).select("staleness", "rows").rows() == [(0, 2)]
+    assert training_data.count_by_staleness(lk.snapshot(), later).select("staleness", "rows").rows() == [(0, 2)]
 
 
 def test_staleness_of_another_runs_episodes_counts_from_the_newest_of_that_run(lk: Lake, job: int) -> None:
     """As the trainer's metrics do: an update has no version in a run that it does not play."""
-    assert staleness.by_age(lk.snapshot(), job).rows() == [(0, 1, 1, 4), (2, 2, 3, 12)]
+    assert training_data.count_by_staleness(lk.snapshot(), job).rows() == [(0, 1, 1, 4), (2, 2, 3, 12)]
 
 
 def test_staleness_where_versions_are_numbers_of_updates_counts_from_the_update(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_staleness_where_versions_are_numbers_of_updates_counts_from_the_update(
     lk = build_lake(tmp_path, records, run_id="r")
     places = [(0, 0), (1, 1), (3, 3), (4, 1), (5, 3)]
     job = trained(lk, [batch(lk, update, "a", index, None, None) for update, index in places], {})
-    found = staleness.by_age(lk.snapshot(), job)
+    found = training_data.count_by_staleness(lk.snapshot(), job)
     assert found.select("staleness", "rows").rows() == [(0, 3), (2, 1), (3, 1)]
-    around = staleness.around(lk.snapshot(), job, 4)
+    around = training_data.read_versions_around(lk.snapshot(), job, 4)
     assert {update: (played.versions, played.behind) for update, played in around.items()} == {
         3: ((3, 3), (0, 0)),
         4: ((1, 1), (3, 3)),
@@ -144,7 +144,11 @@ def test_staleness_of_a_loop_counts_from_the_version_of_the_update(tmp_path: Pat
         types = {"token_weights": pl.List(pl.Float32), "loss_weight": pl.Float64}
         job.write("batches", pl.DataFrame(rows, schema_overrides=types))
         job.write("checkpoints", pl.DataFrame(versions))
-    assert staleness.by_age(lk.snapshot(), job.job_id).select("staleness", "rows").rows() == [(0, 1), (1, 1), (2, 1)]
+    assert training_data.count_by_staleness(lk.snapshot(), job.job_id).select("staleness", "rows").rows() == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
 
 
 def test_drift_by_staleness_is_that_of_the_jobs_own_policy(lk: Lake, job: int) -> None:
@@ -156,9 +160,9 @@ def test_drift_by_staleness_is_that_of_the_jobs_own_policy(lk: Lake, job: int) -
     with lk.job(kind="rescore", parameters={"checkpoint": "r@2", "weights_sha256": "two"}) as rescored:
         rescored.write("ratios", pl.DataFrame(rows))
     snapshot = lk.snapshot()
-    ((series, said),) = updates.policies(snapshot, job).items()
+    ((series, said),) = training_data.list_rescored_policies(snapshot, job).items()
     assert said == ("r@2", 2)
-    found = drift.by_staleness(snapshot, job, series)
+    found = training_data.read_drift(snapshot, job, series)
     assert found.select("staleness", "steps", "tokens").rows() == [(0, 1, 2), (2, 3, 6)]
     row = found.row(1, named=True)
     assert [row[name] for name in ("mean", "q50")] == pytest.approx([0, 0], abs=1e-6)
@@ -166,7 +170,7 @@ def test_drift_by_staleness_is_that_of_the_jobs_own_policy(lk: Lake, job: int) -
     assert row["ess"] == pytest.approx(2.5**2 / 4.25 / 2)
     # Every advantage has a sign, and one of the two tokens lies beyond the clip on its side.
     assert (row["stopped"], row["limited"]) == (0.5, None)
-    assert drift.clip(snapshot, job) is None
+    assert training_data.explain_missing_clip(snapshot, job) is None
     other = trained(lk, [batch(lk, 0, "a", 0, None, None)], {}, loss="awr")
-    assert "limits no ratio" in str(drift.clip(lk.snapshot(), other))
-    assert drift.by_staleness(lk.snapshot(), other, series)["stopped"].to_list() == [None]
+    assert "limits no ratio" in str(training_data.explain_missing_clip(lk.snapshot(), other))
+    assert training_data.read_drift(lk.snapshot(), other, series)["stopped"].to_list() == [None]

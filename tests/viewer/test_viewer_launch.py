@@ -156,15 +156,15 @@ def test_the_first_free_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         taken.listen()
         first = taken.getsockname()[1]
         monkeypatch.setattr(launch, "FIRST_PORT", first)
-        assert first < launch.free_port(None) < first + 50
+        assert first < launch.find_free_port(None) < first + 50
         with pytest.raises(UsageError, match=f"port {first} is in use"):
-            launch.free_port(first)
-    assert launch.free_port(None) == first
+            launch.find_free_port(first)
+    assert launch.find_free_port(None) == first
 
 
 def test_a_given_port_is_taken_as_it_is() -> None:
     port = free_port()
-    assert launch.free_port(port) == port
+    assert launch.find_free_port(port) == port
 
 
 # ---------------------------------------------------------------- running

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.credit import Flag
-from viewer.transcript import ledger
-from viewer.transcript.ledger import Scale
+from viewer.transcript import outline
+from viewer.transcript.outline import Scale
 
 VALUES = st.floats(-1e6, 1e6)
 
 
 @given(VALUES, VALUES.map(abs))
 def test_a_bar_stays_in_its_track_and_starts_at_the_centre(value: float, largest: float) -> None:
-    found = ledger.bar(value, largest)
+    found = outline.compute_bar(value, largest)
     assert found is not None
     left, width = found
     assert 0 <= left <= 50
@@ -35,12 +35,12 @@ def test_a_bar_stays_in_its_track_and_starts_at_the_centre(value: float, largest
     ],
 )
 def test_bars(value: float | None, largest: float, bar: tuple[float, float] | None) -> None:
-    assert ledger.bar(value, largest) == bar
+    assert outline.compute_bar(value, largest) == bar
 
 
 def test_unknown_and_0_are_written_differently() -> None:
     scale = Scale(advantage=1.0, reward=1.0, rewarded=True)
-    (unknown,), (zero,) = (ledger.lines(reward, None, scale, None) for reward in (None, 0.0))
+    (unknown,), (zero,) = (outline.build_ledger(reward, None, scale, None) for reward in (None, 0.0))
     assert unknown == {"label": "reward", "number": "unknown", "bar": None}
     assert zero == {"label": "reward", "number": "0", "bar": (50.0, 0.0)}
 
@@ -60,10 +60,10 @@ def test_terms_disagree_only_if_both_are_known_and_signed(
     a_episode: float | None, a_step: float | None, opposite: bool
 ) -> None:
     row: dict[str, Any] = {"a_episode": a_episode, "a_step": a_step}
-    assert ledger.disagree(row) is opposite
+    assert outline.terms_disagree(row) is opposite
 
 
 def test_every_flag_of_the_credit_jobs_is_explained() -> None:
     """The viewer knows no estimator; this keeps its words in step with theirs."""
-    assert set(ledger.FLAGS) == set(Flag)
-    assert all(explanation for _, _, explanation in ledger.FLAGS.values())
+    assert set(outline.FLAGS) == set(Flag)
+    assert all(explanation for _, _, explanation in outline.FLAGS.values())

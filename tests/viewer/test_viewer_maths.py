@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from viewer.transcript import maths
+from viewer.transcript import blocks
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,11 @@ from viewer.transcript import maths
     ],
 )
 def test_what_is_a_formula(text: str, written: list[str]) -> None:
-    assert list(maths.formulas(text)) == written
+    assert list(blocks.draw_formulas(text)) == written
 
 
 def test_a_formula_is_a_tree_of_mathml() -> None:
-    found = maths.formulas(r"$\frac{a}{2} < \text{<b>}$")
+    found = blocks.draw_formulas(r"$\frac{a}{2} < \text{<b>}$")
     ((tag, attributes, (row,)),) = found.values()
     assert (tag, attributes) == ("math", {})
     fraction, less, words = row[2]
@@ -43,7 +43,7 @@ def test_a_formula_is_a_tree_of_mathml() -> None:
     "tex", [r"\href{javascript:alert(1)}{x}", r"\style{background:url(//x)}{x}", r"\class{a}{x}", r"\hspace{999999px}x"]
 )
 def test_no_address_no_style_no_size_of_a_model_reaches_a_page(tex: str) -> None:
-    said = json.dumps(list(maths.formulas(f"${tex}$").values()))
+    said = json.dumps(list(blocks.draw_formulas(f"${tex}$").values()))
     assert not any(word in said for word in ("javascript", "style", "url", "class", "999999"))
 
 
@@ -53,11 +53,11 @@ def test_whatever_a_model_writes_ends_in_known_names(text: str) -> None:
         if isinstance(tree, str):
             return
         assert isinstance(tree, list)
-        assert tree[0] in maths._TAGS
-        assert set(tree[1]) <= {*maths._ATTRIBUTES, "display"}
+        assert tree[0] in blocks._TAGS
+        assert set(tree[1]) <= {*blocks._ATTRIBUTES, "display"}
         for child in tree[2]:
             check(child)
 
-    for written, tree in maths.formulas(f"${text}$ {text}").items():
+    for written, tree in blocks.draw_formulas(f"${text}$ {text}").items():
         assert written in f"${text}$ {text}"
         check(tree)

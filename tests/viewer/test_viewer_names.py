@@ -10,8 +10,8 @@ from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, add_training, build_lake
 from testkit.streamlit_pages import column, columns, job_choice, open_page, words
-from viewer import links
-from viewer.environment import ENVIRONMENT
+from viewer import navigation
+from viewer.server import ENVIRONMENT
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +49,20 @@ def lk(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     ],
 )
 def test_a_job_is_named_by_what_it_ran(kind: str, parameters: Any, name: str | None) -> None:
-    assert links.job(kind, json.dumps(parameters)) == name
+    assert navigation.name_job(kind, json.dumps(parameters)) == name
 
 
 @pytest.mark.parametrize("parameters", [None, "", '{"estimator": "gi', "[" * 100_000])
 def test_parameters_that_cannot_be_read_name_nothing(parameters: str | None) -> None:
-    assert links.job("credit", parameters) is None
+    assert navigation.name_job("credit", parameters) is None
 
 
 def test_an_episode_is_named_by_run_task_and_rollout() -> None:
     facts = {"run_id": "r", "task_id": "44", "rollout_index": 3, "collection_round": None, "seed": None, "attempt": 0}
-    assert links.episode(facts) == "r / 44 / 3"
-    assert links.episode(facts | {"collection_round": 0, "attempt": 2}) == "r / 44 / 3, round 0, attempt 2"
-    assert links.group(facts) == "r / 44"
-    assert links.group(facts | {"collection_round": 1, "seed": 7}) == "r / 44, round 1, seed 7"
+    assert navigation.name_episode(facts) == "r / 44 / 3"
+    assert navigation.name_episode(facts | {"collection_round": 0, "attempt": 2}) == "r / 44 / 3, round 0, attempt 2"
+    assert navigation.name_group(facts) == "r / 44"
+    assert navigation.name_group(facts | {"collection_round": 1, "seed": 7}) == "r / 44, round 1, seed 7"
 
 
 def test_every_list_names_its_rows_and_ends_with_their_ids(lk: Lake) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's own tests
+from streamlit.testing.v1 import AppTest  # noqa: TID253 - the viewer's tests alone
 
 import lake
 from lake import Lake, ids
-from lake.read.online_runs import LOOP
+from lake.read.training import LOOP
 from pipelines.collect.manager import run as manager
 from testkit.loops import looped, write_config
 from testkit.streamlit_pages import (
@@ -25,17 +25,17 @@ from testkit.streamlit_pages import (
     words,
 )
 from testkit.word_game import save_model
-from trainer.evaluation.success import read_attempts, success_rows
-from trainer.online import learner
-from trainer.online.run import LoopResult, noted
+from trainer.evaluation.success import compute_success, read_attempts
+from trainer.online import learner, rollouts
+from trainer.online.loop import LoopResult, read_round_metrics
 from trainer.online.settings import read_config
-from trainer.runs.metrics import metrics_frame
-from viewer import online
-from viewer.environment import ENVIRONMENT
-from viewer.queries import Window, loops, training
-from viewer.queries.loops import Doing, Loop
+from trainer.runs.loop import build_metric_rows
+from viewer import training_sections
+from viewer.queries import ListWindow, training
+from viewer.queries.training import Loop, LoopActivity
+from viewer.server import ENVIRONMENT
 
-Seen = list[tuple[str, list[Doing]]]
+Seen = list[tuple[str, list[LoopActivity]]]
 
 
 class Watched(list[str]):
@@ -49,7 +49,7 @@ class Watched(list[str]):
     def append(self, line: str) -> None:
         lk = lake.open(self.place)
         job = lk.sql(f"SELECT job_id FROM job_runs WHERE kind = '{LOOP}'").item()
-        self.seen.append((line, loops.doing(lk, loop_at(lk, job))))
+        self.seen.append((line, training.list_activities(lk, loop_at(lk, job))))
 
 
 def observed(function: Callable[..., Any], said: Watched) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def observed(function: Callable[..., Any], said: Watched) -> Callable[..., Any]:
 
 
 def loop_at(lk: Lake, job_id: int) -> Loop:
-    found = loops.loop_of(lk, job_id)
+    found = training.find_loop(lk, job_id)
     assert found is not None
     return found
 
@@ -75,7 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoopResult, See
     said = Watched(folder / "lake")
     config = read_config(str(write_config(folder, save_model(folder / "model"))), {})
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((manager, "write_figures"), (learner, "run_credit"), (learner, "update")):
+        for module, name in ((manager, "write_counts"), (rollouts, "run_credit"), (learner, "train_round")):
             patch.setattr(module, name, observed(getattr(module, name), said))
         done = looped(folder, config, said=said)
     return folder, done, said.seen
@@ -100,23 +100,23 @@ def test_what_a_run_does_is_known_while_it_does_it(run: tuple[Path, LoopResult, 
     expected = []
     for number in range(3):
         if number in (0, 2):
-            evaluating = Doing("evaluating", number // 2, 6, 6)
-            expected += [("write_figures", [evaluating]), (f"version {number}", [])]
+            evaluating = LoopActivity("evaluating", number // 2, 6, 6)
+            expected += [("write_counts", [evaluating]), (f"version {number}", [])]
         expected += [
-            ("write_figures", [Doing("collecting", number, 16, 16)]),
-            ("run_credit", [Doing("training", number)]),
-            ("update", [Doing("training", number)]),
+            ("write_counts", [LoopActivity("collecting", number, 16, 16)]),
+            ("run_credit", [LoopActivity("training", number)]),
+            ("train_round", [LoopActivity("training", number)]),
             (f"round {number + 1}/3", []),
         ]
-    expected += [("write_figures", [Doing("evaluating", 2, 6, 6)]), ("version 3", [])]
+    expected += [("write_counts", [LoopActivity("evaluating", 2, 6, 6)]), ("version 3", [])]
     told = [(line.partition(":")[0].partition(",")[0], doing) for line, doing in run[2] if "tasks" not in line]
     assert told == expected
 
 
 def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, loop: Loop) -> None:
-    rows = {row["round"]: row for row in loops.rounds(lk, loop, Window()).iter_rows(named=True)}
+    rows = {row["round"]: row for row in training.read_rounds(lk, loop, ListWindow()).iter_rows(named=True)}
     assert list(rows) == [2, 1, 0]
-    metrics = noted(lk, loop.job_id)
+    metrics = read_round_metrics(lk, loop.job_id)
     spent = 0.0
     for number in range(3):
         row, said = rows[number], metrics[number]
@@ -134,8 +134,8 @@ def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, l
         )
         assert row["entropy"] == pytest.approx(entropies.item())
         assert row["stale"] == 0
-    assert loops.rounds(lk, loop, Window(1, 1))["round"].to_list() == [1]
-    curves = loops.curves(lk, loop)
+    assert training.read_rounds(lk, loop, ListWindow(1, 1))["round"].to_list() == [1]
+    curves = training.read_round_curves(lk, loop)
     assert curves["mean_return"].to_list() == [rows[number]["mean_return"] for number in range(3)]
     assert curves.select("round", "last", "first_update").rows() == [(0, 0, 0), (1, 1, 2), (2, 2, 4)]
 
@@ -143,18 +143,20 @@ def test_rounds_are_what_the_loop_noted_and_what_its_updates_came_to(lk: Lake, l
 def test_a_point_of_several_rounds_opens_all_their_episodes(
     lk: Lake, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loops, "POINTS", 2)
-    both, alone = loops.curves(lk, loop).to_dicts()
+    monkeypatch.setattr(training, "POINTS", 2)
+    both, alone = training.read_round_curves(lk, loop).to_dicts()
     assert [(point["round"], point["last"], point["first_update"]) for point in (both, alone)] == [(0, 1, 0), (2, 2, 4)]
-    assert online.episodes_of(loop, both) == "/episodes?run=asking&round_from=0&round_to=1"
-    assert online.groups_of(loop, both) == online.episodes_of(loop, both), "no list of groups is of several rounds"
-    assert online.groups_of(loop, alone) == "/groups?run=asking&round=2"
+    assert training_sections.build_episodes_address(loop, both) == "/episodes?run=asking&round_from=0&round_to=1"
+    assert training_sections.build_groups_address(loop, both) == training_sections.build_episodes_address(loop, both), (
+        "no list of groups is of several rounds"
+    )
+    assert training_sections.build_groups_address(loop, alone) == "/groups?run=asking&round=2"
 
 
 def test_evaluations_are_those_of_the_loop_with_the_intervals_of_eval(
     run: tuple[Path, LoopResult, Seen], lk: Lake, loop: Loop
 ) -> None:
-    found = {row["version"]: row for row in loops.evaluations(lk, loop).iter_rows(named=True)}
+    found = {row["version"]: row for row in training.read_evaluations(lk, loop).iter_rows(named=True)}
     assert set(found) == set(run[1].evaluations) == {0, 2, 3}
     for version, said in run[1].evaluations.items():
         row = found[version]
@@ -170,9 +172,9 @@ def test_evaluations_are_those_of_the_loop_with_the_intervals_of_eval(
             score="env_return",
             where=f"run_id = 'asking-eval' AND policy_version = {version}",
         )
-        by_eval = success_rows(attempts).row(0, named=True)
+        by_eval = compute_success(attempts).row(0, named=True)
         assert (row["low"], row["high"]) == (pytest.approx(by_eval["low"]), pytest.approx(by_eval["high"]))
-    metrics = noted(lk, loop.job_id)
+    metrics = read_round_metrics(lk, loop.job_id)
     assert [found[version]["tokens"] for version in (0, 2)] == [
         0,
         metrics[0]["loop/tokens"] + metrics[1]["loop/tokens"],
@@ -217,7 +219,7 @@ def test_a_round_that_was_not_evaluated_and_one_that_is_not_there(lk: Lake) -> N
 
 def test_the_runs_page_shows_the_loop_and_not_its_newest_round_of_collecting(lk: Lake) -> None:
     assert any(part.value == "Metrics of loop" for part in open_page("runs", run="asking").subheader)
-    steps = training.metrics_of_rounds(lk, "asking-eval").filter(name="finished")
+    steps = training.read_round_metrics(lk, "asking-eval").filter(name="finished")
     assert steps.rows() == [("finished", 0, 6.0), ("finished", 1, 6.0), ("finished", 2, 6.0)]
 
 
@@ -254,10 +256,10 @@ def test_a_run_without_a_round_yet_runs_and_is_followed(unfinished: Lake) -> Non
 def test_a_run_that_writes_nothing_any_more_may_have_been_killed(
     unfinished: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(online, "_QUIET_SECONDS", -1.0)
+    monkeypatch.setattr(training_sections, "_QUIET_SECONDS", -1.0)
     text = words(open_page("training"))
     assert "silent" in text
-    assert "`--resume` goes on" in text
+    assert "rerun its command with `--resume`" in text
 
 
 def test_what_a_job_says_of_a_loop_may_be_nonsense(unfinished: Lake) -> None:
@@ -281,13 +283,13 @@ def test_the_score_that_is_trained_on_is_shown_by_its_name_and_the_return_beside
         for number in range(2):
             row = {"loop/score": 0.5 + number, "loop/seconds": 1.0, "loop/carried": 3.0 * number}
             row |= {} if returned is None else {"loop/return": returned}
-            job.write("metrics", metrics_frame([(number, row)]))
+            job.write("metrics", build_metric_rows([(number, row)]))
         job.counts |= {"rounds": 2, "stopped_by": "rounds"}
     at = open_page("training", job=job.job_id)
     assert column(at, "rounds", "mean_score") == ["1.500", "0.500"]
     assert column(at, "rounds", "carried") == ["3", "0"]
     assert ("mean_return" in columns(at, "rounds")) == (returned is not None)
-    found = loops.curves(lk, loop_at(lk, job.job_id))
+    found = training.read_round_curves(lk, loop_at(lk, job.job_id))
     assert found["mean_score"].to_list() == [0.5, 1.5]
     shown = "".join(str(element.proto) for element in elements(at) if element.type == "html")
     assert "Mean judge" in shown

@@ -12,7 +12,7 @@ import pytest
 
 import lake
 from lake import ids
-from lake.read.online_runs import LOOP
+from lake.read.training import LOOP
 from testkit.browsers import chromium
 from testkit.loops import loop_process, looped, write_config
 from testkit.viewer_process import viewer

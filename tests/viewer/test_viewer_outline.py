@@ -13,10 +13,10 @@ from lake import Lake
 from lake.records import TokensRecord
 from lake.write.rows import LIMIT
 from testkit.lakes import add_training, build_lake, rollout
-from viewer.queries import Window, side_by_side, transcripts
+from viewer.queries import ListWindow, transcripts
 from viewer.transcript import outline, tokens
 
-ALL = Window(10_000)
+ALL = ListWindow(10_000)
 
 
 def only_episode(lk: Lake) -> int:
@@ -38,22 +38,22 @@ def times(began: list[float | None], took: list[float | None]) -> pl.DataFrame:
     ],
 )
 def test_what_a_step_did(tool: str | None, arguments: str | None, said: str) -> None:
-    assert outline.said({"tool": tool, "arguments": arguments, "action": "go\nleft"}) == said
+    assert outline.describe_action({"tool": tool, "arguments": arguments, "action": "go\nleft"}) == said
 
 
 def test_calls_with_known_starts_are_where_they_were() -> None:
-    found = outline.waterfall(times([0.0, 5.0, None], [2.0, 5.0, 1.0]))
+    found = outline.compute_waterfall(times([0.0, 5.0, None], [2.0, 5.0, 1.0]))
     assert found == [(0.0, 20.0), (50.0, 50.0), None]
 
 
 def test_without_starts_calls_are_laid_end_to_end() -> None:
-    assert outline.waterfall(times([None, None, None], [1.0, None, 3.0])) == [(0.0, 25.0), None, (25.0, 75.0)]
-    assert outline.waterfall(times([None], [None])) == [None], "unknown is no bar"
+    assert outline.compute_waterfall(times([None, None, None], [1.0, None, 3.0])) == [(0.0, 25.0), None, (25.0, 75.0)]
+    assert outline.compute_waterfall(times([None], [None])) == [None], "unknown is no bar"
 
 
 @given(st.lists(st.tuples(st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e4)), min_size=1))
 def test_every_bar_stays_in_its_track(calls: list[tuple[float | None, float | None]]) -> None:
-    found = outline.waterfall(times([start for start, _ in calls], [length for _, length in calls]))
+    found = outline.compute_waterfall(times([start for start, _ in calls], [length for _, length in calls]))
     for bar, (_, length) in zip(found, calls, strict=True):
         assert length is not None or bar is None
         assert bar is None or (bar[0] >= 0 and bar[1] >= 0 and sum(bar) <= 100.02)
@@ -65,8 +65,8 @@ def test_a_repeat_ends_where_the_reward_or_the_state_differs(tmp_path: Path) -> 
         step.action = "look"
     record.steps[6].reward = 1.0
     lk = build_lake(tmp_path, [record])
-    found = transcripts.outline(lk.snapshot(), only_episode(lk), ALL)
-    assert outline.repeats(found) == [{"first": 0, "last": 5, "period": 1, "times": 6}]
+    found = transcripts.read_outline(lk.snapshot(), only_episode(lk), ALL)
+    assert outline.find_repeats(found) == [{"first": 0, "last": 5, "period": 1, "times": 6}]
 
 
 def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_failed(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_a_failed_call_is_told_on_its_own_step_and_the_next_is_not_said_to_have_
         [("empty reply", "orange")],
         [("came from an empty reply", "gray")],
     ]
-    listed = transcripts.outline(snapshot, episode, ALL)
-    pages = pl.concat([transcripts.outline(snapshot, episode, Window(1, page)) for page in range(4)])
-    opened = transcripts.steps(snapshot, episode, [3, 2, 1, 0])
-    beside = side_by_side.texts(snapshot, [(episode, step) for step in range(4)]).sort("step_index")
+    listed = transcripts.read_outline(snapshot, episode, ALL)
+    pages = pl.concat([transcripts.read_outline(snapshot, episode, ListWindow(1, page)) for page in range(4)])
+    opened = transcripts.read_steps(snapshot, episode, [3, 2, 1, 0])
+    beside = transcripts.read_step_texts(snapshot, [(episode, step) for step in range(4)]).sort("step_index")
     for frame in (listed, pages, opened, beside):
-        assert [[mark[:2] for mark in outline.answered(row)] for row in frame.iter_rows(named=True)] == told
+        assert [[mark[:2] for mark in outline.list_reply_faults(row)] for row in frame.iter_rows(named=True)] == told
 
 
 @pytest.fixture(scope="module")
@@ -117,19 +117,19 @@ def lk(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     ],
 )
 def test_a_text_is_found_wherever_a_person_would_read_it(lk: Lake, text: str, steps: list[int]) -> None:
-    assert transcripts.find(lk.snapshot(), only_episode(lk), text) == steps
+    assert transcripts.find_steps(lk.snapshot(), only_episode(lk), text) == steps
 
 
 def test_a_line_names_the_tool_and_its_arguments(lk: Lake) -> None:
-    row = transcripts.outline(lk.snapshot(), only_episode(lk), ALL).row(3, named=True)
-    assert (row["tool"], row["calls"], outline.said(row)) == ("f", 1, 'q: say "hello" now')
+    row = transcripts.read_outline(lk.snapshot(), only_episode(lk), ALL).row(3, named=True)
+    assert (row["tool"], row["calls"], outline.describe_action(row)) == ("f", 1, 'q: say "hello" now')
 
 
 def test_how_often_a_step_was_trained_on(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, [rollout("t", 0, 1.0)])
-    assert transcripts.trained(lk.snapshot(), only_episode(lk)).is_empty()
+    assert transcripts.count_training_uses(lk.snapshot(), only_episode(lk)).is_empty()
     add_training(lk, updates=1)
-    assert transcripts.trained(lk.snapshot(), only_episode(lk)).to_dicts()[2] == {
+    assert transcripts.count_training_uses(lk.snapshot(), only_episode(lk)).to_dicts()[2] == {
         "step_index": 2,
         "times": 1,
         "runs": [{"run": "demo", "updates": [0]}],
@@ -145,8 +145,8 @@ def rescore(lk: Lake, checkpoint: str, logprobs: list[float], log_ratio: float |
 
 def strips(lk: Lake, step: int) -> list[dict[str, Any]]:
     snapshot, episode = lk.snapshot(), only_episode(lk)
-    asked = (transcripts.tokens, transcripts.rescored)
-    return tokens.strips(*(query(snapshot, episode, step).to_dicts() for query in asked))
+    asked = (transcripts.read_tokens, transcripts.read_rescored_tokens)
+    return tokens.build_strips(*(query(snapshot, episode, step).to_dicts() for query in asked))
 
 
 def test_a_token_strip_has_what_is_stored_and_says_what_is_not(lk: Lake) -> None:
@@ -155,7 +155,7 @@ def test_a_token_strip_has_what_is_stored_and_says_what_is_not(lk: Lake) -> None
     assert [(track["label"], track["values"]) for track in strip["tracks"]] == [
         ("behaviour log-probability", [-0.5, -1.0, 0.0])
     ]
-    assert "No checkpoint was asked" in strip["notes"][0]
+    assert "No checkpoint rescored" in strip["notes"][0]
     assert strips(lk, 1) == [], "no tokens are not a strip of zeros"
 
 
@@ -181,14 +181,14 @@ def test_without_the_policys_own_there_is_no_ratio() -> None:
     row = encoding | {"action_mask": [True], "action_logprobs": None} | dict.fromkeys(unknown)
     seen = {"series_id": 1, "encoding_id": 1, "checkpoint": "now", "log_ratio": None, "logprobs": [-1.0]}
     seen["entropies"] = None
-    (strip,) = tokens.strips([row], [seen, seen | {"encoding_id": 2}])
+    (strip,) = tokens.build_strips([row], [seen, seen | {"encoding_id": 2}])
     assert [track["label"] for track in strip["tracks"]] == ["now: log-probability"]
     assert "policy that sampled" in strip["notes"][0]
     assert strip["notes"][1].startswith("No entropy under now:")
 
 
 def test_long_actions_are_cut(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "MOST", 2)
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 2)
     (strip,) = strips(lk, 0)
     assert [len(strip["ids"]), len(strip["sampled"]), len(strip["tracks"][0]["values"])] == [2, 2, 2]
     assert strip["notes"][0] == "Only the first 2 tokens are drawn."

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from lake import Lake, Snapshot, ids
 from lake.errors import UsageError
-from lake.judgements.credit import Credit, covering, find_credit, jobs_of
-from lake.judgements.predicates import select_where
+from lake.judgements.credit import Credit, find_covering, find_credit, find_jobs
+from lake.judgements.selections import select_where
 from lake.tables import STATUSES
 from lake.write.jobs import Job
 from pipelines.credit import GiGPO
@@ -28,30 +28,28 @@ from pipelines.credit.job import run_credit
 from testkit.copies import empty_lake
 from testkit.examples import examples
 from testkit.lakes import RUN, add_credit, add_training, build_lake, full_lake, judged_lake, rollout, siblings
-from trainer.evaluation.success import read_attempts, success_rows
+from trainer.evaluation.success import compute_success, read_attempts
 from viewer import download
-from viewer.pinned import Reader
 from viewer.queries import (
-    Reads,
+    LakeReader,
+    ListWindow,
     Sort,
-    Window,
     anchors,
+    build_like_pattern,
     episodes,
     groups,
-    like,
     lineage,
     outcomes,
     runs,
-    search,
-    staleness,
     training,
+    training_data,
     transcripts,
-    whole,
 )
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
+from viewer.reader import Reader
 
-ALL = Window(1000)
+ALL = ListWindow(1000)
 ODD = "it's e.outcome $run of (e.task_id)"
 Rows = list[dict[str, Any]]
 
@@ -167,9 +165,9 @@ def test_pages_hold_every_matching_episode_once(
         texts[step["episode_id"]].append(f"{step['state']} {step['action']} {step['reasoning'] or ''}")
     expected = {row["episode_id"] for row in facts if matches(row, texts[row["episode_id"]], wanted)}
 
-    total = episodes.totals(snap, wanted)["episodes"]
+    total = episodes.compute_totals(snap, wanted)["episodes"]
     assert total == len(expected)
-    pages = [episodes.page(snap, wanted, order, Window.page(n, size)) for n in range(1, -(-total // size) + 2)]
+    pages = [episodes.read_page(snap, wanted, order, ListWindow.page(n, size)) for n in range(1, -(-total // size) + 2)]
     listed = pl.concat(pages)["episode_id"].to_list()
     assert len(listed) == len(set(listed))
     assert set(listed) == expected
@@ -180,9 +178,9 @@ def test_pages_hold_every_matching_episode_once(
 @pytest.mark.parametrize("order", [None, *map(Sort, episodes.ORDERS), _falling("outcome")])
 def test_previous_and_next_walk_the_list_in_its_order(snap: Reader, order: Sort | None) -> None:
     wanted = EpisodeFilter(run=RUN, status=("completed",))
-    listed = episodes.page(snap, wanted, order, ALL)["episode_id"].to_list()
+    listed = episodes.read_page(snap, wanted, order, ALL)["episode_id"].to_list()
     for position, episode_id in enumerate(listed, start=1):
-        place = episodes.place(snap, wanted, order, episode_id)
+        place = episodes.find_position(snap, wanted, order, episode_id)
         assert place is not None
         assert (place.position, place.total) == (position, len(listed))
         assert place.previous == (listed[position - 2] if position > 1 else None)
@@ -194,9 +192,9 @@ def test_a_place_beyond_the_first_part_of_a_list_is_that_in_the_whole(
 ) -> None:
     monkeypatch.setattr(episodes, "FIRST", 4)
     reader, wanted = Reader(snapshot), EpisodeFilter(run=RUN)
-    listed = [None, *episodes.listed(reader, wanted, None), None]
+    listed = [None, *episodes.list_episodes(reader, wanted, None), None]
     for position in (1, 3, 4, 5, len(listed) - 2):
-        place = episodes.place(reader, wanted, None, listed[position])
+        place = episodes.find_position(reader, wanted, None, listed[position])
         assert place is not None
         assert (place.position, place.total) == (position, len(listed) - 2)
         assert (place.previous, place.next) == (listed[position - 1], listed[position + 1])
@@ -205,7 +203,7 @@ def test_a_place_beyond_the_first_part_of_a_list_is_that_in_the_whole(
 def test_an_episode_that_the_filter_leaves_out_has_no_place(snap: Reader, facts: Rows) -> None:
     failed = next(row for row in facts if row["status"] == "failed")
     wanted = EpisodeFilter(status=("completed",))
-    assert episodes.place(snap, wanted, None, failed["episode_id"]) is None
+    assert episodes.find_position(snap, wanted, None, failed["episode_id"]) is None
 
 
 @pytest.mark.parametrize(
@@ -222,44 +220,44 @@ def test_an_episode_that_the_filter_leaves_out_has_no_place(snap: Reader, facts:
     ],
 )
 def test_orders(snap: Reader, order: Sort | None, key: Callable[[dict[str, Any]], Any]) -> None:
-    listed = episodes.page(snap, EpisodeFilter(), order, ALL).to_dicts()
+    listed = episodes.read_page(snap, EpisodeFilter(), order, ALL).to_dicts()
     assert listed == sorted(listed, key=key)
 
 
 def test_numbered_tasks_are_in_the_order_of_their_numbers(snap: Reader) -> None:
-    listed = episodes.page(snap, EpisodeFilter(run="odd names"), None, ALL)["task_id"].to_list()
+    listed = episodes.read_page(snap, EpisodeFilter(run="odd names"), None, ALL)["task_id"].to_list()
     assert listed == ["3", "20", "50 xoff", "50%_off", ODD]
 
 
 def test_wildcards_of_sql_are_ordinary_characters(snap: Reader) -> None:
     def tasks(task: str) -> list[str]:
-        return episodes.page(snap, EpisodeFilter(task=task), None, ALL)["task_id"].to_list()
+        return episodes.read_page(snap, EpisodeFilter(task=task), None, ALL)["task_id"].to_list()
 
     assert tasks("50%_off") == ["50%_off"]
     assert tasks("50_*") == []
     assert tasks("50*") == ["50 xoff", "50%_off"]
-    assert like(r"a\b%_*") == r"a\\b\%\_%"
+    assert build_like_pattern(r"a\b%_*") == r"a\\b\%\_%"
 
 
 def test_totals_count_unscored_episodes_but_do_not_average_them(snap: Reader, facts: Rows) -> None:
     mine = [row for row in facts if row["run_id"] == RUN]
     scored = [row["env_return"] for row in mine if row["env_return"] is not None]
-    found = episodes.totals(snap, EpisodeFilter(run=RUN))
+    found = episodes.compute_totals(snap, EpisodeFilter(run=RUN))
     assert found["episodes"] == len(mine) > found["scored"] == len(scored)
     assert found["mean_return"] == pytest.approx(statistics.fmean(scored))
     assert found["groups"] == len({row["group_id"] for row in mine})
 
 
 def test_totals_of_nothing_are_unknown_not_0(snap: Reader) -> None:
-    found = episodes.totals(snap, EpisodeFilter(run="nobody"))
+    found = episodes.compute_totals(snap, EpisodeFilter(run="nobody"))
     assert found == {"episodes": 0, "groups": 0, "scored": 0, "mean_return": None, "mean_steps": None}
 
 
 def test_the_batch_of_an_update_as_a_filter(snap: Reader, training_job: int) -> None:
     batch = snap.sql("SELECT episode_id FROM batches WHERE optimizer_step = 2")["episode_id"].to_list()
-    found = episodes.page(snap, EpisodeFilter(update=(training_job, 2)), None, ALL)
+    found = episodes.read_page(snap, EpisodeFilter(update=(training_job, 2)), None, ALL)
     assert sorted(found["episode_id"]) == sorted(batch)
-    assert episodes.totals(snap, EpisodeFilter(update=(training_job, 99)))["episodes"] == 0
+    assert episodes.compute_totals(snap, EpisodeFilter(update=(training_job, 99)))["episodes"] == 0
 
 
 @settings(max_examples=examples(50))
@@ -268,10 +266,10 @@ def test_the_batch_of_an_update_as_a_filter(snap: Reader, training_job: int) -> 
 @example(EpisodeFilter(run=ODD))
 @example(EpisodeFilter(task=ODD))
 def test_a_predicate_names_the_episodes_of_a_list(snap: Reader, wanted: EpisodeFilter) -> None:
-    where = whole.predicate(snap, wanted)
+    where = episodes.build_predicate(snap, wanted)
     assert where is not None
-    named = select_where(snap, ["episode_id"], where or None, empty=True)["episode_id"].to_list()
-    assert named == sorted(episodes.page(snap, wanted, None, ALL)["episode_id"])
+    named = select_where(snap, ["episode_id"], where or None, may_be_empty=True)["episode_id"].to_list()
+    assert named == sorted(episodes.read_page(snap, wanted, None, ALL)["episode_id"])
 
 
 def test_a_predicate_knows_the_outcome_that_a_scorer_gives(tmp_path: Path) -> None:
@@ -282,37 +280,43 @@ def test_a_predicate_knows_the_outcome_that_a_scorer_gives(tmp_path: Path) -> No
         job.write("scores", scores.with_columns(**names))
     snap = Reader(lk.snapshot())
     for score in (None, ODD):
-        where = whole.predicate(snap, EpisodeFilter(score=score, low=2.0))
+        where = episodes.build_predicate(snap, EpisodeFilter(score=score, low=2.0))
         assert select_where(snap, ["task_id"], where)["task_id"].sort().to_list() == ["2", "3"]
 
 
 def test_a_search_that_found_many_has_no_predicate(snap: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = EpisodeFilter(text="hall")
-    assert whole.predicate(snap, wanted)
-    monkeypatch.setattr(whole, "_MOST_IDS", 3)
-    assert whole.predicate(snap, wanted) is None
+    assert episodes.build_predicate(snap, wanted)
+    monkeypatch.setattr(episodes, "_MOST_IDS", 3)
+    assert episodes.build_predicate(snap, wanted) is None
 
 
-@pytest.mark.parametrize("write", [download.csv, download.jsonl, download.parquet])
+@pytest.mark.parametrize("write", [download.write_csv, download.write_jsonl, download.write_parquet])
 def test_a_downloaded_file_holds_the_whole_list_in_its_order(
     snap: Reader, monkeypatch: pytest.MonkeyPatch, write: Callable[[Iterable[pl.DataFrame]], Iterable[bytes]]
 ) -> None:
-    monkeypatch.setattr(whole, "PART", 5)
+    monkeypatch.setattr(episodes, "PART_ROWS", 5)
     wanted, order = EpisodeFilter(text="hall"), _falling("num_steps")
-    sent = list(write(whole.parts(snap, wanted, order)))
+    sent = list(write(episodes.read_parts(snap, wanted, order)))
     assert len(sent) >= 4, "part by part"
     data = BytesIO(b"".join(sent))
-    found = {download.csv: pl.read_csv, download.jsonl: pl.read_ndjson, download.parquet: pl.read_parquet}[write](data)
-    listed = episodes.page(snap, wanted, order, ALL)
+    found = {
+        download.write_csv: pl.read_csv,
+        download.write_jsonl: pl.read_ndjson,
+        download.write_parquet: pl.read_parquet,
+    }[write](data)
+    listed = episodes.read_page(snap, wanted, order, ALL)
     assert found["episode_id"].to_list() == [ids.to_text(value) for value in listed["episode_id"]]
     assert found["task_id"].cast(pl.String).to_list() == listed["task_id"].to_list()
     assert found["found_step"].to_list() == listed["found_step"].to_list()
 
 
 def test_a_list_of_nothing_is_a_file_with_names(snap: Reader) -> None:
-    (sent,) = download.csv(whole.parts(snap, EpisodeFilter(run="nobody"), None))
+    (sent,) = download.write_csv(episodes.read_parts(snap, EpisodeFilter(run="nobody"), None))
     assert sent.startswith(b"episode_id,outcome,")
-    nothing = pl.read_parquet(BytesIO(b"".join(download.parquet(whole.parts(snap, EpisodeFilter(run="nobody"), None)))))
+    nothing = pl.read_parquet(
+        BytesIO(b"".join(download.write_parquet(episodes.read_parts(snap, EpisodeFilter(run="nobody"), None))))
+    )
     assert nothing.height == 0
 
 
@@ -323,14 +327,14 @@ def test_a_downloaded_csv_runs_nothing_in_a_spreadsheet() -> None:
     """Neither values of any kind of text nor names of columns, two of which may then be alike."""
     columns = dict.fromkeys([*FORMULAS, "'=1+1"], FORMULAS)
     frame = pl.DataFrame(columns).cast({"=1+1": pl.Enum(FORMULAS), "+1": pl.Categorical})
-    rows = list(csv.reader(StringIO(b"".join(download.csv([frame])).decode(), newline="")))
+    rows = list(csv.reader(StringIO(b"".join(download.write_csv([frame])).decode(), newline="")))
     assert rows[0] == [f"'{name}" for name in FORMULAS] + ["'=1+1"]
     assert rows[1:] == [[f"'{text}"] * len(columns) for text in FORMULAS]
 
 
 def test_a_search_says_where_the_text_stands(snap: Reader) -> None:
-    page = episodes.page(snap, EpisodeFilter(run=RUN, text="HALL plan"), None, ALL)
-    found = search.excerpts(snap, "HALL plan", page)
+    page = episodes.read_page(snap, EpisodeFilter(run=RUN, text="HALL plan"), None, ALL)
+    found = episodes.read_excerpts(snap, "HALL plan", page)
     assert set(page["found_step"]) == {1}, "the first state is a gate, the second a hall"
     assert set(page["found_steps"]) == {1}
     assert set(found["episode_id"]) == set(page["episode_id"])
@@ -339,10 +343,10 @@ def test_a_search_says_where_the_text_stands(snap: Reader) -> None:
 
 
 def test_a_search_finds_messages_too(snap: Reader) -> None:
-    page = episodes.page(snap, EpisodeFilter(text='"through a MAZE"'), None, ALL)
-    assert page.height == episodes.totals(snap, EpisodeFilter())["episodes"]
+    page = episodes.read_page(snap, EpisodeFilter(text='"through a MAZE"'), None, ALL)
+    assert page.height == episodes.compute_totals(snap, EpisodeFilter())["episodes"]
     assert set(page["found_step"]) == {None}
-    assert set(search.excerpts(snap, '"through a MAZE"', page)["found_in"]) == {"first messages"}
+    assert set(episodes.read_excerpts(snap, '"through a MAZE"', page)["found_in"]) == {"first messages"}
 
 
 def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
@@ -352,21 +356,21 @@ def test_a_search_shows_what_was_said(tmp_path: Path) -> None:
     with lk.job(kind="score") as job:
         job.write("scores", rows.with_columns(value=pl.lit(0.0), step_index=pl.lit(None, pl.Int32), **named))
     reader = Reader(lk.snapshot())
-    page = episodes.page(reader, EpisodeFilter(text="guessed code"), None, ALL)
+    page = episodes.read_page(reader, EpisodeFilter(text="guessed code"), None, ALL)
     assert page.select("episode_id", "found_step", "found_steps").rows() == [(rows["episode_id"][0], None, 1)]
-    (found,) = search.excerpts(reader, "guessed code", page).rows()
+    (found,) = episodes.read_excerpts(reader, "guessed code", page).rows()
     assert found[1:] == ("said by judge", "It guessed the code.")
     with lk.job(kind="score") as job:  # of a step that no episode has: what was imported may be wrong
         named["reason"] = pl.lit("It never was here.")
         job.write("scores", rows.with_columns(value=pl.lit(0.0), step_index=pl.lit(99, pl.Int32), **named))
     reader = Reader(lk.snapshot())
-    page = episodes.page(reader, EpisodeFilter(text="never was"), None, ALL)
-    assert search.excerpts(reader, "never was", page)["excerpt"].to_list() == ["It never was here."]
+    page = episodes.read_page(reader, EpisodeFilter(text="never was"), None, ALL)
+    assert episodes.read_excerpts(reader, "never was", page)["excerpt"].to_list() == ["It never was here."]
 
 
 def test_a_search_for_nothing_is_told(snap: Reader) -> None:
     with pytest.raises(UsageError, match="letter or a digit"):
-        episodes.page(snap, EpisodeFilter(text="***"), None, ALL)
+        episodes.read_page(snap, EpisodeFilter(text="***"), None, ALL)
 
 
 # ---------------------------------------------------------------- runs
@@ -378,7 +382,7 @@ def test_overview(snap: Reader, facts: Rows, steps: Rows) -> None:
         by_group[row["group_id"]].append(row["env_return"])
     scored = [[v for v in values if v is not None] for values in by_group.values()]
     judged = [values for values in scored if len(values) >= 2]
-    assert runs.overview(snap) == {
+    assert runs.read_overview(snap) == {
         "episodes": len(facts),
         "runs": 2,
         "tasks": len({row["task_id"] for row in facts}),
@@ -392,30 +396,32 @@ def test_overview(snap: Reader, facts: Rows, steps: Rows) -> None:
 
 
 def test_the_list_of_runs_newest_first(snap: Reader, facts: Rows) -> None:
-    listed = runs.page(snap, 1.0, ALL)
+    listed = runs.read_page(snap, 1.0, ALL)
     assert listed["run_id"].to_list() == ["odd names", RUN]
-    assert runs.total(snap) == 2
-    assert runs.names(snap) == [RUN, "odd names"]
+    assert runs.count_runs(snap) == 2
+    assert runs.list_names(snap) == [RUN, "odd names"]
     returns = [row["env_return"] for row in facts if row["run_id"] == RUN and row["env_return"] is not None]
     demo = find(listed.to_dicts(), run_id=RUN)
     assert demo["success"] == pytest.approx(sum(value >= 1.0 for value in returns) / len(returns))
     assert (demo["episodes"], demo["groups"], demo["rounds"], demo["tasks"]) == (24, 6, 2, 3)
-    assert runs.run(snap, RUN, 1.0) == demo
+    assert runs.read_run(snap, RUN, 1.0) == demo
     assert demo["dead_share"] == pytest.approx(2 / 6)
     assert find(listed.to_dicts(), run_id="odd names")["dead_share"] is None, "groups of one cannot be dead"
-    assert runs.page(snap, 1.0, Window(1, 1))["run_id"].to_list() == [RUN]
+    assert runs.read_page(snap, 1.0, ListWindow(1, 1))["run_id"].to_list() == [RUN]
 
 
 def test_what_counts_as_success_is_chosen(snap: Reader) -> None:
-    at = {level: find(runs.page(snap, level, ALL).to_dicts(), run_id="odd names")["success"] for level in (0.5, 1.0)}
+    at = {
+        level: find(runs.read_page(snap, level, ALL).to_dicts(), run_id="odd names")["success"] for level in (0.5, 1.0)
+    }
     assert at == {0.5: 1.0, 1.0: 0.0}
 
 
 def test_curves_over_rounds_and_versions(snap: Reader, facts: Rows) -> None:
-    assert runs.axes(snap, RUN) == ["collection_round", "policy_version"]
-    assert runs.axes(snap, "odd names") == []
-    for axis in runs.axes(snap, RUN):
-        points = runs.curve(snap, RUN, axis, 1.0).to_dicts()
+    assert runs.list_axes(snap, RUN) == ["collection_round", "policy_version"]
+    assert runs.list_axes(snap, "odd names") == []
+    for axis in runs.list_axes(snap, RUN):
+        points = runs.read_curve(snap, RUN, axis, 1.0).to_dicts()
         assert [point["x"] for point in points] == sorted({row[axis] for row in facts if row["run_id"] == RUN})
         for point in points:
             mine = [row for row in facts if row["run_id"] == RUN and row[axis] == point["x"]]
@@ -432,7 +438,7 @@ def test_the_interval_is_wilsons(tmp_path: Path) -> None:
     outcomes = [1.0] * 8 + [0.0] * 2
     good = [rollout("a", i, value, collection_round=0) for i, value in enumerate(outcomes)]
     bad = [rollout("a", i, 0.0, collection_round=1) for i in range(10)]
-    points = runs.curve(build_lake(tmp_path, good + bad).snapshot(), RUN, "collection_round", 1.0).to_dicts()
+    points = runs.read_curve(build_lake(tmp_path, good + bad).snapshot(), RUN, "collection_round", 1.0).to_dicts()
     assert (points[0]["low"], points[0]["high"]) == pytest.approx((0.4902, 0.9433), abs=5e-5)
     assert (points[1]["low"], points[1]["high"]) == pytest.approx((0.0, 0.2775), abs=5e-5)
 
@@ -449,17 +455,17 @@ def test_a_curve_has_the_intervals_of_eval(tmp_path: Path) -> None:
             for i in range(8)
         ],
     )
-    points = {point["x"]: point for point in runs.curve(lk.snapshot(), RUN, "collection_round", 1.0).to_dicts()}
+    points = {point["x"]: point for point in runs.read_curve(lk.snapshot(), RUN, "collection_round", 1.0).to_dicts()}
     for number in rates:
         attempts = read_attempts(lk.snapshot(), by="run_id", score="env_return", where=f"collection_round = {number}")
-        by_eval = success_rows(attempts).row(0, named=True)
+        by_eval = compute_success(attempts).row(0, named=True)
         assert (points[number]["low"], points[number]["high"]) == pytest.approx((by_eval["low"], by_eval["high"]))
     assert points[0]["high"] - points[0]["low"] > 1.5 * (points[1]["high"] - points[1]["low"])
 
 
 def test_a_round_without_scores_is_a_gap(tmp_path: Path) -> None:
     lk = build_lake(tmp_path, [rollout("a", 0, None, collection_round=0), rollout("a", 0, 1.0, collection_round=1)])
-    first, second = runs.curve(lk.snapshot(), RUN, "collection_round", 1.0).to_dicts()
+    first, second = runs.read_curve(lk.snapshot(), RUN, "collection_round", 1.0).to_dicts()
     assert (first["success"], first["low"], first["high"], first["mean_return"]) == (None, None, None, None)
     assert second["success"] == 1.0
 
@@ -467,25 +473,25 @@ def test_a_round_without_scores_is_a_gap(tmp_path: Path) -> None:
 def test_a_long_curve_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "POINTS", 4)
     lk = build_lake(tmp_path, [rollout("a", 0, float(n % 2), collection_round=n) for n in range(10)])
-    points = runs.curve(lk.snapshot(), RUN, "collection_round", 1.0)
+    points = runs.read_curve(lk.snapshot(), RUN, "collection_round", 1.0)
     assert points["x"].to_list() == [0, 3, 6, 9]
     assert points["episodes"].to_list() == [3, 3, 3, 1]
     assert points["last"].to_list() == [2, 5, 8, 11]
     ends = [EpisodeFilter(run=RUN, round_from=x, round_to=last) for x, last in points.select("x", "last").iter_rows()]
-    assert [episodes.totals(lk.snapshot(), wanted)["episodes"] for wanted in ends] == [3, 3, 3, 1]
+    assert [episodes.compute_totals(lk.snapshot(), wanted)["episodes"] for wanted in ends] == [3, 3, 3, 1]
 
 
 def test_tasks_hardest_first(snap: Reader) -> None:
-    found = runs.tasks(snap, RUN, 1.0, ALL)
+    found = runs.read_tasks(snap, RUN, 1.0, ALL)
     assert found["task_id"].to_list() == ["partial", "mixed", "dead"]
     assert found["success"].to_list() == pytest.approx([2 / 6, 3 / 8, 1.0])
     assert found["scored"].to_list() == [6, 8, 8]
-    assert runs.task_histogram(snap, RUN, 1.0)["tasks"].sum() == 3
+    assert runs.count_tasks_by_success(snap, RUN, 1.0)["tasks"].sum() == 3
 
 
 def test_a_run_exists_or_not(snap: Reader) -> None:
-    assert runs.exists(snap, RUN)
-    assert not runs.exists(snap, "demo' OR 1=1 --")
+    assert runs.has_episodes(snap, RUN)
+    assert not runs.has_episodes(snap, "demo' OR 1=1 --")
 
 
 # ---------------------------------------------------------------- outcomes
@@ -511,12 +517,12 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 
 def test_a_run_without_returns_is_judged_by_the_scorer_of_most_of_its_episodes(judged: Reader) -> None:
-    assert outcomes.own(judged) == {"chats": "judge"}
-    assert outcomes.names(judged) == ["env_return", "judge", "late"]
-    means = dict(runs.page(judged, 0.5, ALL).select("run_id", "mean_return").iter_rows())
+    assert outcomes.find_scorers_of_runs(judged) == {"chats": "judge"}
+    assert outcomes.list_choices(judged) == ["env_return", "judge", "late"]
+    means = dict(runs.read_page(judged, 0.5, ALL).select("run_id", "mean_return").iter_rows())
     assert means == {RUN: 1.0, "chats": 0.5}
-    assert runs.overview(judged)["scored"] == 3
-    assert runs.tasks(judged, "chats", 0.5, ALL).select("scored", "success").rows() == [(2, 0.5)]
+    assert runs.read_overview(judged)["scored"] == 3
+    assert runs.read_tasks(judged, "chats", 0.5, ALL).select("scored", "success").rows() == [(2, 0.5)]
 
 
 def test_a_score_that_comes_later_does_not_change_the_outcome_of_a_run(tmp_path: Path) -> None:
@@ -529,7 +535,7 @@ def test_a_score_that_comes_later_does_not_change_the_outcome_of_a_run(tmp_path:
         scores = rows.head(episodes).with_columns(scorer=pl.lit(scorer), scorer_version=pl.lit("1"), value=pl.lit(1.0))
         with lk.job(kind="score", parameters={"scorer": scorer}) as job:
             job.write("scores", scores.with_columns(step_index=pl.lit(None, pl.Int32)))
-        return outcomes.own(Reader(lk.snapshot()))
+        return outcomes.find_scorers_of_runs(Reader(lk.snapshot()))
 
     assert said_by("few", 1) == {"chats": "few"}
     assert said_by("half", 2) == {"chats": "half"}, "nobody scored most of them: whoever scored more"
@@ -551,7 +557,7 @@ def test_the_chosen_outcome_is_shown_filtered_and_ordered(
     judged: Reader, score: str | None, outcome: list[float | None]
 ) -> None:
     def listed(**wanted: Any) -> list[float | None]:
-        return episodes.page(judged, EpisodeFilter(score=score, **wanted), _falling("outcome"), ALL)[
+        return episodes.read_page(judged, EpisodeFilter(score=score, **wanted), _falling("outcome"), ALL)[
             "outcome"
         ].to_list()
 
@@ -559,10 +565,10 @@ def test_the_chosen_outcome_is_shown_filtered_and_ordered(
     assert listed() == known + [None] * outcome.count(None)
     assert listed(low=0.5) == [value for value in known if value >= 0.5]
     assert listed(unscored=True) == [None] * outcome.count(None)
-    (group,) = groups.page(judged, GroupFilter(EpisodeFilter(run="chats", score=score)), ALL).to_dicts()
+    (group,) = groups.read_page(judged, GroupFilter(EpisodeFilter(run="chats", score=score)), ALL).to_dicts()
     assert group["scored"] == sum(value is not None for value in outcome[:3])
-    assert groups.group(judged, group["group_id"], score).items() <= group.items()
-    assert groups.siblings(judged, group["group_id"], None, ALL, score)["outcome"].to_list() == outcome[:3]
+    assert groups.read_group(judged, group["group_id"], score).items() <= group.items()
+    assert groups.read_siblings(judged, group["group_id"], None, ALL, score)["outcome"].to_list() == outcome[:3]
 
 
 # ---------------------------------------------------------------- one episode
@@ -575,7 +581,8 @@ def test_tokens_that_only_the_calls_tell_are_added_up_if_every_call_tells_them(t
     half.steps[0].prompt_tokens = 10
     snap = build_lake(tmp_path, [told, half]).snapshot()
     found = [
-        episodes.episode(snap, i) for i in snap.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
+        transcripts.read_episode(snap, i)
+        for i in snap.sql("SELECT episode_id FROM episodes ORDER BY task_id")["episode_id"]
     ]
     assert [(row["prompt_tokens"], row["completion_tokens"], row["cost"]) for row in found if row] == [
         (None, None, None),
@@ -585,41 +592,41 @@ def test_tokens_that_only_the_calls_tell_are_added_up_if_every_call_tells_them(t
 
 def test_an_episode_and_its_steps(snap: Reader, facts: Rows) -> None:
     row = find(facts, task_id="mixed", rollout_index=2, collection_round=1)
-    found = episodes.episode(snap, row["episode_id"])
+    found = transcripts.read_episode(snap, row["episode_id"])
     assert found is not None
     assert (found["task_id"], found["env_return"], found["num_steps"]) == ("mixed", 0.0, 3)
-    listed = transcripts.steps(snap, row["episode_id"], [2, 1, 9])
+    listed = transcripts.read_steps(snap, row["episode_id"], [2, 1, 9])
     assert listed["step_index"].to_list() == [1, 2]
     assert listed["state"].to_list() == ["You are in hall 0.", "You are on path 2.2."]
     assert listed["reasoning"][0] == "Plan 1 of rollout 2."
-    assert transcripts.outline(snap, row["episode_id"], Window(2, 1))["reward"].to_list() == [0.0, 0.0]
-    assert transcripts.scales(snap, row["episode_id"]) == (0.0, True)
-    assert episodes.episode(snap, 1) is None
-    assert transcripts.steps(snap, 1, [0]).is_empty()
-    assert transcripts.outline(snap, 1, ALL).is_empty()
+    assert transcripts.read_outline(snap, row["episode_id"], ListWindow(2, 1))["reward"].to_list() == [0.0, 0.0]
+    assert transcripts.read_reward_scale(snap, row["episode_id"]) == (0.0, True)
+    assert transcripts.read_episode(snap, 1) is None
+    assert transcripts.read_steps(snap, 1, [0]).is_empty()
+    assert transcripts.read_outline(snap, 1, ALL).is_empty()
 
 
 def test_an_unscored_episode_has_unknown_rewards_not_0(snap: Reader, facts: Rows) -> None:
     failed = next(row for row in facts if row["status"] == "failed")
-    assert transcripts.outline(snap, failed["episode_id"], ALL)["reward"].to_list() == [None, None, None]
-    assert transcripts.scales(snap, failed["episode_id"]) == (0.0, False)
+    assert transcripts.read_outline(snap, failed["episode_id"], ALL)["reward"].to_list() == [None, None, None]
+    assert transcripts.read_reward_scale(snap, failed["episode_id"]) == (0.0, False)
 
 
 def test_long_texts_are_cut_in_sql_and_their_length_is_told(tmp_path: Path) -> None:
     long = rollout("long", 0, 1.0, num_steps=1)
     long.steps[0].action = "x" * 10_000
-    long.steps[0].context = [{"role": "user", "content": "y" * (episodes.JSON + 1)}]
+    long.steps[0].context = [{"role": "user", "content": "y" * (transcripts.JSON + 1)}]
     snap = build_lake(tmp_path, [long]).snapshot()
     episode_id = snap.sql("SELECT episode_id FROM episodes").item()
-    (row,) = transcripts.steps(snap, episode_id, [0]).to_dicts()
-    assert (len(row["action"]), row["action_length"]) == (episodes.TEXT, 10_000)
+    (row,) = transcripts.read_steps(snap, episode_id, [0]).to_dicts()
+    assert (len(row["action"]), row["action_length"]) == (transcripts.TEXT, 10_000)
     assert (row["reasoning_length"], row["tool_calls"], row["tool_calls_length"]) == (20, None, 0)
-    assert len(row["context"]) == episodes.JSON < row["context_length"]
-    assert episodes.text(snap, episode_id, 0, "action", 20_000) == "x" * 10_000
-    assert episodes.text(snap, episode_id, 0, "action", 5) == "xxxxx"
-    assert episodes.text(snap, episode_id, 7, "action", 5) == ""
-    assert episodes.document(snap, episode_id, "initial_messages", 4)[0] == '[{"r'
-    assert episodes.document(snap, episode_id, "tools") == (None, 0)
+    assert len(row["context"]) == transcripts.JSON < row["context_length"]
+    assert transcripts.read_text(snap, episode_id, 0, "action", 20_000) == "x" * 10_000
+    assert transcripts.read_text(snap, episode_id, 0, "action", 5) == "xxxxx"
+    assert transcripts.read_text(snap, episode_id, 7, "action", 5) == ""
+    assert transcripts.read_document(snap, episode_id, "initial_messages", 4)[0] == '[{"r'
+    assert transcripts.read_document(snap, episode_id, "tools") == (None, 0)
 
 
 def test_scores_of_an_episode(tmp_path: Path) -> None:
@@ -628,7 +635,7 @@ def test_scores_of_an_episode(tmp_path: Path) -> None:
     with lk.job(kind="score") as job:
         values = {"scorer": "judge", "scorer_version": "1", "reason": "fine", "error": None, "isolation": None}
         job.write("scores", pl.DataFrame([row | values | {"step_index": None, "value": 0.5}]))
-    assert episodes.scores(lk.snapshot(), row["episode_id"]).select("scorer", "value", "reason").rows() == [
+    assert transcripts.read_all_scores(lk.snapshot(), row["episode_id"]).select("scorer", "value", "reason").rows() == [
         ("judge", 0.5, "fine")
     ]
 
@@ -640,9 +647,9 @@ def test_the_ledger_is_what_the_job_wrote(snap: Reader, snapshot: Snapshot, fact
     row = find(facts, task_id="mixed", rollout_index=1, collection_round=0)
     mine = (pl.col("episode_id") == row["episode_id"]) & (pl.col("series_id") == credit_job.series_id)
     expected = snapshot.scan("advantages").filter(mine).sort("step_index").collect()
-    found = training.advantages(snap, row["episode_id"], credit_job)
+    found = training.read_advantages(snap, row["episode_id"], credit_job)
     assert found.equals(expected.select(found.columns))
-    assert training.advantages(snap, 1, credit_job).is_empty()
+    assert training.read_advantages(snap, 1, credit_job).is_empty()
 
 
 def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
@@ -651,14 +658,14 @@ def test_a_series_counts_with_its_newest_job(tmp_path: Path) -> None:
     snap = lk.snapshot()
     of_jobs = [find_credit(snap, ids.to_text(job)) for job in (old, new, other)]
     (row,) = snap.sql("SELECT episode_id, group_id FROM episodes WHERE task_id = 'mixed' LIMIT 1").to_dicts()
-    for found in (covering(snap, episode_id=row["episode_id"]), covering(snap, group_id=row["group_id"])):
+    for found in (find_covering(snap, episode_id=row["episode_id"]), find_covering(snap, group_id=row["group_id"])):
         assert [one.credit.series_id for one in found] == [of_jobs[2].series_id, of_jobs[1].series_id]
         assert [one.is_current for one in found] == [True, False]
     series = found[1].credit
-    assert training.credit_named(snap, series.text) == series
-    assert training.credit_named(snap, ids.to_text(old)) == of_jobs[0]
-    assert training.credit_named(snap, "0000000000007") is None
-    ledgers = [training.advantages(snap, row["episode_id"], one) for one in (series, of_jobs[1])]
+    assert training.look_up_credit(snap, series.text) == series
+    assert training.look_up_credit(snap, ids.to_text(old)) == of_jobs[0]
+    assert training.look_up_credit(snap, "0000000000007") is None
+    ledgers = [training.read_advantages(snap, row["episode_id"], one) for one in (series, of_jobs[1])]
     assert ledgers[0].equals(ledgers[1])
 
 
@@ -666,13 +673,13 @@ def test_a_failed_credit_job_is_no_choice(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
     with pytest.raises(ZeroDivisionError), lk.job(kind="credit") as job:
         raise ZeroDivisionError
-    assert training.credit_named(lk.snapshot(), ids.to_text(job.job_id)) is None
+    assert training.look_up_credit(lk.snapshot(), ids.to_text(job.job_id)) is None
 
 
 def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: Credit) -> None:
     rows = snapshot.scan("advantages").collect().to_dicts()
     known = [row["advantage"] for row in rows if row["advantage"] is not None]
-    found = training.credit_summary(snap, jobs_of(snap, credit_job)[0])
+    found = training.summarise_credit(snap, find_jobs(snap, credit_job)[0])
     assert found["steps"] == len(rows)
     assert found["undefined"] == len(rows) - len(known) > 0
     assert (found["positive"], found["negative"], found["zero"]) == (
@@ -689,7 +696,7 @@ def test_summary_of_a_credit_job(snap: Reader, snapshot: Snapshot, credit_job: C
 
 
 def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
-    found = groups.page(snap, GroupFilter(EpisodeFilter(run=RUN)), ALL)
+    found = groups.read_page(snap, GroupFilter(EpisodeFilter(run=RUN)), ALL)
     assert found.select("collection_round", "task_id", "signal").rows() == [
         (0, "dead", "dead"),
         (0, "mixed", "live"),
@@ -716,24 +723,24 @@ def test_the_list_of_groups_tells_live_from_dead(snap: Reader) -> None:
     ],
 )
 def test_filters_of_groups(snap: Reader, wanted: GroupFilter, number: int) -> None:
-    assert groups.total(snap, wanted) == number
-    assert groups.page(snap, wanted, ALL).height == number
-    assert groups.page(snap, wanted, Window(1, number)).is_empty()
+    assert groups.count_groups(snap, wanted) == number
+    assert groups.read_page(snap, wanted, ALL).height == number
+    assert groups.read_page(snap, wanted, ListWindow(1, number)).is_empty()
 
 
 def test_one_group_and_its_siblings(snap: Reader, snapshot: Snapshot, facts: Rows, credit_job: Credit) -> None:
     row = find(facts, task_id="mixed", rollout_index=0, collection_round=1)
-    found = groups.group(snap, row["group_id"])
+    found = groups.read_group(snap, row["group_id"])
     assert found is not None
     assert (found["size"], found["mean_return"], found["signal"]) == (4, 0.5, "live")
-    assert groups.group(snap, 1) is None
-    listed = groups.siblings(snap, row["group_id"], credit_job, ALL)
+    assert groups.read_group(snap, 1) is None
+    listed = groups.read_siblings(snap, row["group_id"], credit_job, ALL)
     assert listed["rollout_index"].to_list() == [0, 1, 2, 3]
     assert listed["outcome"].to_list() == [1.0, 0.0, 0.0, 1.0]
     advantages = snapshot.scan("advantages").filter(pl.col("episode_id") == listed["episode_id"][0]).collect()
     assert listed["mean_advantage"][0] == pytest.approx(advantages["advantage"].mean())
     assert listed["a_episode"].to_list() == pytest.approx([0.866, -0.866, -0.866, 0.866], abs=1e-3)
-    without = groups.siblings(snap, row["group_id"], None, ALL)
+    without = groups.read_siblings(snap, row["group_id"], None, ALL)
     assert without["a_episode"].to_list() == [None] * 4
     assert without["outcome"].to_list() == listed["outcome"].to_list()
 
@@ -741,12 +748,12 @@ def test_one_group_and_its_siblings(snap: Reader, snapshot: Snapshot, facts: Row
 def test_anchor_states_that_siblings_share(snap: Reader, facts: Rows, credit_job: Credit) -> None:
     """All start at the gate; even and odd rollouts pass a hall each; then everybody is alone."""
     group_id = find(facts, task_id="mixed", rollout_index=0, collection_round=1)["group_id"]
-    found = anchors.page(snap, group_id, credit_job, ALL)
+    found = anchors.read_page(snap, group_id, credit_job, ALL)
     assert found.select("state", "size", "episodes", "actions").rows()[0] == ("You are at the gate.", 4, 4, 2)
     assert sorted(found["state"][1:]) == ["You are in hall 0.", "You are in hall 1."]
     assert found["episodes"].to_list() == [4, 2, 2]
-    assert anchors.total(snap, group_id, credit_job) == 3
-    assert anchors.shares(snap, group_id, credit_job) == {
+    assert anchors.count_anchors(snap, group_id, credit_job) == 3
+    assert anchors.compute_shares(snap, group_id, credit_job) == {
         "steps": 12,
         "shared": 8,
         "alone": 4,
@@ -760,8 +767,8 @@ def test_anchor_states_that_siblings_share(snap: Reader, facts: Rows, credit_job
 
 def test_visits_of_an_anchor_state(snap: Reader, facts: Rows, credit_job: Credit) -> None:
     row = find(facts, task_id="mixed", rollout_index=0, collection_round=1)
-    anchor = anchors.page(snap, row["group_id"], credit_job, ALL)["anchor_key"][0]
-    found = anchors.visits(snap, row["group_id"], anchor, credit_job, ALL)
+    anchor = anchors.read_page(snap, row["group_id"], credit_job, ALL)["anchor_key"][0]
+    found = anchors.read_visits(snap, row["group_id"], anchor, credit_job, ALL)
     assert found.select("rollout_index", "step_index", "action", "outcome").rows() == [
         (0, 0, "go right", 1.0),
         (1, 0, "go left", 0.0),
@@ -769,8 +776,8 @@ def test_visits_of_an_anchor_state(snap: Reader, facts: Rows, credit_job: Credit
         (3, 0, "go left", 1.0),
     ]
     assert found["a_step"].sum() == pytest.approx(0.0)
-    assert anchors.visits(snap, row["group_id"], 1, credit_job, ALL).is_empty()
-    assert anchors.visits(snap, 1, anchor, credit_job, ALL).is_empty()
+    assert anchors.read_visits(snap, row["group_id"], 1, credit_job, ALL).is_empty()
+    assert anchors.read_visits(snap, 1, anchor, credit_job, ALL).is_empty()
 
 
 def test_a_state_visited_twice_by_one_rollout_is_not_shared(tmp_path: Path) -> None:
@@ -783,9 +790,9 @@ def test_a_state_visited_twice_by_one_rollout_is_not_shared(tmp_path: Path) -> N
     snap = lk.snapshot()
     chosen = find_credit(snap)
     group_id = snap.sql("SELECT any_value(group_id) FROM episodes").item()
-    assert anchors.page(snap, group_id, chosen, ALL).is_empty()
-    assert anchors.total(snap, group_id, chosen) == 0
-    assert anchors.shares(snap, group_id, chosen) == {
+    assert anchors.read_page(snap, group_id, chosen, ALL).is_empty()
+    assert anchors.count_anchors(snap, group_id, chosen) == 0
+    assert anchors.compute_shares(snap, group_id, chosen) == {
         "steps": 3,
         "shared": 0,
         "alone": 1,
@@ -805,14 +812,14 @@ def test_empty_and_error_states_are_doubted(tmp_path: Path) -> None:
     add_credit(lk)
     snap = lk.snapshot()
     group_id = snap.sql("SELECT any_value(group_id) FROM episodes").item()
-    found = anchors.page(snap, group_id, find_credit(snap), ALL)
+    found = anchors.read_page(snap, group_id, find_credit(snap), ALL)
     assert {row["state"]: (row["doubt"], row["ways_in"]) for row in found.to_dicts()} == {
         "You are at the gate.": (None, 0),
         "[]": ("empty", 2),
         "Error: no such room": ("error text", 2),
     }
     first = snap.sql("SELECT episode_id FROM episodes WHERE rollout_index = 0").item()
-    assert transcripts.outline(snap, first, ALL)["state_is_empty"].to_list() == [False, True, False]
+    assert transcripts.read_outline(snap, first, ALL)["state_is_empty"].to_list() == [False, True, False]
 
 
 def test_every_list_is_ordered_by_any_of_its_columns(
@@ -821,15 +828,15 @@ def test_every_list_is_ordered_by_any_of_its_columns(
     """As Polars orders the whole list, what is not known last in both directions."""
     group_id = find(facts, task_id="mixed", rollout_index=0, collection_round=1)["group_id"]
     lists: list[tuple[Iterable[str], Callable[[Sort], pl.DataFrame]]] = [
-        (episodes.ORDERS, lambda sort: episodes.page(snap, EpisodeFilter(), sort, ALL)),
-        (groups.ORDERS, lambda sort: groups.page(snap, GroupFilter(), ALL, sort)),
-        (groups.SIBLING_ORDERS, lambda sort: groups.siblings(snap, group_id, credit_job, ALL, None, sort)),
-        (anchors.ORDERS, lambda sort: anchors.page(snap, group_id, credit_job, ALL, sort)),
-        (lineage.JOB_ORDERS, lambda sort: lineage.jobs_page(snap, None, None, ALL, sort)),
-        (lineage.REJECT_ORDERS, lambda sort: lineage.rejects_page(snap, None, None, ALL, sort)),
-        (runs.ORDERS, lambda sort: runs.page(snap, 1.0, ALL, None, sort)),
-        (runs.TASK_ORDERS, lambda sort: runs.tasks(snap, RUN, 1.0, ALL, None, sort)),
-        (training.BATCH_ORDERS, lambda sort: training.batch(snap, training_job, 2, credit_job, ALL, sort)),
+        (episodes.ORDERS, lambda sort: episodes.read_page(snap, EpisodeFilter(), sort, ALL)),
+        (groups.ORDERS, lambda sort: groups.read_page(snap, GroupFilter(), ALL, sort)),
+        (groups.SIBLING_ORDERS, lambda sort: groups.read_siblings(snap, group_id, credit_job, ALL, None, sort)),
+        (anchors.ORDERS, lambda sort: anchors.read_page(snap, group_id, credit_job, ALL, sort)),
+        (lineage.JOB_ORDERS, lambda sort: lineage.read_jobs(snap, None, None, ALL, sort)),
+        (lineage.REJECT_ORDERS, lambda sort: lineage.read_rejects(snap, None, None, ALL, sort)),
+        (runs.ORDERS, lambda sort: runs.read_page(snap, 1.0, ALL, None, sort)),
+        (runs.TASK_ORDERS, lambda sort: runs.read_tasks(snap, RUN, 1.0, ALL, None, sort)),
+        (training.BATCH_ORDERS, lambda sort: training.read_batch(snap, training_job, 2, credit_job, ALL, sort)),
     ]
     for columns, page in lists:
         for column, descending in product(columns, (False, True)):
@@ -843,18 +850,18 @@ def test_every_list_is_ordered_by_any_of_its_columns(
 
 
 def test_training_jobs_and_their_curves(snap: Reader, training_job: int) -> None:
-    (job,) = training.jobs(snap).to_dicts()
+    (job,) = training.list_jobs(snap).to_dicts()
     assert (job["job_id"], job["updates"], job["metrics"], job["status"]) == (training_job, 4, 2, "succeeded")
-    curves = training.metrics(snap, training_job)
+    curves = training.read_metrics(snap, training_job)
     assert curves.filter(pl.col("name") == "loss")["value"].to_list() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     assert curves.filter(pl.col("name") == "kl")["value"].to_list() == [None, 0.01, 0.02, 0.03]
-    assert training.jobs_of_run(snap, RUN)["job_id"].to_list() == [training_job]
-    assert training.jobs_of_run(snap, "odd names").is_empty()
-    assert training.metrics_at(snap, training_job, 0) == {"kl": None, "loss": 1.0}
-    assert training.metrics_at(snap, training_job, 99) == {}
-    assert training.update_range(snap, training_job) == (0, 3)
-    assert training.update_range(snap, 1) is None
-    assert training.checkpoints(snap, training_job)["optimizer_step"].to_list() == [4]
+    assert training.list_jobs_of_run(snap, RUN)["job_id"].to_list() == [training_job]
+    assert training.list_jobs_of_run(snap, "odd names").is_empty()
+    assert training.read_metrics_at(snap, training_job, 0) == {"kl": None, "loss": 1.0}
+    assert training.read_metrics_at(snap, training_job, 99) == {}
+    assert training.find_update_range(snap, training_job) == (0, 3)
+    assert training.find_update_range(snap, 1) is None
+    assert training.read_checkpoints(snap, training_job)["optimizer_step"].to_list() == [4]
 
 
 @settings(max_examples=examples(50))
@@ -867,7 +874,7 @@ def test_stretches_of_alarms(active: list[float | None], gap: int) -> None:
     )
     connection = duckdb.connect()
     connection.register("run_metrics", frame)
-    reads = cast("Reads", SimpleNamespace(sql=lambda query, params: connection.sql(query, params=params).pl()))
+    reads = cast("LakeReader", SimpleNamespace(sql=lambda query, params: connection.sql(query, params=params).pl()))
     expected: list[tuple[int, int]] = []
     open_at, last = None, 0
     for step, value in [*zip(frame["step"], active, strict=True), (None, 0.0)]:
@@ -877,18 +884,18 @@ def test_stretches_of_alarms(active: list[float | None], gap: int) -> None:
             expected.append((open_at, last))
             open_at = None
         last = step
-    assert training.alarms(reads, 7) == (expected, len(expected))
-    assert training.alarms(reads, 7, 1) == (expected[:1], len(expected))
+    assert training.list_alarms(reads, 7) == (expected, len(expected))
+    assert training.list_alarms(reads, 7, 1) == (expected[:1], len(expected))
 
 
 def test_the_batch_of_an_update_with_its_advantages(
     snap: Reader, snapshot: Snapshot, facts: Rows, training_job: int, credit_job: Credit
 ) -> None:
-    read = training.credit_of(snap, training_job)
+    read = training.find_credit_of_job(snap, training_job)
     assert read is not None
     assert read.series_id == credit_job.series_id
-    found = training.batch(snap, training_job, 1, credit_job, ALL)
-    assert found.height == training.batch_total(snap, training_job, 1, None) == 6
+    found = training.read_batch(snap, training_job, 1, credit_job, ALL)
+    assert found.height == training.count_batch(snap, training_job, 1, None) == 6
     advantages = defaultdict(list)
     for row in snapshot.scan("advantages").collect().to_dicts():
         advantages[row["episode_id"]].append(row["advantage"])
@@ -906,12 +913,12 @@ def test_the_batch_of_an_update_with_its_advantages(
             assert (row["mean_advantage"], row["mean_size"]) == (None, None)
     sizes = [value for value in found["mean_size"] if value is not None]
     assert sizes == sorted(sizes, reverse=True)
-    assert training.batch(snap, training_job, 1, None, ALL)["mean_advantage"].to_list() == [None] * 6
+    assert training.read_batch(snap, training_job, 1, None, ALL)["mean_advantage"].to_list() == [None] * 6
 
 
 def test_the_groups_of_a_batch(snap: Reader, facts: Rows, training_job: int, credit_job: Credit) -> None:
-    rows = training.batch(snap, training_job, 1, credit_job, ALL).to_dicts()
-    found = training.batch_groups(snap, training_job, 1, credit_job)
+    rows = training.read_batch(snap, training_job, 1, credit_job, ALL).to_dicts()
+    found = training.read_batch_groups(snap, training_job, 1, credit_job)
     assert set(found["total"]) == {len({row["group_id"] for row in rows})} == {found.height}
     assert set(found["dead_total"]) == {found["dead"].sum()}
     for group in found.to_dicts():
@@ -925,28 +932,28 @@ def test_the_groups_of_a_batch(snap: Reader, facts: Rows, training_job: int, cre
         assert group["action_tokens"] == sum(row["action_tokens"] for row in mine)
     sizes = [value for value in found["mean_size"] if value is not None]
     assert sizes == sorted(sizes, reverse=True)
-    assert training.batch_groups(snap, training_job, 1, None)["mean_size"].to_list() == [None] * found.height
-    played = staleness.around(snap, training_job, 3)
+    assert training.read_batch_groups(snap, training_job, 1, None)["mean_size"].to_list() == [None] * found.height
+    played = training_data.read_versions_around(snap, training_job, 3)
     for update in (2, 3):
-        batch = training.batch(snap, training_job, update, None, ALL)["policy_version"]
+        batch = training.read_batch(snap, training_job, update, None, ALL)["policy_version"]
         assert played[update].versions == (batch.min(), batch.max())
     assert set(played) == {2, 3}
-    assert training.with_update(snap, 3) == [training_job]
-    assert training.with_update(snap, 4) == []
+    assert training.list_jobs_with_update(snap, 3) == [training_job]
+    assert training.list_jobs_with_update(snap, 4) == []
 
 
 def test_what_the_updates_consumed(snap: Reader, training_job: int, credit_job: Credit) -> None:
-    found = training.consumption(snap, training_job, credit_job)
+    found = training.read_consumption(snap, training_job, credit_job)
     assert found["step"].to_list() == [0, 1, 2, 3]
     assert found["episodes"].to_list() == [6, 6, 6, 6]
     for row in found.to_dicts():
-        rows = training.batch(snap, training_job, row["step"], credit_job, ALL).to_dicts()
+        rows = training.read_batch(snap, training_job, row["step"], credit_job, ALL).to_dicts()
         returns = [r["outcome"] for r in rows if r["outcome"] is not None]
         assert row["mean_return"] == pytest.approx(statistics.fmean(returns))
         assert row["dead_share"] == pytest.approx(sum(r["dead"] for r in rows) / len(rows)), "all have 3 steps"
         assert row["undefined"] == pytest.approx(sum(r["undefined"] for r in rows) / (3 * len(rows)))
         assert 0 <= row["positive"] + row["negative"] + row["undefined"] <= 1
-    without = training.consumption(snap, training_job, None)
+    without = training.read_consumption(snap, training_job, None)
     assert without["mean_return"].to_list() == found["mean_return"].to_list()
     assert without["dead_share"].to_list() == [None] * 4
 
@@ -958,16 +965,16 @@ def test_the_credit_that_a_training_job_names(tmp_path: Path, by: str) -> None:
     series = lk.sql("SELECT series_id FROM job_runs WHERE job_id = ?", [first]).item()
     job = add_training(lk, advantages=ids.to_text(first if by == "job" else series))
     add_credit(lk)
-    read = training.credit_of(lk.snapshot(), job)
+    read = training.find_credit_of_job(lk.snapshot(), job)
     assert read is not None
     assert read.series_id == series
-    assert jobs_of(lk.snapshot(), read) == (first,), "what came later it has not read"
+    assert find_jobs(lk.snapshot(), read) == (first,), "what came later it has not read"
 
 
 def credit_jobs(lk: Lake, job_id: int, update: int = 0) -> set[int | None]:
     """The credit jobs whose advantages an update is shown with."""
     snap = lk.snapshot()
-    return set(training.batch(snap, job_id, update, training.credit_of(snap, job_id), ALL)["credit_job"])
+    return set(training.read_batch(snap, job_id, update, training.find_credit_of_job(snap, job_id), ALL)["credit_job"])
 
 
 def test_a_training_job_that_names_nothing_read_the_newest_credit_before_it(tmp_path: Path) -> None:
@@ -977,10 +984,10 @@ def test_a_training_job_that_names_nothing_read_the_newest_credit_before_it(tmp_
     newest = add_credit(lk, gamma=0.5)
     job = add_training(lk)
     add_credit(lk, omega=0.0)
-    assert training.credit_of(lk.snapshot(), before_all) is None
+    assert training.find_credit_of_job(lk.snapshot(), before_all) is None
     assert credit_jobs(lk, before_all) == {None}
     assert credit_jobs(lk, job) == {newest}
-    assert training.credit_of(lk.snapshot(), 1) is None
+    assert training.find_credit_of_job(lk.snapshot(), 1) is None
 
 
 def consumed(lk: Lake, job: Job, update: int, where: str = "true") -> None:
@@ -996,9 +1003,9 @@ def test_a_batch_has_the_outcomes_by_which_its_runs_go(tmp_path: Path) -> None:
     with lk.job(kind="train", run_id=RUN) as job:
         consumed(lk, job, 0)
     snap = lk.snapshot()
-    assert training.batch(snap, job.job_id, 0, None, ALL, _falling("outcome"))["outcome"].to_list() == [1.0, 0.25]
-    assert training.batch_groups(snap, job.job_id, 0, None)["mean_return"].to_list() == [0.625]
-    assert training.consumption(snap, job.job_id, None)["mean_return"].to_list() == [0.625]
+    assert training.read_batch(snap, job.job_id, 0, None, ALL, _falling("outcome"))["outcome"].to_list() == [1.0, 0.25]
+    assert training.read_batch_groups(snap, job.job_id, 0, None)["mean_return"].to_list() == [0.625]
+    assert training.read_consumption(snap, job.job_id, None)["mean_return"].to_list() == [0.625]
 
 
 def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tmp_path: Path) -> None:
@@ -1013,7 +1020,7 @@ def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tm
             consumed(lk, job, number, where)
     add_credit(lk, omega=0.0)
     assert [credit_jobs(lk, job.job_id, number) for number in (0, 1)] == [{rounds[0]}, {rounds[1]}]
-    found = training.consumption(lk.snapshot(), job.job_id, training.credit_of(lk.snapshot(), job.job_id))
+    found = training.read_consumption(lk.snapshot(), job.job_id, training.find_credit_of_job(lk.snapshot(), job.job_id))
     assert found["mean_size"].null_count() == 0
 
 
@@ -1022,17 +1029,17 @@ def test_a_loop_that_computes_credit_as_it_goes_read_the_newest_of_each_round(tm
 
 def test_jobs(snap: Reader, training_job: int) -> None:
     kinds = ["collect", "train", "credit", "collect"]
-    assert lineage.jobs_page(snap, None, None, ALL)["kind"].to_list() == kinds
-    assert lineage.jobs_total(snap, None, None) == 4
-    assert lineage.jobs_total(snap, "collect", "succeeded") == 2
-    assert lineage.jobs_page(snap, "train", None, ALL)["job_id"].to_list() == [training_job]
-    assert lineage.jobs_total(snap, None, "failed") == 0
-    assert lineage.job_kinds(snap) == ["collect", "credit", "train"]
-    job = lineage.job(snap, training_job)
+    assert lineage.read_jobs(snap, None, None, ALL)["kind"].to_list() == kinds
+    assert lineage.count_jobs(snap, None, None) == 4
+    assert lineage.count_jobs(snap, "collect", "succeeded") == 2
+    assert lineage.read_jobs(snap, "train", None, ALL)["job_id"].to_list() == [training_job]
+    assert lineage.count_jobs(snap, None, "failed") == 0
+    assert lineage.list_job_kinds(snap) == ["collect", "credit", "train"]
+    job = lineage.read_job(snap, training_job)
     assert job is not None
     assert (job["run_id"], job["status"]) == (RUN, "succeeded")
     assert '"loss":"ppo"' in job["parameters"]
-    assert lineage.job(snap, 1) is None
+    assert lineage.read_job(snap, 1) is None
 
 
 def test_rejects(tmp_path: Path) -> None:
@@ -1041,16 +1048,16 @@ def test_rejects(tmp_path: Path) -> None:
     with lk.job(kind="collect", run_id=RUN) as job:
         job.record([other, rollout("b", 0, float("nan"))])
     snap = lk.snapshot()
-    assert lineage.reject_reasons(snap) == {"conflict": 1, "invalid": 1}
-    (row,) = lineage.rejects_page(snap, "invalid", None, ALL).to_dicts()
+    assert lineage.count_reject_reasons(snap) == {"conflict": 1, "invalid": 1}
+    (row,) = lineage.read_rejects(snap, "invalid", None, ALL).to_dicts()
     assert "env_return" in row["message"]
-    assert lineage.rejects_total(snap, None, RUN) == 2
-    assert lineage.rejects_total(snap, None, "other") == 0
-    found = lineage.reject(snap, row["reject_id"])
+    assert lineage.count_rejects(snap, None, RUN) == 2
+    assert lineage.count_rejects(snap, None, "other") == 0
+    found = lineage.read_reject(snap, row["reject_id"])
     assert found is not None
     assert found["raw_length"] == len(found["raw"]) > 0
     assert found["job_id"] == job.job_id
-    assert lineage.reject(snap, 1) is None
+    assert lineage.read_reject(snap, 1) is None
 
 
 # ---------------------------------------------------------------- empty
@@ -1060,21 +1067,21 @@ def test_every_read_of_an_empty_lake_is_empty(tmp_path: Path) -> None:
     import lake
 
     snap = Reader(lake.open(tmp_path / "empty", create=True).snapshot())
-    assert set(runs.overview(snap).values()) == {0}
-    assert runs.names(snap) == []
-    assert episodes.totals(snap, EpisodeFilter())["episodes"] == 0
-    assert groups.total(snap, GroupFilter()) == lineage.jobs_total(snap, None, None) == 0
+    assert set(runs.read_overview(snap).values()) == {0}
+    assert runs.list_names(snap) == []
+    assert episodes.compute_totals(snap, EpisodeFilter())["episodes"] == 0
+    assert groups.count_groups(snap, GroupFilter()) == lineage.count_jobs(snap, None, None) == 0
     frames = [
-        runs.page(snap, 1.0, ALL),
-        episodes.page(snap, EpisodeFilter(text="x"), None, ALL),
-        groups.page(snap, GroupFilter(), ALL),
-        training.jobs(snap),
-        training.metrics(snap, 1),
-        training.consumption(snap, 1, None),
-        training.batch(snap, 1, 0, None, ALL),
-        lineage.jobs_page(snap, None, None, ALL),
-        lineage.rejects_page(snap, None, None, ALL),
-        runs.curve(snap, "x", "collection_round", 1.0),
+        runs.read_page(snap, 1.0, ALL),
+        episodes.read_page(snap, EpisodeFilter(text="x"), None, ALL),
+        groups.read_page(snap, GroupFilter(), ALL),
+        training.list_jobs(snap),
+        training.read_metrics(snap, 1),
+        training.read_consumption(snap, 1, None),
+        training.read_batch(snap, 1, 0, None, ALL),
+        lineage.read_jobs(snap, None, None, ALL),
+        lineage.read_rejects(snap, None, None, ALL),
+        runs.read_curve(snap, "x", "collection_round", 1.0),
     ]
     assert [frame.height for frame in frames] == [0] * len(frames)
 
@@ -1082,5 +1089,5 @@ def test_every_read_of_an_empty_lake_is_empty(tmp_path: Path) -> None:
 def test_a_group_that_mixes_policy_versions_shows_it(tmp_path: Path) -> None:
     mixed = siblings("a", [0.0, 1.0])
     mixed[1].policy_version = 5
-    (row,) = groups.page(build_lake(tmp_path, mixed).snapshot(), GroupFilter(), ALL).to_dicts()
+    (row,) = groups.read_page(build_lake(tmp_path, mixed).snapshot(), GroupFilter(), ALL).to_dicts()
     assert (row["first_version"], row["last_version"]) == (0, 5)

@@ -6,13 +6,13 @@ import polars as pl
 import pytest
 
 import lake
-from lake.judgements.credit import covering, jobs_of
+from lake.judgements.credit import find_covering, find_jobs
 from lake.records import EpisodeRecord, StepRecord
 from testkit.lakes import add_credit
-from viewer.pinned import Reader
-from viewer.queries import Sort, Window, anchors, episodes, groups, lineage, runs, training, transcripts
+from viewer.queries import ListWindow, Sort, anchors, episodes, groups, lineage, runs, training, transcripts
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter, Signal
+from viewer.reader import Reader
 
 EPISODES, SIBLINGS, BATCH = 100_000, 8, 10_000
 
@@ -48,44 +48,46 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
 
 def test_the_list_has_a_last_page(reader: Reader) -> None:
     everything = EpisodeFilter()
-    assert episodes.totals(reader, everything)["episodes"] == EPISODES
-    last = episodes.page(reader, everything, None, Window.page(EPISODES // 25))
+    assert episodes.compute_totals(reader, everything)["episodes"] == EPISODES
+    last = episodes.read_page(reader, everything, None, ListWindow.page(EPISODES // 25))
     assert last.height == 25
-    place = episodes.place(reader, everything, None, last["episode_id"][-1])
+    place = episodes.find_position(reader, everything, None, last["episode_id"][-1])
     assert place is not None
     assert (place.position, place.total, place.next) == (EPISODES, EPISODES, None)
 
 
 def test_a_text_is_found_among_all_steps(reader: Reader) -> None:
     wanted = EpisodeFilter(text="NEEDLE")
-    assert episodes.totals(reader, wanted)["episodes"] == EPISODES // 100
-    assert episodes.page(reader, wanted, Sort("outcome", descending=True), Window(25, 975)).height == 25
-    assert episodes.totals(reader, EpisodeFilter(text="hay"))["episodes"] == EPISODES
+    assert episodes.compute_totals(reader, wanted)["episodes"] == EPISODES // 100
+    assert episodes.read_page(reader, wanted, Sort("outcome", descending=True), ListWindow(25, 975)).height == 25
+    assert episodes.compute_totals(reader, EpisodeFilter(text="hay"))["episodes"] == EPISODES
 
 
 def test_runs_and_groups(reader: Reader) -> None:
-    facts = runs.overview(reader)
+    facts = runs.read_overview(reader)
     assert (facts["episodes"], facts["groups"], facts["dead_groups"]) == (EPISODES, EPISODES // SIBLINGS, 0)
-    assert runs.curve(reader, "big", "collection_round", 1.0)["success"].to_list() == [0.5] * 10
-    assert runs.tasks(reader, "big", 1.0, Window(12)).height == 12
-    assert groups.total(reader, GroupFilter(signal=Signal.LIVE)) == EPISODES // SIBLINGS
-    assert groups.page(reader, GroupFilter(), Window.page(400)).height == 25
+    assert runs.read_curve(reader, "big", "collection_round", 1.0)["success"].to_list() == [0.5] * 10
+    assert runs.read_tasks(reader, "big", 1.0, ListWindow(12)).height == 12
+    assert groups.count_groups(reader, GroupFilter(signal=Signal.LIVE)) == EPISODES // SIBLINGS
+    assert groups.read_page(reader, GroupFilter(), ListWindow.page(400)).height == 25
 
 
 def test_episodes_by_what_a_scorer_says(reader: Reader) -> None:
     wanted = EpisodeFilter(score="judge", low=0.5)
-    assert episodes.totals(reader, wanted)["episodes"] == EPISODES // 2
-    assert set(episodes.page(reader, wanted, Sort("outcome", descending=True), Window.page(1))["outcome"]) == {0.9}
-    assert runs.page(reader, 0.5, Window(), "judge")["success"].to_list() == [0.5]
-    assert groups.total(reader, GroupFilter(EpisodeFilter(score="judge"), Signal.DEAD)) == EPISODES // SIBLINGS
+    assert episodes.compute_totals(reader, wanted)["episodes"] == EPISODES // 2
+    assert set(episodes.read_page(reader, wanted, Sort("outcome", descending=True), ListWindow.page(1))["outcome"]) == {
+        0.9
+    }
+    assert runs.read_page(reader, 0.5, ListWindow(), "judge")["success"].to_list() == [0.5]
+    assert groups.count_groups(reader, GroupFilter(EpisodeFilter(score="judge"), Signal.DEAD)) == EPISODES // SIBLINGS
 
 
 def test_one_episode_and_its_group(reader: Reader) -> None:
-    row = episodes.page(reader, EpisodeFilter(), None, Window(1, EPISODES // 2)).row(0, named=True)
-    (chosen,) = [one.credit for one in covering(reader, episode_id=row["episode_id"])]
-    assert training.advantages(reader, row["episode_id"], chosen).height == 1
-    assert transcripts.outline(reader, row["episode_id"], Window(10)).height == 1
-    assert groups.siblings(reader, row["group_id"], chosen, Window()).height == SIBLINGS
-    assert anchors.page(reader, row["group_id"], chosen, Window())["episodes"].to_list() == [SIBLINGS]
-    assert training.credit_summary(reader, jobs_of(reader, chosen)[0])["steps"] == EPISODES
-    assert lineage.jobs_total(reader, None, None) == 3
+    row = episodes.read_page(reader, EpisodeFilter(), None, ListWindow(1, EPISODES // 2)).row(0, named=True)
+    (chosen,) = [one.credit for one in find_covering(reader, episode_id=row["episode_id"])]
+    assert training.read_advantages(reader, row["episode_id"], chosen).height == 1
+    assert transcripts.read_outline(reader, row["episode_id"], ListWindow(10)).height == 1
+    assert groups.read_siblings(reader, row["group_id"], chosen, ListWindow()).height == SIBLINGS
+    assert anchors.read_page(reader, row["group_id"], chosen, ListWindow())["episodes"].to_list() == [SIBLINGS]
+    assert training.summarise_credit(reader, find_jobs(reader, chosen)[0])["steps"] == EPISODES
+    assert lineage.count_jobs(reader, None, None) == 3

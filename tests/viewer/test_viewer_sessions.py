@@ -77,7 +77,7 @@ def work_together(lk: Lake, seconds: float) -> None:
 
 
 @pytest.mark.slow(
-    "Ten sessions at once get their pages; two that do not wait for each other are in test_viewer_pinned.py."
+    "Ten sessions at once get their pages; two that do not wait for each other are in test_viewer_session.py."
 )
 def test_ten_sessions_at_once_get_their_pages_from_the_first_moment_on(lk: Lake) -> None:
     work_together(lk, 4)
@@ -91,7 +91,7 @@ def test_ten_sessions_work_together_for_a_minute(lk: Lake) -> None:
 FRAMES = """
 import threading
 import polars as pl
-from lake.cli.options import readable
+from lake.cli.options import format_ids
 
 frame = pl.DataFrame({"episode_id": range(200), "group_id": range(200), "job_id": range(200), "text": ["a"] * 200})
 ended = threading.Event()
@@ -106,7 +106,7 @@ works = (frame.clone().to_arrow, frame.clone().to_pandas)
 threads = [threading.Thread(target=repeat, args=(work,), daemon=True) for work in works]
 [thread.start() for thread in threads]
 for _ in range(100):
-    readable(frame)
+    format_ids(frame)
 ended.set()
 [thread.join() for thread in threads]
 print("done")

@@ -16,30 +16,31 @@ import pytest
 
 import lake
 from lake import Lake, ids
-from lake.care.saved_views import save_view, saved_views
+from lake.care.saved_views import read_saved_views, save_view
 from lake.errors import UsageError
 from lake.judgements.credit import find_credit
 from lake.records import EpisodeRecord
-from lake.write.annotations import Annotation, annotate
+from lake.write.scores import Annotation, annotate
 from testkit.command_line import runner
 from testkit.commands import trajlake
 from testkit.examples import mostly_slow
 from testkit.lakes import RUN, add_credit, add_training, build_lake, sample_episodes, siblings
 from testkit.streamlit_pages import SCREENS, assert_sound, open_page, words
-from viewer import environment, pinned, queries
-from viewer.pinned import Reader
-from viewer.queries import Window, loops
+from viewer import queries, server, session
+from viewer.queries import ListWindow, training
 from viewer.queries.compare import Side
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter
+from viewer.reader import Reader
 
 EPISODES = [*sample_episodes(), *siblings("late", [0.0, 1.0, 1.0], run_id="other", collection_round=2)]
 SIBLINGS_APART = [EPISODES[0::2], EPISODES[1::2]]
 _OF_A_WRITE = {"write_id", "sequence", "seconds", "files", "bytes", "data_snapshot", "content_hash", "before"}
-_UNORDERED = {"annotations.page", "episodes.scores_of", "groups.scores_of", "search.excerpts", "side_by_side.facts"}
+_UNORDERED = {
+    *("annotations.read_page", "episodes.read_scores", "groups.read_mean_scores"),
+    *("episodes.read_excerpts", "transcripts.read_facts"),
+}
 """What comes in no order that two lakes could share: none, or that of a random id."""
-_OF_GROUPS = ("groups.", "facets.of_groups")
-"""Queries whose filter is of groups."""
 _SQL = "SELECT episode_id, task_id FROM episodes ORDER BY ALL"
 
 
@@ -112,29 +113,28 @@ class World:
         everything = EpisodeFilter(score="judge", low=0.0)
         return {
             "anchor_key": anchor, "anchor_keys": [anchor], "axis": "collection_round", "by": "task_id",
-            "beside": None, "before": None, "most": 4, "column": "initial_messages", "episodes.text.column": "state",
-            "credit": current, "current": current, "one": current, "other": older, "episode_id": episode,
-            "compare.by_length.one": Side(run=RUN), "compare.by_length.other": Side(run="other"),
-            "episode_ids": tuple(shown), "shown": shown, "facts": shown.to_frame(), "facet": "scorer",
+            "required_id": None, "first": None, "before": None, "column": "initial_messages",
+            "transcripts.read_text.column": "state",
+            "credit": current, "current": current, "credit_a": current, "credit_b": older, "episode_id": episode,
+            "side_a": Side(run=RUN), "side_b": Side(run="other"),
+            "episode_ids": tuple(shown), "facet": "scorer",
+            "pairs": "SELECT run_id AS value FROM episodes", "params": {}, "episodes.count_values.number": "count(*)",
             "rows": shown.to_frame(),
             "frame": pl.DataFrame({"t": ["hall"], "n": [4]}), "lengths": {"t": "n"},
-            "page": shown.to_frame(), "search.excerpts.page": shown.to_frame().with_columns(found_step=1),
+            "page": shown.to_frame(), "episodes.read_excerpts.page": shown.to_frame().with_columns(found_step=1),
             "group_id": self.of("mixed", "group_id"),
             "group_ids": tuple(self.of(task, "group_id") for task in ("mixed", "dead")),
             "indices": [0, 1], "job_id": train, "kind": "credit",
-            "training.credit_summary.job_id": self.job("credit 1"),
-            "label": "rating", "listed": pl.DataFrame({"anchor_key": [anchor]}),
-            "loop": loops.Loop(self.job("loop 0"), train, "looped", "started", None, {}, {}),
+            "training.summarise_credit.job_id": self.job("credit 1"),
+            "label": "rating", "states": pl.DataFrame({"anchor_key": [anchor]}),
+            "loop": training.Loop(self.job("loop 0"), train, "looped", "started", None, {}, {}),
             "number": 0, "runs": [RUN, "other"],
-            "lineage.jobs_of_runs.one": "looped", "lineage.jobs_of_runs.other": "looped",
-            "lineage.jobs_beside.one": self.job("credit 0"), "lineage.jobs_beside.other": self.job("credit 1"),
-            "lineage.settings_between.one": "looped", "lineage.settings_between.other": "looped",
-            "name": RUN, "order": None, "places": [(episode, 0), (episode, 1)], "query": _SQL, "reason": None,
+            "run_a": "looped", "run_b": "looped", "job_a": self.job("credit 0"), "job_b": self.job("credit 1"),
+            "name": RUN, "order": None, "steps": [(episode, 0), (episode, 1)], "query": _SQL, "reason": None,
             "reject_id": 1, "run": RUN, "score": "judge", "series_id": 1, "side": Side(run=RUN), "sort": None,
             "status": None, "step": 1, "step_index": 1, "success_at": 1.0, "text": "hall", "update": 1,
-            "wanted": everything,
-            **{f"{name}.wanted": GroupFilter(everything) for name in QUERIES if name.startswith(_OF_GROUPS)},
-            "training.credit_named.wanted": None, "named": (), "limit": 50, "window": Window(1000),
+            "episode_filter": everything, "group_filter": GroupFilter(everything),
+            "training.look_up_credit.text": None, "named": (), "limit": 50, "window": ListWindow(1000),
         }  # fmt: skip
 
     def told(self, value: Any) -> Any:
@@ -180,7 +180,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, World]:
 class FromFiles(Reader):
     """A reader that holds nothing in memory."""
 
-    def _asked(self, query: str, params: Any = None) -> pl.DataFrame:
+    def _run(self, query: str, params: Any = None) -> pl.DataFrame:
         with self._snapshot.session() as session:
             return session.query(query, params)
 
@@ -209,9 +209,9 @@ def test_a_query_over_two_lakes_is_that_over_one_with_the_same_episodes(worlds: 
 def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Lake, Lake]:
     """Two lakes, with a run in each, that this process shows as one."""
     uris = parts(tmp_path, [sample_episodes(), siblings("late", [0.0, 1.0], run_id="other")])
-    monkeypatch.setenv(environment.ENVIRONMENT, "")
-    environment.name_lakes(tuple(uris))
-    pinned.refresh()
+    monkeypatch.setenv(server.ENVIRONMENT, "")
+    server.set_lakes(tuple(uris))
+    session.refresh()
     return lake.open(uris[0]), lake.open(uris[1])
 
 
@@ -231,7 +231,7 @@ def test_pages_open_on_two_lakes_and_write_where_the_row_is(
     written = "SELECT episode_id, value FROM annotations"
     assert (first.sql(written).rows(), second.sql(written).rows()) == ([], [(late, 0.25)])
     with pytest.raises(UsageError, match="shows episode"):
-        pinned.home(1)
+        session.get_home_lake(1)
 
     save_view(second.snapshot().objects, "theirs", "/groups", "bob")
     at = open_page("groups", task="m*")
@@ -242,8 +242,8 @@ def test_pages_open_on_two_lakes_and_write_where_the_row_is(
         at.text_input(key="view-name").set_value(name)
         next(button for button in at.button if button.label == label).click()
         assert_sound(at.run())
-    assert [view.name for view in saved_views(first.snapshot().objects)] == ["ours"]
-    assert saved_views(second.snapshot().objects) == []
+    assert [view.name for view in read_saved_views(first.snapshot().objects)] == ["ours"]
+    assert read_saved_views(second.snapshot().objects) == []
 
     lines = [shlex.split(code.value) for code in open_page("episodes", run="other", min="0.5").code]
     printed = {(line[1], *line[2:6:2]): line[1:] for line in lines}

@@ -15,12 +15,12 @@ from pipelines.groupings import Grouping, Subsample, run_grouping
 from testkit.lakes import add_credit, build_lake, rollout, siblings
 from testkit.streamlit_pages import column, columns, open_page, show, words
 from testkit.wording import Wording
-from viewer.environment import ENVIRONMENT
-from viewer.pinned import Reader
-from viewer.queries import Sort, Window, anchors, episodes, groups
+from viewer.queries import ListWindow, Sort, anchors, episodes, groups
 from viewer.queries.episodes import EpisodeFilter
 from viewer.queries.groups import GroupFilter
-from viewer.siblings import MARKS, strip
+from viewer.reader import Reader
+from viewer.server import ENVIRONMENT
+from viewer.side_by_side import MAX_OUTCOME_MARKS, render_outcomes
 
 MANY = 300
 
@@ -38,7 +38,7 @@ def marks(html: str) -> list[tuple[str, str, float | None]]:
 
 
 def drawn(values: list[float | None], mean: float | None, deviation: float | None) -> str:
-    return strip(outcomes(values), mean, deviation, lambda row: f"/episode?episode={row['episode_id']}")
+    return render_outcomes(outcomes(values), mean, deviation, lambda row: f"/episode?episode={row['episode_id']}")
 
 
 def test_a_strip_has_a_mark_for_each_outcome_and_its_mean() -> None:
@@ -62,8 +62,8 @@ def test_a_strip_of_equal_or_unknown_outcomes(values: list[float | None]) -> Non
 
 
 def test_a_strip_of_very_many_says_that_it_draws_some() -> None:
-    html = drawn([0.5] * (2 * MARKS), 0.5, 0.0)
-    assert len(marks(html)) == MARKS
+    html = drawn([0.5] * (2 * MAX_OUTCOME_MARKS), 0.5, 0.0)
+    assert len(marks(html)) == MAX_OUTCOME_MARKS
     assert "One sibling in 2 is drawn." in html
 
 
@@ -103,14 +103,14 @@ def doubtful(folder: Path) -> Lake:
 def test_without_anchors_nothing_is_known_of_shared_states(tmp_path: Path) -> None:
     lk = doubtful(tmp_path)
     run_credit(lk, ESTIMATORS["rloo"]())
-    found = groups.page(lk.snapshot(), GroupFilter(), Window())
+    found = groups.read_page(lk.snapshot(), GroupFilter(), ListWindow())
     assert found["shared_share"].to_list() == [None, None]
 
 
 def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
     lk = doubtful(tmp_path)
     snap = lk.snapshot()
-    found = groups.page(snap, GroupFilter(), Window(), Sort("error_share", descending=True))
+    found = groups.read_page(snap, GroupFilter(), ListWindow(), Sort("error_share", descending=True))
     assert found["task_id"].to_list() == ["false", "sound"]
     assert found["error_share"].to_list() == pytest.approx([1 / 3, 0.0])
     assert found["empty_share"].to_list() == pytest.approx([1 / 3, 0.0])
@@ -118,10 +118,12 @@ def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
     group = found["group_id"][0]
     rows = snap.sql("SELECT * FROM advantages WHERE group_id = ?", [group])
     by_step = {row["step_index"]: abs(row["a_step"]) for row in rows.filter(pl.col("a_step") != 0).to_dicts()}
-    shares = anchors.shares(snap, group, find_credit(snap))
+    shares = anchors.compute_shares(snap, group, find_credit(snap))
     assert (shares["shared"], shares["doubted"]) == (6, 4)
     assert shares["doubted_weight"] == pytest.approx((by_step[1] + by_step[2]) / (by_step[0] + by_step[1] + by_step[2]))
-    weights = {row["state"]: row["share"] for row in anchors.page(snap, group, find_credit(snap), Window()).to_dicts()}
+    weights = {
+        row["state"]: row["share"] for row in anchors.read_page(snap, group, find_credit(snap), ListWindow()).to_dicts()
+    }
     assert weights["[]"] == pytest.approx(by_step[1] / sum(by_step.values()))
     monkeypatch.setenv(ENVIRONMENT, lk.uri)
     assert column(open_page("groups", sort="-empty_share"), "groups", "empty_share") == ["0.33", "0.00"]
@@ -133,7 +135,7 @@ def test_doubtful_anchors_are_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_lists_have_no_columns_of_which_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But the one that they are ordered by."""
     lk = show(build_lake(tmp_path), monkeypatch)
-    found = groups.page(lk.snapshot(), GroupFilter(), Window())
+    found = groups.read_page(lk.snapshot(), GroupFilter(), ListWindow())
     of_credit = ("shared_share", "error_share", "empty_share", "ways_in")
     assert all(found[name].null_count() == found.height == 6 for name in of_credit)
     assert not set(of_credit) & set(columns(open_page("groups"), "groups"))
@@ -152,7 +154,7 @@ def test_only_the_newest_job_of_the_current_credit_counts(tmp_path: Path) -> Non
         alone = rollout("t", 2, 0.0, num_steps=1)
         alone.steps[0].state = "elsewhere"
         lk.append([alone], run_id="demo")
-    (group,) = groups.page(lk.snapshot(), GroupFilter(), Window()).to_dicts()
+    (group,) = groups.read_page(lk.snapshot(), GroupFilter(), ListWindow()).to_dicts()
     assert (group["size"], group["shared_share"]) == (3, pytest.approx(2 / 3))
 
 
@@ -173,7 +175,7 @@ def test_a_group_of_a_grouping_has_a_page_of_its_members(tmp_path: Path, monkeyp
     assert set(column(at, "siblings", "episode_id")) == {ids.to_text(one) for one in row["members"]}
     assert column(at, "anchors", "size"), "and its shared states"
     members = [ids.from_text(one) for one in column(at, "siblings", "episode_id")]
-    place = episodes.place(Reader(lk.snapshot()), EpisodeFilter(group=row["group_id"]), None, members[0])
+    place = episodes.find_position(Reader(lk.snapshot()), EpisodeFilter(group=row["group_id"]), None, members[0])
     assert place is not None, "previous and next walk through it"
     assert place.total == len(members)
 
@@ -184,13 +186,13 @@ def test_the_groups_of_a_grouping_are_a_list(tmp_path: Path, monkeypatch: pytest
     assert "Grouping" not in words(open_page("groups"))
     for draws in (1, 2):  # the draws of the older definition are gone
         run_grouping(lk, Grouping(name="pairs", steps=(Subsample(size=2, draws=draws),)))
-    assert groups.groupings(lk.snapshot()) == ["pairs/0", "pairs/1"]
+    assert groups.list_groupings(lk.snapshot()) == ["pairs/0", "pairs/1"]
     members = read_grouping(lk.snapshot(), "pairs/1")
     at = open_page("groups", grouping="pairs/1")
     assert set(column(at, "groups", "group_id")) == set(map(ids.to_text, members["group_id"]))
     sizes = dict(members.group_by("group_id").len().iter_rows())
-    for row in groups.page(lk.snapshot(), GroupFilter(grouping="pairs/1"), Window()).iter_rows(named=True):
+    for row in groups.read_page(lk.snapshot(), GroupFilter(grouping="pairs/1"), ListWindow()).iter_rows(named=True):
         assert row["size"] == sizes[row["group_id"]]
     at = open_page("groups", grouping="nobody")
     assert len(column(at, "groups", "group_id")) == 6
-    assert "There is no grouping `nobody`" in at.warning[0].value
+    assert "no grouping `nobody`" in at.warning[0].value

@@ -13,10 +13,10 @@ from lake import Lake, ids
 from lake.judgements.credit import find_credit
 from testkit.lakes import RUN, add_credit, build_lake, full_lake, rollout, siblings
 from testkit.streamlit_pages import open_page, words
-from viewer.environment import ENVIRONMENT
-from viewer.pinned import Reader
-from viewer.queries import Window, side_by_side, transcripts
-from viewer.side_by_side import done, marked
+from viewer.queries import ListWindow, transcripts
+from viewer.reader import Reader
+from viewer.server import ENVIRONMENT
+from viewer.side_by_side import describe_action, mark_differences
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +58,11 @@ def test_walks_have_the_keys_of_the_credit_or_of_the_exact_text(lk: Lake) -> Non
     steps = lk.snapshot().scan("steps").collect()
     judged = lk.snapshot().scan("advantages").collect()
     for given_credit, frame, name in ((credit, judged, "anchor_key"), (None, steps, "state_hash")):
-        found = side_by_side.walks(snap, chosen, given_credit)
+        found = transcripts.read_walks(snap, chosen, given_credit)
         expected = {(row["episode_id"], row["step_index"]): row[name] for row in frame.iter_rows(named=True)}
         assert found.height == 12
         assert found["key"].to_list() == [expected[row] for row in found.select("episode_id", "step_index").rows()]
-    assert side_by_side.walks(snap, chosen, None)["advantage"].null_count() == 12
+    assert transcripts.read_walks(snap, chosen, None)["advantage"].null_count() == 12
 
 
 def called(call_id: str, arguments: Any) -> list[Any]:
@@ -88,7 +88,7 @@ def test_choices_are_equal_where_the_same_was_done_whatever_the_ids_of_calls(
             step.action, step.tool_calls = "go", made
     lk = build_lake(tmp_path, episodes)
     chosen = lk.sql("SELECT episode_id FROM episodes ORDER BY rollout_index")["episode_id"].to_list()
-    rows = side_by_side.walks(lk.snapshot(), chosen, None).filter(step_index=0)
+    rows = transcripts.read_walks(lk.snapshot(), chosen, None).filter(step_index=0)
     one, same, other = (rows.filter(episode_id=episode)["choice"].item() for episode in chosen)
     assert one == same != other
 
@@ -99,16 +99,16 @@ def test_repeats_are_folded_whatever_the_ids_of_their_calls(tmp_path: Path) -> N
         step.action, step.tool_calls = "", called(f"call_{number}", {"id": "A"})
     lk = build_lake(tmp_path, [episode])
     chosen = lk.sql("SELECT episode_id FROM episodes").item()
-    assert transcripts.outline(lk.snapshot(), chosen, Window())["doing"].n_unique() == 1
+    assert transcripts.read_outline(lk.snapshot(), chosen, ListWindow())["doing"].n_unique() == 1
 
 
 def test_facts_of_episodes(lk: Lake) -> None:
     snap, chosen = Reader(lk.snapshot()), group_of(lk, "partial")
-    rows = {row["rollout_index"]: row for row in side_by_side.facts(snap, chosen, find_credit(snap)).to_dicts()}
+    rows = {row["rollout_index"]: row for row in transcripts.read_facts(snap, chosen, find_credit(snap)).to_dicts()}
     assert [rows[i]["outcome"] for i in range(4)] == [1.0, 0.0, 0.0, None]
     assert rows[3]["status"] == "failed"
     assert (rows[0]["a_episode"] > 0, rows[3]["a_episode"], rows[3]["mean_advantage"]) == (True, None, None)
-    assert side_by_side.facts(snap, [1], None).is_empty()
+    assert transcripts.read_facts(snap, [1], None).is_empty()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_siblings_that_say_most(
     found = lk.sql("SELECT episode_id, group_id FROM episodes ORDER BY rollout_index")
     own = found["episode_id"].to_list()
     asked = None if beside is None else own[beside]
-    chosen = side_by_side.contrast(lk.snapshot(), found["group_id"][0], None, asked)
+    chosen = transcripts.choose_contrast(lk.snapshot(), found["group_id"][0], None, asked)
     assert [own.index(one) for one in chosen] == expected
 
 
@@ -136,19 +136,19 @@ def test_the_siblings_that_say_most(
 
 @given(st.lists(st.text("ab <&> ", max_size=12), min_size=1, max_size=4))
 def test_marks_change_no_text(texts: list[str]) -> None:
-    for text, html in zip(texts, marked(texts), strict=True):
+    for text, html in zip(texts, mark_differences(texts), strict=True):
         assert unescape(re.sub(r"</?mark>", "", html)) == text
         assert "<mark></mark>" not in html
 
 
 def test_the_words_that_differ_are_marked() -> None:
-    assert marked(["go west now", "go north now", "go west now"]) == [
+    assert mark_differences(["go west now", "go north now", "go west now"]) == [
         "go <mark>west </mark>now",
         "go <mark>north </mark>now",
         "go <mark>west </mark>now",
     ]
-    assert marked(["take key", "go west"]) == ["<mark>take key</mark>", "<mark>go west</mark>"]
-    assert marked(["<b>", "<i>"]) == ["&lt;<mark>b</mark>&gt;", "&lt;<mark>i</mark>&gt;"]
+    assert mark_differences(["take key", "go west"]) == ["<mark>take key</mark>", "<mark>go west</mark>"]
+    assert mark_differences(["<b>", "<i>"]) == ["&lt;<mark>b</mark>&gt;", "&lt;<mark>i</mark>&gt;"]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_words_that_differ_are_marked() -> None:
     ],
 )
 def test_what_a_step_did_in_a_line(action: str | None, calls: str | None, shown: str) -> None:
-    assert done(action, calls) == shown
+    assert describe_action(action, calls) == shown
 
 
 # ---------------------------------------------------------------- the page
@@ -219,7 +219,7 @@ def test_a_lake_without_credit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
-    [([], "names no episodes"), (["zzz"], "is no id"), (["0000000000000"], "holds no episode `0000000000000`")],
+    [([], "names no episodes"), (["zzz"], "invalid id"), (["0000000000000"], "holds no episode `0000000000000`")],
 )
 def test_wrong_addresses_are_answered_in_words(lk: Lake, asked: list[str], said: str) -> None:
     at = open_page("compare", episode=asked)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from lake import Lake, ids
-from lake.write.annotations import Annotation, annotate
+from lake.write.scores import Annotation, annotate
 from testkit.lakes import RUN, build_lake, rollout
-from testkit.streamlit_pages import assert_sound, facts, open_page, show, words
-from viewer.queries.since import changes
+from testkit.streamlit_pages import assert_sound, facts, go_to, open_page, show, words
+from viewer.queries.lineage import compare_states
 
 
 @pytest.fixture
@@ -26,13 +26,13 @@ def lk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 
 
 def test_changes_are_counted_by_table_and_series(lk: Lake) -> None:
-    found = changes(lk.at("before"), lk.snapshot())
+    found = compare_states(lk.at("before"), lk.snapshot())
     assert found.episodes.added["task_id"].to_list() == ["new"]
     assert found.episodes.removed.height == 1
     assert found.series.select("scorer", "new", "gone", "other").rows() == [("human", 1, 0, 1)]
     counted = {row["table"]: row["after"] - row["before"] for row in found.tables.iter_rows(named=True)}
     assert (counted["episodes"], counted["steps"], counted["annotations"], counted["retractions"]) == (1, 3, 2, 1)
-    assert changes(lk.snapshot(), lk.snapshot()).tables.is_empty()
+    assert compare_states(lk.snapshot(), lk.snapshot()).tables.is_empty()
 
 
 def test_its_page_leads_to_the_episodes_and_ends_the_older_state(lk: Lake) -> None:
@@ -43,7 +43,7 @@ def test_its_page_leads_to_the_episodes_and_ends_the_older_state(lk: Lake) -> No
 
     at = open_page("episodes", as_of="before")
     assert 'href="/since?since=before"' in words(at), "from an older state a link leads here"
-    at.switch_page("screens/since.py")
+    go_to(at, "since")
     at.query_params.pop("as_of")
     at.query_params["since"] = "before"
     assert_sound(at.run())

@@ -8,14 +8,15 @@ from lake.errors import QueryError
 from lake.locked import isolation
 from testkit.lakes import build_lake
 from testkit.streamlit_pages import assert_sound, column, links, open_page, show, words
-from viewer import locked_sql
-from viewer.links import Page
-from viewer.navigation import href
-from viewer.pinned import Reader
-from viewer.queries import Sort, annotations, episodes, facets, sql, whole
+from viewer import reader
+from viewer.navigation import Page, href
+from viewer.queries import Sort, annotations, episodes, sql
 from viewer.queries.episodes import EpisodeFilter
+from viewer.reader import Reader
 
-pytestmark = pytest.mark.skipif(bool(isolation.missing()), reason=f"no strong isolation here: {isolation.missing()}")
+pytestmark = pytest.mark.skipif(
+    bool(isolation.find_missing_layers()), reason=f"no strong isolation here: {isolation.find_missing_layers()}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,23 +104,26 @@ def test_the_episodes_of_a_query_are_a_list_in_its_order(lk: Lake) -> None:
     assert "sql: SELECT episode_id" in words(at), "a chip that takes the query off"
 
     snap, wanted = Reader(lk.snapshot()), EpisodeFilter(sql=QUERY)
-    place = episodes.place(snap, wanted, None, expected[2])
+    place = episodes.find_position(snap, wanted, None, expected[2])
     assert place is not None
     assert (place.position, place.previous, place.next) == (3, expected[1], expected[3])
     both = EpisodeFilter(sql=QUERY, low=0.5, unlabelled=("rating", "ann"))
-    some = episodes.listed(snap, both, Sort("rollout_index")).to_list()
+    some = episodes.list_episodes(snap, both, Sort("rollout_index")).to_list()
     assert 0 < len(some) < len(expected)
     assert set(some) <= set(expected)
-    assert annotations.queue(snap, both, None).left == len(some)
-    assert facets.values(snap, "error", wanted).total == facets.values(snap, "error", EpisodeFilter(task="mixed")).total
-    assert whole.predicate(snap, EpisodeFilter(sql="SELECT 1::BIGINT AS episode_id")) == "episode_id IN (NULL)"
+    assert annotations.read_queue(snap, both, None).unlabelled == len(some)
+    assert (
+        episodes.count_facet_values(snap, "error", wanted).total
+        == episodes.count_facet_values(snap, "error", EpisodeFilter(task="mixed")).total
+    )
+    assert episodes.build_predicate(snap, EpisodeFilter(sql="SELECT 1::BIGINT AS episode_id")) == "episode_id IN (NULL)"
 
 
 def test_ids_as_people_see_them_name_episodes_too(lk: Lake) -> None:
     snap = Reader(lk.snapshot())
     query = "SELECT id_text(episode_id) AS episode_id FROM episodes ORDER BY rollout_index DESC, episode_id LIMIT 5"
     texts = lk.sql(query)["episode_id"].to_list()
-    assert [ids.to_text(one) for one in sql.named(snap, query)["episode_id"]] == texts
+    assert [ids.to_text(one) for one in sql.list_named_episodes(snap, query)["episode_id"]] == texts
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ def test_ids_as_people_see_them_name_episodes_too(lk: Lake) -> None:
 )
 def test_a_query_that_names_no_episodes_is_refused(query: str, message: str, lk: Lake) -> None:
     with pytest.raises(QueryError, match=message):
-        sql.named(Reader(lk.snapshot()), query)
+        sql.list_named_episodes(Reader(lk.snapshot()), query)
 
 
 def test_an_address_whose_query_has_no_episodes_does_no_harm(lk: Lake) -> None:
@@ -150,17 +154,17 @@ def test_an_address_whose_query_has_no_episodes_does_no_harm(lk: Lake) -> None:
 def test_answers_are_kept_and_few_run_at_once(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Counting(locked_sql.LockedReader):
+    class Counting(reader.LockedReader):
         def sql(self, query: str, params: object = None) -> pl.DataFrame:
             asked.append(query)
-            free = locked_sql._running.acquire(blocking=False) and locked_sql._running.acquire(blocking=False)
+            free = reader._locked_slots.acquire(blocking=False) and reader._locked_slots.acquire(blocking=False)
             assert not free, "a query that runs takes one of two places"
-            locked_sql._running.release()
+            reader._locked_slots.release()
             return pl.DataFrame({"n": [len(asked)]})
 
-    monkeypatch.setattr(locked_sql, "LockedReader", Counting)
-    answers = locked_sql.Answers(lk.snapshot())
-    assert [answers.rows("a")["n"][0], answers.rows("a")["n"][0], answers.rows("b")["n"][0]] == [1, 1, 2]
+    monkeypatch.setattr(reader, "LockedReader", Counting)
+    answers = reader.Reader(lk.snapshot())
+    assert [answers.locked("a")["n"][0], answers.locked("a")["n"][0], answers.locked("b")["n"][0]] == [1, 1, 2]
     for number in range(20):
-        answers.rows(str(number))
-    assert answers.rows("a")["n"][0] > 2, "the last few are kept"
+        answers.locked(str(number))
+    assert answers.locked("a")["n"][0] > 2, "the last few are kept"

@@ -14,8 +14,8 @@ def page() -> None:
     from viewer import tables
 
     frame = pl.DataFrame({"mixed": [0.5, -0.00004, 0.00004], "small": [0.00004, 0.00005, 0.0]})
-    columns = {"mixed": tables.Column("Mixed", tables.Kind.SIGNED), "small": tables.value("Small")}
-    tables.table(frame, columns, label="Numbers")
+    columns = {"mixed": tables.TableColumn("Mixed", kind=tables.Kind.SIGNED), "small": tables.value("Small")}
+    tables.draw_table(frame, columns, label="Numbers")
 
 
 def test_no_exponent_stands_among_numbers_of_three_digits() -> None:
@@ -31,4 +31,4 @@ def test_columns_of_nothing_are_left_out() -> None:
     frame = pl.DataFrame(nothing | {"yes": [True, False], "zero": [0, 0]}, schema_overrides={"unknown": pl.Int64})
     columns = {name: tables.value(name) for name in ("unknown", "zero")}
     columns |= {name: tables.mark(name) for name in ("no", "yes")}
-    assert list(tables.known(frame, columns)) == ["zero", "yes"]
+    assert list(tables.select_filled(frame, columns)) == ["zero", "yes"]

@@ -12,10 +12,10 @@ from lake import Lake
 from lake.records import EpisodeRecord
 from testkit.lakes import RUN, build_lake, rollout
 from testkit.streamlit_pages import column, links, open_page, show, words
-from viewer.pinned import Reader
-from viewer.queries import tools
+from viewer.queries import compare
 from viewer.queries.compare import Side
-from viewer.queries.episodes import EpisodeFilter, totals
+from viewer.queries.episodes import EpisodeFilter, compute_totals
+from viewer.reader import Reader
 
 NAMES = ("find", "book", 'odd "name"', "pay")
 
@@ -66,7 +66,7 @@ def calls(episodes: list[EpisodeRecord]) -> dict[tuple[int, str], list[bool]]:
 
 def test_tools_over_rounds(snap: Reader) -> None:
     expected = calls(EPISODES)
-    rows = tools.over(snap, RUN, "collection_round").to_dicts()
+    rows = compare.read_tools_over(snap, RUN, "collection_round").to_dicts()
     assert {(row["x"], row["tool"]) for row in rows} == set(expected)
     for row in rows:
         failed = expected[row["x"], row["tool"]]
@@ -76,39 +76,39 @@ def test_tools_over_rounds(snap: Reader) -> None:
 
 
 def test_the_tool_that_failed_most_comes_first_with_the_round_in_which_it_began(snap: Reader) -> None:
-    first, *others = tools.summed(tools.over(snap, RUN, "collection_round")).to_dicts()
+    first, *others = compare.sum_tools(compare.read_tools_over(snap, RUN, "collection_round")).to_dicts()
     assert (first["tool"], first["first"]) == ("pay", 2)
     assert {row["first"] for row in others} == {None}
     assert sum(row["calls"] for row in (first, *others)) == sum(map(len, calls(EPISODES).values()))
 
 
 def test_tools_of_two_sides(snap: Reader) -> None:
-    sides = [tools.of(snap, Side(RUN, (0, 1))), tools.of(snap, Side(RUN, (2, 2)))]
+    sides = [compare.read_tools(snap, Side(RUN, (0, 1))), compare.read_tools(snap, Side(RUN, (2, 2)))]
     expected = calls(EPISODES)
     for frame, rounds in zip(sides, ((0, 1), (2,)), strict=True):
         for row in frame.to_dicts():
             failed = [is_error for round_ in rounds for is_error in expected[round_, row["tool"]]]
             assert (row["calls"], row["failed"]) == (len(failed), sum(failed))
-    top = tools.compared(*sides).row(0, named=True)
+    top = compare.compare_tools(*sides).row(0, named=True)
     share = expected[2, "pay"]
     assert (top["tool"], top["a_share"]) == ("pay", 0.0)
     assert top["difference"] == pytest.approx(sum(share) / len(share))
-    alone = tools.compared(sides[0].filter(tool="find"), sides[0].filter(tool="book"))
+    alone = compare.compare_tools(sides[0].filter(tool="find"), sides[0].filter(tool="book"))
     assert alone["difference"].to_list() == [None, None], "a tool that one side never calls is not compared"
 
 
 def test_of_many_episodes_some_are_drawn(snap: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = tools.over(snap, RUN, "collection_round")["calls"].sum()
-    monkeypatch.setattr(tools, "SAMPLE", 10)
-    some = tools.over(snap, RUN, "collection_round")
+    every = compare.read_tools_over(snap, RUN, "collection_round")["calls"].sum()
+    monkeypatch.setattr(compare, "TOOL_SAMPLE", 10)
+    some = compare.read_tools_over(snap, RUN, "collection_round")
     assert 0 < some["calls"].sum() < every
-    assert some.equals(tools.over(snap, RUN, "collection_round")), "the same ones every time"
+    assert some.equals(compare.read_tools_over(snap, RUN, "collection_round")), "the same ones every time"
 
 
 def test_nothing_is_told_of_calls_whose_end_nobody_looked_at(tmp_path: Path) -> None:
     blind = rollout("t", 0, 1.0)
     blind.steps[0].tool_calls = [{"name": "find"}]
-    assert tools.over(build_lake(tmp_path, [blind]).snapshot(), RUN, "collection_round").is_empty()
+    assert compare.read_tools_over(build_lake(tmp_path, [blind]).snapshot(), RUN, "collection_round").is_empty()
 
 
 def test_pages_name_the_tool_and_the_round_and_open_its_episodes(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_pages_name_the_tool_and_the_round_and_open_its_episodes(lk: Lake, monke
     target = urlsplit(str(links(at, "tools")[0]))
     assert (target.path, parse_qs(target.query)) == ("/episodes", {"run": [RUN], "failed": ["pay"]})
     failing = {id(one) for one in EPISODES if (one.collection_round, "pay") and any(calls([one]).get((2, "pay"), ()))}
-    assert totals(Reader(lk.snapshot()), EpisodeFilter(run=RUN, failed="pay"))["episodes"] == len(failing)
+    assert compute_totals(Reader(lk.snapshot()), EpisodeFilter(run=RUN, failed="pay"))["episodes"] == len(failing)
     assert "failed call: pay" in words(open_page("episodes", run=RUN, failed="pay"))
     both = open_page("change", a_run=RUN, a_rounds="0-1", b_run=RUN, b_rounds="2")
     assert column(both, "tools_of_both_sides", "tool")[0] == "pay"

@@ -11,8 +11,7 @@ import pytest
 from lake import Lake, ids
 from testkit.browser_pages import address, go, settled
 from testkit.lakes import RUN, build_lake
-from viewer.figures import OTHERS
-from viewer.theme import NEGATIVE, POSITIVE
+from viewer.figures import NEGATIVE, OTHER_COLOURS, POSITIVE
 
 pytestmark = pytest.mark.browser
 VIEWPORT = {"width": 1440, "height": 900}
@@ -86,7 +85,7 @@ def painted(page: Any, colour: str, opaque: tuple[float, float] = LINE, which: s
 
 def choose_beside(page: Any, name: str) -> None:
     """Choose another job by what its run is called, with the keyboard."""
-    field = page.get_by_role("combobox", name="Beside it")
+    field = page.get_by_role("combobox", name="Compare with")
     field.focus()
     page.keyboard.type(name)
     page.get_by_role("option", name=name).wait_for()
@@ -118,7 +117,7 @@ def shows_update(page: Any, text: str) -> None:
 @pytest.mark.slow("updates with an alarm are shaded")
 def test_updates_with_an_alarm_are_shaded(page: Any) -> None:
     go(page, "/training", "Training")
-    page.get_by_text("Shaded: an alarm was active (7 updates).").wait_for()
+    page.get_by_text("Shaded: an active alarm (7 updates).").wait_for()
     found = painted(page, NEGATIVE, SHADE)
     assert found["stretches"] >= 2, "the curve may part them"
     assert found["rows"][1] - found["rows"][0] > 0.5, "over the height of the chart"
@@ -150,7 +149,9 @@ def test_other_jobs_have_the_colours_of_the_legend(page: Any) -> None:
     for _ in range(2):
         legend = page.locator(".trajlake-legend").all_inner_texts()
         assert [label.split()[0] for label in legend] == [RUN, "high", "a"]
-        high, mine, low = (painted(page, colour)["rows"][0] for colour in (OTHERS[0], POSITIVE, OTHERS[1]))
+        high, mine, low = (
+            painted(page, colour)["rows"][0] for colour in (OTHER_COLOURS[0], POSITIVE, OTHER_COLOURS[1])
+        )
         assert high < mine < low
         page.reload()
         settled(page, "Training")

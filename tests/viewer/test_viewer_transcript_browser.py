@@ -151,7 +151,7 @@ def test_step_0_is_on_a_small_screen_below_what_six_scorers_say(page: Any, lk: L
     page.set_viewport_size({"width": 1024, "height": 768})
     go(page, lk, "judged")
     on_screen(page, 0)
-    page.get_by_text("What 6 scorers say").click()
+    page.get_by_text("Reasons of 6 scorers").click()
     page.get_by_text("The 5th reason is short.").wait_for()
 
 
@@ -393,7 +393,7 @@ def test_tokens_are_drawn_on_a_canvas_and_told_by_the_keyboard(page: Any, lk: La
     strip.get_by_text("token 0: id 7, behaviour log-probability -1.000, sampled").wait_for()
     painted = "node => new Set(node.getContext('2d').getImageData(0, 0, node.width, 40).data).size > 4"
     assert strip.locator("canvas").evaluate(painted)
-    strip.get_by_text("No checkpoint was asked about this step").wait_for()
+    strip.get_by_text("No checkpoint rescored this step").wait_for()
     assert nodes(page) < NODES
 
 

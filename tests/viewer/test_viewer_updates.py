@@ -8,12 +8,12 @@ import polars as pl
 import pytest
 
 from lake import Lake
-from lake.read.ratio_limits import Fate
+from lake.read.training import ClipFlag
 from lake.records import TokensRecord
 from testkit.lakes import add_credit, build_lake, rollout
 from testkit.training import config
 from trainer.losses import LOSSES
-from viewer.queries import transcripts, updates
+from viewer.queries import training_data, transcripts
 from viewer.transcript import tokens
 
 BEHAVIOUR = [-1.0, -1.0, -1.0, -1.0]
@@ -73,8 +73,10 @@ def episode(lk: Lake, index: int) -> int:
 
 def strip(lk: Lake, step: int = 0) -> dict[str, Any]:
     snapshot, mine = lk.snapshot(), episode(lk, 0)
-    asked = [query(snapshot, mine, step).to_dicts() for query in (transcripts.tokens, transcripts.rescored)]
-    (found,) = tokens.strips(*asked, updates.of_step(snapshot, mine, step))
+    asked = [
+        query(snapshot, mine, step).to_dicts() for query in (transcripts.read_tokens, transcripts.read_rescored_tokens)
+    ]
+    (found,) = tokens.build_strips(*asked, training_data.read_step_uses(snapshot, mine, step))
     return found
 
 
@@ -93,7 +95,10 @@ def test_a_clip_is_that_of_an_update_only_where_the_checkpoint_holds_its_weights
     rescore(lk, "stranger", "no job's")
     found = strip(lk)
     told = clips(found)
-    assert list(told.values()) == [[Fate.KEPT, Fate.ABOVE, Fate.KEPT, None], [Fate.KEPT, Fate.KEPT, Fate.KEPT, None]]
+    assert list(told.values()) == [
+        [ClipFlag.KEPT, ClipFlag.ABOVE, ClipFlag.KEPT, None],
+        [ClipFlag.KEPT, ClipFlag.KEPT, ClipFlag.KEPT, None],
+    ]
     of_the_update, later = told
     assert of_the_update.startswith("run: clip at run@4,")
     assert of_the_update.endswith("which update 4 began")
@@ -124,7 +129,7 @@ def test_a_unit_is_clipped_as_a_whole_or_not_told(lk: Lake) -> None:
     assert "of the whole episode" in strip(lk)["notes"][-1]
     rescore(lk, "run@4", "run 4", [-0.8, -0.8, -0.8, 0.0], steps=(1,))
     (told,) = clips(strip(lk)).values()
-    assert told == [Fate.ABOVE] * 3 + [None]
+    assert told == [ClipFlag.ABOVE] * 3 + [None]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +141,7 @@ def test_a_unit_is_clipped_as_a_whole_or_not_told(lk: Lake) -> None:
         pytest.param(
             {"loss": loss("ppo"), "advantages": "nobody"},
             "run 4",
-            "the advantage that it took is not known",
+            "its advantage is unknown",
             marks=pytest.mark.slow,
         ),
     ],
@@ -148,14 +153,14 @@ def test_what_is_not_known_is_said_and_not_drawn(lk: Lake, parameters: Any, poli
     found = strip(lk)
     assert clips(found) == {}
     assert why in found["notes"][-1]
-    assert "not on record" in found["facts"][0]
+    assert "was not recorded" in found["facts"][0]
 
 
 def test_a_step_that_nothing_trained_on_has_no_word_of_training(lk: Lake) -> None:
-    assert updates.of_step(lk.snapshot(), episode(lk, 1), 0) == []
+    assert training_data.read_step_uses(lk.snapshot(), episode(lk, 1), 0) == []
     assert strip(lk)["facts"] == []
 
 
 def test_losses_of_readers_and_trainer_have_the_same_names() -> None:
-    """The names that `viewer.queries.updates` knows a reference by are those of losses that always take one."""
-    assert {name for name, one in LOSSES.items() if one().needs.reference_logprobs} == updates.WITH_REFERENCE
+    """The names that `viewer.queries.training_data` knows a reference by are those of losses that always take one."""
+    assert {name for name, one in LOSSES.items() if one().needs.reference_logprobs} == training_data.WITH_REFERENCE

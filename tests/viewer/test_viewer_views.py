@@ -9,14 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lake import Lake
-from lake.care.saved_views import LONGEST_ADDRESS, drop_view, save_view, saved_views
+from lake.care.saved_views import MAX_ADDRESS_LENGTH, drop_view, read_saved_views, save_view
 from lake.errors import UsageError
 from testkit.lakes import build_lake
 from testkit.streamlit_pages import assert_sound, open_page, show, words
-from viewer.environment import READ_ONLY
-from viewer.links import PARAMETERS
-from viewer.navigation import PATHS
-from viewer.views import harmless
+from viewer.components import sanitize_address
+from viewer.navigation import PARAMETERS, PATHS
+from viewer.server import READ_ONLY
 
 HOSTILE = "<img src=x onerror=alert(1)> ![x](http://evil.example/x.png)"
 
@@ -30,21 +29,21 @@ def test_the_last_view_of_a_name_counts_until_it_is_dropped(lk: Lake) -> None:
     objects = lk.snapshot().objects
     for name, address in (("b", "/episodes?run=a"), ("A", "/sql"), (" b ", "/groups")):
         save_view(objects, name, address, "ann")
-    assert [(view.name, view.address, view.author) for view in saved_views(objects)] == [
+    assert [(view.name, view.address, view.author) for view in read_saved_views(objects)] == [
         ("A", "/sql", "ann"),
         ("b", "/groups", "ann"),
     ]
     drop_view(objects, "b")
-    assert [view.name for view in saved_views(objects)] == ["A"]
+    assert [view.name for view in read_saved_views(objects)] == ["A"]
     for name in ("", "x" * 81, "a\nb"):
         with pytest.raises(UsageError, match="name of a view"):
             save_view(objects, name, "/", "ann")
     with pytest.raises(UsageError, match="no view 'b'"):
         drop_view(objects, "b")
-    with pytest.raises(UsageError, match="keeps"):
-        save_view(objects, "long", "/sql?q=" + "x" * LONGEST_ADDRESS, "ann")
+    with pytest.raises(UsageError, match="at most 16,000"):
+        save_view(objects, "long", "/sql?q=" + "x" * MAX_ADDRESS_LENGTH, "ann")
     objects.put("_trajlake/views/damaged.json", b"{")
-    assert [view.name for view in saved_views(objects)] == ["A"], "a damaged one stops nobody"
+    assert [view.name for view in read_saved_views(objects)] == ["A"], "a damaged one stops nobody"
 
 
 def test_a_page_is_saved_with_its_filter_and_opened_by_a_link(lk: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +53,7 @@ def test_a_page_is_saved_with_its_filter_and_opened_by_a_link(lk: Lake, monkeypa
     at.text_input(key="view-name").set_value(HOSTILE)
     next(button for button in at.button if button.label == "Save this page").click()
     assert_sound(at.run())
-    (view,) = saved_views(lk.snapshot().objects)
+    (view,) = read_saved_views(lk.snapshot().objects)
     assert view.address == "/groups?task=m%2A&sort=-mean_steps", "where the reader was is left out"
     assert 'href="/groups?task=m%2A&amp;sort=-mean_steps"' in words(at)
     assert "&lt;img src=x" in words(at)
@@ -74,7 +73,7 @@ def test_a_page_is_saved_with_its_filter_and_opened_by_a_link(lk: Lake, monkeypa
 @example("/episodes?run=%22%3E%3Cscript%3E&onload=x#javascript:")
 @example("http://[")
 def test_only_our_pages_and_their_parameters_are_followed(address: str) -> None:
-    found = harmless(address)
+    found = sanitize_address(address)
     if found is not None:
         parts = urlsplit(found)
         assert (parts.scheme, parts.netloc, parts.fragment) == ("", "", "")

@@ -1,4 +1,4 @@
-"""Backends: where a policy's weights live, and how gradients and updates are computed.
+"""Backends: where a policy's weights are, and how gradients and updates are computed.
 
-`base.PolicyBackend` says what a loop may ask for; `single` is one device, `sharded` is FSDP2 over several ranks.
+`base` has the interface of a loop and the backend of one device, `sharded` is FSDP2 over several ranks.
 """

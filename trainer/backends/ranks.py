@@ -1,11 +1,10 @@
-"""The processes of one training run: which one this is, what the others have, and what rank 0 alone does.
+"""The processes of one training run, their exchange of results, and the work that only rank 0 does.
 
-Ranks are started by `torchrun -m trainer ...` or `trajlake train --ranks N`. Rank 0 alone touches the lake and the run
-folder; the others get its results.
+Ranks are started by `torchrun -m trainer ...` or `trajlake train --ranks N`. Only rank 0 touches the lake and the run
+folder; the other ranks get its results.
 
-No rank outlives its launcher: the kernel kills it when the launcher dies, however that comes about. Ranks have a
-session of their own, so Ctrl-C reaches the launcher alone, which passes it on to rank 0: one process says how the run
-continues, and releases its locks.
+A rank ends with its launcher: the kernel kills it when the launcher dies. Ranks run in separate sessions, so Ctrl-C
+reaches only the launcher, which passes it on to rank 0: one process says how the run continues, and releases its locks.
 """
 
 import ctypes
@@ -24,70 +23,71 @@ from typing import Any, TypeVar
 import click
 
 from lake.errors import TrajlakeError
-from lake.execution.cores import usable_cores
+from lake.execution.local import count_usable_cores
 
 T = TypeVar("T")
 LAUNCHER, STORE = "TRAJLAKE_LAUNCHER", "TRAJLAKE_RANKS_STORE"
-"""Environment of ranks that `trajlake train --ranks` started: the process that did, and the file they meet in."""
+"""Environment variables of ranks: the process id of `trajlake train --ranks`, and the file of their process group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among those of the run."""
+    """This process and the number of processes of the run."""
 
     rank: int = 0
-    """Number of this process."""
+    """Index of this process."""
     world_size: int = 1
     """Number of processes."""
     device: str = "cpu"
-    """This process's device."""
+    """Device of this process."""
     joined: bool = False
-    """A process group connects them (also a single one)."""
+    """Whether a process group connects the processes (also a single one)."""
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which touches the lake and the run folder."""
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def on_rank_zero(self, compute: Callable[[], T]) -> T:
-        """Run `compute` on rank 0 alone, and give all ranks its result, which must pickle.
+        """Run `compute` on rank 0 only, and return its result, which must pickle, on all ranks.
 
-        A SystemExit on the other ranks, where rank 0 failed: it says why.
+        Raises:
+            SystemExit: on the other ranks, where rank 0 failed and reports the error.
         """
         if self.world_size == 1:
             return compute()
         import torch
         from torch import distributed
 
-        told: list[Any] = [None, False]
+        message: list[Any] = [None, False]
         if self.rank == 0:
             try:
-                told = [compute(), True]
+                message = [compute(), True]
             except TrajlakeError:
-                distributed.broadcast_object_list(told, src=0, device=torch.device("cpu"))
+                distributed.broadcast_object_list(message, src=0, device=torch.device("cpu"))
                 raise
-        distributed.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-        if not told[1]:
+        distributed.broadcast_object_list(message, src=0, device=torch.device("cpu"))
+        if not message[1]:
             raise SystemExit(1)
-        result: T = told[0]
+        result: T = message[0]
         return result
 
-    def summed(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Sums by name, added over all ranks; a rank may lack names."""
+    def sum_over_ranks(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Add sums by name over all ranks; a rank may lack names."""
         if self.world_size == 1:
             return dict(sums)
         from torch import distributed
 
-        parts: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(parts, dict(sums))
+        gathered: list[Any] = [None] * self.world_size
+        distributed.all_gather_object(gathered, dict(sums))
         total: dict[str, float] = {}
-        for part in parts:
-            for name, value in part.items():
-                total[name] = total.get(name, 0.0) + value
+        for rank_sums in gathered:
+            for name, number in rank_sums.items():
+                total[name] = total.get(name, 0.0) + number
         return total
 
     def wait(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank calls this."""
         if self.world_size > 1:
             from torch import distributed
 
@@ -98,19 +98,19 @@ ALONE = Ranks()
 """One process, no process group."""
 
 
-def launched() -> bool:
-    """Whether this process was started as one of several ranks."""
+def is_launched() -> bool:
+    """Return whether this process was started as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the one that says what concerns all of a run's: rank 0, or the only one."""
-    return os.environ.get("RANK", "0") == "0" or not launched()
+    """Return whether this process reports for all ranks: rank 0, or the only process."""
+    return os.environ.get("RANK", "0") == "0" or not is_launched()
 
 
 @contextmanager
-def reported_once() -> Iterator[None]:
-    """What every rank finds wrong by itself, such as a setting, is said by rank 0; the others exit (SystemExit)."""
+def report_once() -> Iterator[None]:
+    """Report errors that every rank finds, such as a wrong setting, on rank 0 only; the others exit (SystemExit)."""
     try:
         yield
     except TrajlakeError:
@@ -123,12 +123,12 @@ def join_ranks(device: str) -> Ranks:
     """Connect to the other ranks, if this process was started as one of several.
 
     Args:
-        device: cpu, or cuda: then each process takes the GPU of its number on this machine.
+        device: cpu, or cuda, where each process takes the GPU of its local rank.
 
     Raises:
-        UsageError: there is no such GPU.
+        UsageError: the GPU does not exist.
     """
-    if not launched():
+    if not is_launched():
         return Ranks(device=device)
     import torch
     from torch import distributed
@@ -151,30 +151,30 @@ def join_ranks(device: str) -> Ranks:
 
 
 def leave_ranks() -> Ranks:
-    """Disconnect from the other ranks; says which of them this was."""
-    if not launched():
+    """Disconnect from the other ranks; return the rank of this process."""
+    if not is_launched():
         return ALONE
     from torch import distributed
 
     if not distributed.is_initialized():
         return ALONE
-    was = Ranks(distributed.get_rank(), distributed.get_world_size())
+    ranks = Ranks(distributed.get_rank(), distributed.get_world_size())
     distributed.destroy_process_group()
-    return was
+    return ranks
 
 
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 20.0
-"""For rank 0 to say what it has to say, after Ctrl-C or after another one failed."""
+"""Time for rank 0 to report, after Ctrl-C or after another rank failed."""
 
 Rank = subprocess.Popen[bytes]
 
 
 def launch_ranks(count: int, arguments: Sequence[str]) -> int:
-    """Run `trajlake ARGUMENTS` in several processes that know each other, and wait for their end.
+    """Run `trajlake ARGUMENTS` in several connected processes, and wait for their end.
 
-    Returns 0, or the exit status of rank 0, or else of the first rank that failed; the others are then ended.
+    Return 0, or the exit status of rank 0, or else of the first rank that failed. The other ranks are then killed.
     """
     with tempfile.TemporaryDirectory(prefix="trajlake-ranks-") as folder:
         ranks = [_start(rank, count, arguments, Path(folder) / "store") for rank in range(count)]
@@ -191,7 +191,7 @@ def launch_ranks(count: int, arguments: Sequence[str]) -> int:
 
 
 def die_with_launcher() -> None:
-    """Let the kernel kill this process when the one that started it dies, also if it has died already."""
+    """Let the kernel kill this process when its launcher dies, also if the launcher is dead already."""
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -201,16 +201,16 @@ def die_with_launcher() -> None:
 
 
 def _start(rank: int, count: int, arguments: Sequence[str], store: Path) -> Rank:
-    own = {
+    variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
         LAUNCHER: str(os.getpid()),
         STORE: str(store),
     }
-    # As torchrun does: the cores are shared out.
-    threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // count))}
-    environment = threads | os.environ | own
+    # As torchrun does, divide the cores among the ranks.
+    threads = {"OMP_NUM_THREADS": str(max(1, count_usable_cores() // count))}
+    environment = threads | os.environ | variables
     return subprocess.Popen([sys.executable, "-m", "trainer", *arguments], env=environment, start_new_session=True)
 
 
@@ -224,14 +224,15 @@ def _wait(ranks: Sequence[Rank]) -> int:
     status = failed.returncode
     if status < 0:
         name = signal.Signals(-status).name
-        said = f"rank {ranks.index(failed)} was ended by {name}; the same command with --resume goes on"
-        click.echo(f"trajlake: {said} from the last checkpoint", err=True)
+        cause = f"rank {ranks.index(failed)} was ended by {name}"
+        advice = "the same command with --resume continues from the last checkpoint"
+        click.echo(f"trajlake: {cause}; {advice}", err=True)
         return 128 - status
     _wait_for_exit(ranks[0])
     return max(ranks[0].returncode or 0, 0) or status
 
 
 def _wait_for_exit(rank: Rank) -> None:
-    """Wait for the end of a rank, but not for ever."""
+    """Wait for the end of a rank for a limited time."""
     with suppress(subprocess.TimeoutExpired):
         rank.wait(_GRACE_SECONDS)

@@ -1,1 +1,1 @@
-"""What is trained on, and in which form it reaches the loss: selection, plan, pairs, packing, the stream of batches."""
+"""Training data on its way to the loss: selection, plan, preferences, packing, and the stream of batches."""

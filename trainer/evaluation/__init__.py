@@ -1,5 +1,5 @@
-"""What policies are worth: measured success, and what stored trajectories say of a policy that did not take them.
+"""Evaluation of policies: success of their rollouts, and off-policy evaluation from another policy's episodes.
 
-`rescore` asks a checkpoint for the log-probabilities of stored tokens, `ope` weighs recorded outcomes with them
-(off-policy evaluation), `eval` counts successes of the rollouts that there are. Only rescoring loads torch.
+`eval` counts successes of recorded rollouts. `rescore` computes a checkpoint's log-probabilities of stored tokens, and
+`ope` weighs recorded outcomes with them. Only rescoring loads torch.
 """

@@ -1,7 +1,7 @@
-"""Log-probabilities and entropies of a policy at stored actions, read through the plan and the stream of training.
+"""Compute a policy's log-probabilities and entropies of stored actions, with the plan and stream of training.
 
-Every token of a scored action gets both, sampled or not; the table's action mask says which were. The distribution is
-that of the stored sampling temperature, and of temperature 1 where none is known or it was 0.
+Every token of a scored action gets both, sampled or not; the table's action mask marks the sampled ones. The
+distribution is that of the stored sampling temperature, or of temperature 1 if that is unknown or 0.
 """
 
 from collections.abc import Iterator
@@ -10,94 +10,97 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-import torch  # noqa: TID253 - loaded by commands only when they score
+import torch  # noqa: TID253 - a script that does nothing without it
 
 from lake.read.snapshot import Snapshot
 from trainer.config import TrainConfig
-from trainer.data.plan.plan import OptimizerStep, Plan
-from trainer.data.select.selection import Selection
-from trainer.data.stream.batch import PackedBatch
-from trainer.data.stream.stream import Stream
+from trainer.data.plan import OptimizerStep, Plan
+from trainer.data.selection import TrainingSelection
+from trainer.data.stream import Stream
 from trainer.evaluation.ratios import KEYS
 from trainer.losses import Needs, Temperature
 from trainer.policy.model import check_vocabulary
 
 if TYPE_CHECKING:
-    from trainer.policy.model import Policy
+    from trainer.policy.model import PackedPolicy
 
 CHUNKS = 64
 CHUNK_TOKENS = 32_768, 1_000_000
-"""Tokens that are planned and read together, neighbours in the files whatever the plan's order: a part of all of them,
-and how few and how many at most. They do not depend on where the chunks are scored: what is batched together may show
-in the last bits."""
+"""Size of a chunk, whose tokens are planned and read together: 1 / `CHUNKS` of all tokens, within these bounds. A chunk
+holds neighbours in the files, in any order of the plan. It is the same on every executor, because the composition of a
+batch can change the last bits of a log-probability."""
 _NEEDS = Needs(temperature=Temperature.AS_SAMPLED)
 
 
-def pending(selection: Selection, done: pl.DataFrame) -> Selection:
-    """A selection whose trained steps are those to score: all tokens of their actions, without what is `done`.
+def select_pending(selection: TrainingSelection, done: pl.DataFrame) -> TrainingSelection:
+    """Mark all action tokens of the steps that are not `done` as trained, and unmark the others.
 
-    It is cut after the last step to score of each sequence, and has no members if all is done.
+    Each sequence ends with its last marked step. The selection has no members if all steps are done.
     """
     marks = done.select(KEYS).unique().with_columns(done=pl.lit(value=True))
     members = selection.members.join(marks, on=KEYS, how="left", maintain_order="left")
-    wanted = pl.col("trained") & pl.col("done").is_null()
+    is_pending = pl.col("trained") & pl.col("done").is_null()
     members = members.with_columns(
-        trained=wanted,
+        trained=is_pending,
         n_trained=pl.col("n_action"),
-        loss_tokens=pl.when(wanted).then(pl.col("n_action")).otherwise(0).cast(pl.Int32),
+        loss_tokens=pl.when(is_pending).then(pl.col("n_action")).otherwise(0).cast(pl.Int32),
         temperature=pl.when(pl.col("temperature") > 0).then(pl.col("temperature")).otherwise(1.0),
     ).drop("done")
     last = pl.col("step_index").filter(pl.col("trained")).max().over("episode_id", "sequence")
     return replace(selection, members=members.filter(pl.col("step_index") <= last))
 
 
-def chunks(selection: Selection) -> Iterator[Selection]:
-    """Parts of a selection: whole episodes that lie together in the files, up to a number of tokens."""
+def split_chunks(selection: TrainingSelection) -> Iterator[TrainingSelection]:
+    """Split a selection into chunks of complete episodes that are neighbours in the files, by number of tokens."""
     sizes = selection.members.group_by("episode_id").agg(
         file=pl.col("file").min(),
         row=pl.col("row").min(),
         tokens=pl.sum_horizontal(pl.col("n_context", "n_action").cast(pl.Int64)).sum(),
     )
-    least, most = CHUNK_TOKENS
-    tokens = min(most, max(least, int(sizes["tokens"].sum()) // CHUNKS))
+    min_tokens, max_tokens = CHUNK_TOKENS
+    tokens = min(max_tokens, max(min_tokens, int(sizes["tokens"].sum()) // CHUNKS))
     sizes = sizes.sort("file", "row", "episode_id").with_columns(
         chunk=((pl.col("tokens").cum_sum() - pl.col("tokens")) // tokens).cast(pl.Int64)
     )
     for part in sizes.partition_by("chunk", maintain_order=True):
-        mine = pl.col("episode_id").is_in(part["episode_id"].implode())
-        yield replace(selection, members=selection.members.filter(mine))
+        in_chunk = pl.col("episode_id").is_in(part["episode_id"].implode())
+        yield replace(selection, members=selection.members.filter(in_chunk))
 
 
-def score(policy: "Policy", snapshot: Snapshot, selection: Selection, config: TrainConfig) -> Iterator[pl.DataFrame]:
+def score_actions(
+    policy: "PackedPolicy", snapshot: Snapshot, selection: TrainingSelection, config: TrainConfig
+) -> Iterator[pl.DataFrame]:
     """Score the trained steps of a selection.
 
-    Each plan step gives a frame: `KEYS`, n_action, temperature, logprobs and entropies (lists of float32, one per token
-    of the action). A ContractError where a token id is outside the policy's vocabulary.
+    Yields a frame per plan step: `KEYS`, n_action, temperature, logprobs and entropies (lists of float32, one per token
+    of the action).
+
+    Raises:
+        ContractError: a token id is outside the policy's vocabulary.
     """
     plan = Plan(selection, config)
     with Stream(snapshot, plan, _NEEDS, config) as stream, torch.no_grad():
         for step, batches in stream.steps():
+            frames = []
             for batch in batches:
                 check_vocabulary(batch, policy.vocabulary)
-            yield _rows(plan, step, pl.concat(_of_batch(policy, batch) for batch in batches))
+                logprobs_N, entropies_N = policy.logprobs(batch.to(policy.device), entropy=True)
+                assert entropies_N is not None
+                # Rounding can make the entropy of a certain token slightly negative.
+                columns_N = {"logprobs": logprobs_N, "entropies": entropies_N.clamp(min=0)}
+                frames.append(
+                    pl.DataFrame({name: tokens_N.float().cpu().numpy() for name, tokens_N in columns_N.items()})
+                )
+            yield collect_action_rows(plan, step, pl.concat(frames))
 
 
-def _of_batch(policy: "Policy", batch: PackedBatch) -> pl.DataFrame:
-    """Logprobs and entropies of a micro-batch's target tokens, in its order."""
-    logprobs_N, entropies_N = policy.logprobs(batch.to(policy.device), entropy=True)
-    assert entropies_N is not None
-    # Rounding takes the entropy of a sure token a hair below 0.
-    found_N = {"logprobs": logprobs_N, "entropies": entropies_N.clamp(min=0)}
-    return pl.DataFrame({name: values_N.float().cpu().numpy() for name, values_N in found_N.items()})
-
-
-def _rows(plan: Plan, step: OptimizerStep, found_N: pl.DataFrame) -> pl.DataFrame:
-    """What was found of a plan step's tokens by row of `tokens`: they come in the order of its micro-batches."""
-    (bins,) = plan.micro_batches(step)
+def collect_action_rows(plan: Plan, step: OptimizerStep, tokens_N: pl.DataFrame) -> pl.DataFrame:
+    """Group the scored tokens of a plan step by action; they are in the order of its micro-batches."""
+    (bins,) = plan.pack_micro_batches(step)
     starts_Q = plan.member_starts_Q
     members_M = np.concatenate([np.arange(starts_Q[q], starts_Q[q + 1]) for part in bins for q in part])
     members = plan.members[members_M].filter(pl.col("trained")).select(*KEYS, "n_action", "temperature")
     ends = members["n_action"].cast(pl.Int64).cum_sum()
-    numbered = np.searchsorted(ends.to_numpy(), np.arange(found_N.height), side="right")
-    lists = found_N.with_columns(row=pl.Series(numbered)).group_by("row", maintain_order=True).all()
+    numbered = np.searchsorted(ends.to_numpy(), np.arange(tokens_N.height), side="right")
+    lists = tokens_N.with_columns(row=pl.Series(numbered)).group_by("row", maintain_order=True).all()
     return members.with_columns(lists["logprobs"], lists["entropies"])

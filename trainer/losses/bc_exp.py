@@ -1,11 +1,10 @@
-"""Behaviour cloning weighted by exp(A_S / beta): imitate most what beat others from the same state.
+"""Behaviour cloning weighted by exp(A_S / beta): imitate most the actions that beat others from the same state.
 
     L_t = -min(exp(A_S / beta), w_max) lp
 
-A_S is the step advantage inside its anchor group (column `a_step` of a GiGPO credit job), taken as it is: a step whose
-state no sibling visited has A_S = 0 and weighs 1, as in plain cloning, so nothing is shifted. Against `awr`, the
-episode's own advantage A_E stays out: which episodes to imitate is the selection's matter (`--where "env_return >=
-1"`).
+A_S is the step advantage inside its anchor group (column `a_step` of a GiGPO credit job), unchanged. A step whose state
+no sibling visited has A_S = 0 and weight 1, as in plain cloning, so nothing is shifted. Unlike `awr`, the loss ignores
+the episode's advantage A_E; a selection decides which episodes to imitate (`--where "env_return >= 1"`).
 """
 
 from typing import ClassVar, Literal
@@ -19,7 +18,7 @@ from trainer.losses.base import LossResult, LossRows, Needs, TokenLoss
 class BCExp(TokenLoss):
     """Behaviour cloning weighted by the step advantage."""
 
-    always: ClassVar[Needs] = Needs(advantages=True, step_advantages=True)
+    base_needs: ClassVar[Needs] = Needs(advantages=True, step_advantages=True)
 
     name: Literal["bc_exp"] = "bc_exp"
     """Name of the loss."""
@@ -29,5 +28,5 @@ class BCExp(TokenLoss):
     """Upper limit of a weight."""
 
     def compute(self, rows: LossRows) -> LossResult:
-        """Likelihood weighted by the exponential of the step advantage."""
+        """Compute the likelihood weighted by the exponential of the step advantage."""
         return weighted_likelihood(rows, beta=self.beta, max_weight=self.max_weight)

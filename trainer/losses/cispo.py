@@ -2,23 +2,23 @@
 
     L_t = -sg(clip(r, r_min, r_max)) A lp,    r = exp(lp - lp_b)
 
-sg stops the gradient. PPO's clip silences exactly the rare tokens whose ratio moves most; here they keep a bounded
-weight. r_max = 5 and no lower limit are ScaleRL's choice (arXiv 2510.13786); the paper leaves the lower one open as
-well.
+sg stops the gradient. PPO's clip zeroes the gradient of the rare tokens whose ratio moves most; here they keep a
+bounded weight. r_max = 5 and no lower limit are ScaleRL's choice (arXiv 2510.13786). The paper does not set the lower
+limit either.
 """
 
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, required
-from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
+from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, require
+from trainer.losses.policy import RATIO_NEEDS, RatioLoss, add_regularisers, anchored_log_ratio, apply_correction
 
 
 class CISPO(RatioLoss):
     """Clipped importance weights."""
 
-    always: ClassVar[Needs] = RATIO_NEEDS
+    base_needs: ClassVar[Needs] = RATIO_NEEDS
 
     name: Literal["cispo"] = "cispo"
     """Name of the loss."""
@@ -28,13 +28,13 @@ class CISPO(RatioLoss):
     """Upper limit of the weight."""
 
     def compute(self, rows: LossRows) -> LossResult:
-        """Policy gradient weighted by the clipped ratio."""
-        advantages_N = required(rows.advantages_N, "advantages_N")
+        """Compute the policy gradient weighted by the clipped ratio."""
+        advantages_N = require(rows.advantages_N, "advantages_N")
         ratio_N = clamped_ratio(anchored_log_ratio(rows, self.correction).detach())
         loss_N = -ratio_N.clamp(self.min_ratio, self.max_ratio) * advantages_N * rows.logprobs_N
-        loss_N, sums = corrected(rows, self.correction, loss_N, weighted=self.correction.decoupled)
+        loss_N, sums = apply_correction(rows, self.correction, loss_N, weighted=self.correction.decoupled)
         sums |= {
             "clipped_high": (ratio_N > self.max_ratio).sum(),
             "clipped_low": (ratio_N < self.min_ratio).sum(),
         }
-        return regularised(rows, self, loss_N, sums)
+        return add_regularisers(rows, self, loss_N, sums)

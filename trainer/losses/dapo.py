@@ -3,9 +3,9 @@
     L = 1/n sum_N max(-r A, -clip(r, 1 - 0.2, 1 + 0.28) A)
 
 The mean is over all tokens of the optimizer step, as in verl; the paper's objective takes it over the tokens of a
-prompt's group, and then over prompts. Against `ppo`: no dual clip. The rest of the paper is a matter of data: leave
-dead groups out (`live_only`, the default where advantages are used), filter or shape over-long episodes (`trajlake
-select`, reward functions).
+prompt's group, and then over prompts. Unlike `ppo` there is no dual clip. The rest of the paper concerns the data: drop
+dead groups (`live_only`, the default where advantages are used), filter or shape over-long episodes (`trajlake select`,
+reward functions).
 """
 
 from typing import Literal

@@ -3,15 +3,15 @@
     S_u = sum_t (lp_t - lp_ref,t)
     L_p = -log sigmoid(beta (S_chosen - S_rejected))
 
-over action tokens (ETO, arXiv 2403.02502), with label smoothing and a likelihood term as `trainer.losses.preference`
-says. `length_normalised` divides S by the unit's number of tokens (TRL's sigmoid_norm), so that long trajectories do
-not dominate. Over several turns the partition function of DPO's derivation does not cancel: `dmpo` is the form that
-mends it; pairs of single steps that share their context do not have the problem.
+The sums are over action tokens (ETO, arXiv 2403.02502); `trainer.losses.preference` adds label smoothing and a
+likelihood term. `length_normalised` divides S by the unit's number of tokens (TRL's sigmoid_norm), so that long
+trajectories do not dominate. Over several turns the partition function of DPO's derivation does not cancel; `dmpo`
+corrects this. Pairs of single steps that share their context do not have the problem.
 """
 
 from typing import Literal
 
-from trainer.losses.base import LossResult, LossRows, required, unit_mean, unit_sum
+from trainer.losses.base import LossResult, LossRows, require, unit_mean, unit_sum
 from trainer.losses.preference import PairLoss, log_ratio_to_reference, pair_result
 
 
@@ -21,10 +21,10 @@ class DPO(PairLoss):
     name: Literal["dpo"] = "dpo"
     """Name of the loss."""
     length_normalised: bool = False
-    """Compare mean log-ratios per token instead of sums; beta then is larger by about the length."""
+    """Compare mean log-ratios per token instead of sums; beta must then be larger by about the length."""
 
     def compute(self, rows: LossRows) -> LossResult:
-        """Sigmoid loss over pairs of summed log-ratios."""
+        """Compute the sigmoid loss over pairs of summed log-ratios."""
         over = unit_mean if self.length_normalised else unit_sum
-        unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+        unit_N, weight_U = require(rows.unit_N, "unit_N"), require(rows.weight_U, "weight_U")
         return pair_result(rows, over(log_ratio_to_reference(rows), unit_N, len(weight_U)), self)

@@ -1,24 +1,23 @@
-"""Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107), token by token, advantages given.
+"""Direct reward optimisation (Richemond et al. 2024, arXiv 2405.19107), token by token, with advantages from credit.
 
     L_t = -(A lp - beta/2 (lp - lp_b)^2)
 
-The quadratic term pulls to the policy that sampled the data, so there is no ratio to explode, and a negative advantage
-pushes only until beta (lp_b - lp) = -A. beta = 0.1 is our default: verl has the
-loss and gives its beta no default.
+The quadratic term pulls to the policy that sampled the data, so no ratio can explode. A negative advantage pushes only
+until beta (lp_b - lp) = -A. beta = 0.1 is our default; verl has the loss and gives its beta no default.
 """
 
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.losses.base import LossResult, LossRows, Needs, behaviour_log_ratio, required
-from trainer.losses.policy import RATIO_NEEDS, PolicyLoss, regularised
+from trainer.losses.base import LossResult, LossRows, Needs, behaviour_log_ratio, require
+from trainer.losses.policy import RATIO_NEEDS, PolicyLoss, add_regularisers
 
 
 class DRO(PolicyLoss):
     """Advantage times log-probability, with a quadratic pull to the behaviour policy."""
 
-    always: ClassVar[Needs] = RATIO_NEEDS
+    base_needs: ClassVar[Needs] = RATIO_NEEDS
 
     name: Literal["dro"] = "dro"
     """Name of the loss."""
@@ -26,7 +25,7 @@ class DRO(PolicyLoss):
     """Strength of the pull."""
 
     def compute(self, rows: LossRows) -> LossResult:
-        """Quadratic objective."""
-        advantages_N = required(rows.advantages_N, "advantages_N")
+        """Compute the quadratic objective."""
+        advantages_N = require(rows.advantages_N, "advantages_N")
         pull_N = self.beta / 2 * behaviour_log_ratio(rows).square()
-        return regularised(rows, self, pull_N - advantages_N * rows.logprobs_N, {"pull": pull_N.detach().sum()})
+        return add_regularisers(rows, self, pull_N - advantages_N * rows.logprobs_N, {"pull": pull_N.detach().sum()})

@@ -4,13 +4,13 @@
     log s_t = sg(log s_u) + lp_t - sg(lp_t)
     L = 1/U sum_U 1/T_u sum_t max(-s_t A, -clip(s_t, 1 - e_lo, 1 + e_hi) A)
 
-sg stops the gradient: s_t has the value of s_u and the gradient of its own token (the paper's GSPO-token, which is GSPO
+sg stops the gradient: s_t has the value of s_u and the gradient of its token (the paper's GSPO-token, which is GSPO
 where A is constant in the unit). A unit is clipped as a whole, so the clip is narrow: 3e-4 and 4e-4. log s is at most
 10, as in verl.
 
-The paper's sequence is a response. For an agent it must be said what it is: by default the episode, which is refused
-where advantages differ inside one (a step-level estimator); set `unit` to turn, where they cannot, or to episode to
-insist (SkyRL #1278 is what happens when nobody says).
+The paper's sequence is a response. An agent has no single response, so `unit` defines it. The default is the episode,
+which is refused if advantages differ inside one (a step-level estimator). Set `unit` to turn, where they cannot differ,
+or to episode to insist (SkyRL #1278 shows the effect of an undefined unit).
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.data.stream.aggregation import Aggregation, Unit
-from trainer.losses.base import LossResult, LossRows, Needs, required, unit_mean
-from trainer.losses.kl import MAX_LOG_RATIO
-from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
+from trainer.losses.base import MAX_LOG_RATIO, Aggregation, LossResult, LossRows, Needs, Unit, require, unit_mean
+from trainer.losses.policy import RATIO_NEEDS, RatioLoss, add_regularisers, anchored_log_ratio, apply_correction
 from trainer.losses.ppo import clip_sums, surrogate
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ MAX_LOG_UNIT_RATIO = 10.0
 
 
 def unit_ratio(log_ratio_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
-    """s_t, [N]: the geometric mean of its unit's ratios in value, its own token's in gradient.
+    """Return s_t, [N]: the geometric mean of its unit's ratios in value, its token's ratio in gradient.
 
     log_ratio_N is log(pi_theta / anchor), [N], with gradient; unit_N is int64 [N].
     """
@@ -46,7 +44,7 @@ def unit_ratio(log_ratio_N: Tensor, unit_N: Tensor, units: int) -> Tensor:
 class GSPO(RatioLoss):
     """One ratio for a whole unit."""
 
-    always: ClassVar[Needs] = replace(
+    base_needs: ClassVar[Needs] = replace(
         RATIO_NEEDS,
         unit=Unit.EPISODE,
         unit_above_token=True,
@@ -62,13 +60,13 @@ class GSPO(RatioLoss):
     """The unit's ratio is clipped above at 1 + clip_high."""
 
     def compute(self, rows: LossRows) -> LossResult:
-        """Clipped surrogate of the unit's ratio."""
-        advantages_N = required(rows.advantages_N, "advantages_N")
-        unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+        """Compute the clipped surrogate of the unit's ratio."""
+        advantages_N = require(rows.advantages_N, "advantages_N")
+        unit_N, weight_U = require(rows.unit_N, "unit_N"), require(rows.weight_U, "weight_U")
         ratio_N = unit_ratio(anchored_log_ratio(rows, self.correction), unit_N, len(weight_U))
         limits = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         loss_N = surrogate(ratio_N, advantages_N, dual_clip=None, **limits)
-        loss_N, sums = corrected(rows, self.correction, loss_N, weighted=self.correction.decoupled)
+        loss_N, sums = apply_correction(rows, self.correction, loss_N, weighted=self.correction.decoupled)
         detached_N = ratio_N.detach()
         sums |= {"unit_ratio": detached_N.sum(), "unit_ratio_squared": detached_N.square().sum()}
-        return regularised(rows, self, loss_N, sums | clip_sums(detached_N, advantages_N, **limits))
+        return add_regularisers(rows, self, loss_N, sums | clip_sums(detached_N, advantages_N, **limits))

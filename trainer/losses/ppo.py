@@ -3,11 +3,11 @@
     r = exp(lp - lp_b)
     L_t = max(-r A, -clip(r, 1 - e_lo, 1 + e_hi) A), for A < 0 at most -c A
 
-lp_b are the behaviour log-probabilities stored with the data, so one ratio corrects for staleness and engine alike (the
-two-policy form: no importance weight on top of it). With `correction.decoupled` the ratio is taken to the weights of
-a few optimizer steps ago, and lp_b enters through the correction. Clip-higher e_lo 0.2, e_hi 0.28: DAPO, arXiv
-2503.14476. Dual clip c = 3: arXiv 1912.09729. At r = 1 the gradient is REINFORCE's, -A grad lp. `grpo`, `dr_grpo` and
-`dapo` are the same surrogate with other settings.
+lp_b are the behaviour log-probabilities stored with the data. One ratio therefore corrects for staleness and engine
+together (the two-policy form, without an additional importance weight). With `correction.decoupled` the ratio is taken
+to the weights of a few optimizer steps ago, and lp_b enters through the correction. Clip-higher e_lo 0.2, e_hi 0.28:
+DAPO, arXiv 2503.14476. Dual clip c = 3: arXiv 1912.09729. At r = 1 the gradient is REINFORCE's, -A grad lp. `grpo`,
+`dr_grpo` and `dapo` are the same surrogate with other settings.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from lake.read.ratio_limits import clipped_above, clipped_below, clipped_dual
-from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, required
-from trainer.losses.policy import RATIO_NEEDS, RatioLoss, anchored_log_ratio, corrected, regularised
+from lake.read.training import is_clipped_above, is_clipped_below, is_clipped_dual
+from trainer.losses.base import LossResult, LossRows, Needs, clamped_ratio, require
+from trainer.losses.policy import RATIO_NEEDS, RatioLoss, add_regularisers, anchored_log_ratio, apply_correction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def surrogate(
     ratio_N: Tensor, advantages_N: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> Tensor:
-    """The clipped objective's loss per token, [N]; ratio_N is pi_theta / anchor, [N], with gradient."""
+    """Return the clipped objective's loss per token, [N]; ratio_N is pi_theta / anchor, [N], with gradient."""
     plain_N = -ratio_N * advantages_N
     clipped_N = -ratio_N.clamp(1 - clip_low, 1 + clip_high) * advantages_N
     loss_N = plain_N.maximum(clipped_N)
@@ -38,17 +38,17 @@ def surrogate(
 
 
 def clip_sums(ratio_N: Tensor, advantages_N: Tensor, *, clip_low: float, clip_high: float) -> dict[str, Tensor]:
-    """Tokens whose gradient the clip stops, by side."""
+    """Count the tokens whose gradient the clip stops, by side."""
     return {
-        "clipped_high": clipped_above(ratio_N, advantages_N, clip_high).sum(),
-        "clipped_low": clipped_below(ratio_N, advantages_N, clip_low).sum(),
+        "clipped_high": is_clipped_above(ratio_N, advantages_N, clip_high).sum(),
+        "clipped_low": is_clipped_below(ratio_N, advantages_N, clip_low).sum(),
     }
 
 
 class ClippedLoss(RatioLoss, ABC):
-    """The surrogate with its correction, KL and entropy terms; `ppo` and its variants are defaults of it."""
+    """The surrogate with its correction, KL and entropy terms; `ppo` and its variants set its defaults."""
 
-    always: ClassVar[Needs] = RATIO_NEEDS
+    base_needs: ClassVar[Needs] = RATIO_NEEDS
 
     clip_low: float = Field(0.2, gt=0, lt=1)
     """The ratio is clipped below at 1 - clip_low."""
@@ -58,16 +58,16 @@ class ClippedLoss(RatioLoss, ABC):
     """Bounds the loss of a negative advantage at -dual_clip * A. None switches it off."""
 
     def compute(self, rows: LossRows) -> LossResult:
-        """Clipped policy gradient."""
-        advantages_N = required(rows.advantages_N, "advantages_N")
+        """Compute the clipped policy gradient."""
+        advantages_N = require(rows.advantages_N, "advantages_N")
         ratio_N = clamped_ratio(anchored_log_ratio(rows, self.correction))
         limits = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         loss_N = surrogate(ratio_N, advantages_N, dual_clip=self.dual_clip, **limits)
-        loss_N, sums = corrected(rows, self.correction, loss_N, weighted=self.correction.decoupled)
+        loss_N, sums = apply_correction(rows, self.correction, loss_N, weighted=self.correction.decoupled)
         sums |= clip_sums(ratio_N, advantages_N, **limits)
         if self.dual_clip is not None:
-            sums["clipped_dual"] = clipped_dual(ratio_N, advantages_N, self.dual_clip).sum()
-        return regularised(rows, self, loss_N, sums)
+            sums["clipped_dual"] = is_clipped_dual(ratio_N, advantages_N, self.dual_clip).sum()
+        return add_regularisers(rows, self, loss_N, sums)
 
 
 class PPO(ClippedLoss):

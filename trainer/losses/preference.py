@@ -1,11 +1,11 @@
-"""What the losses on preferences share: scores of units against the reference, and pairs of units.
+"""Parts shared by the losses on preferences: scores of units against the reference, and pairs of units.
 
     S_u = sum_t f_t (lp_t - lp_ref,t)          over the action tokens of unit u
     z_p = beta (S_chosen - S_rejected)
     L_p = -(1 - e) log sigmoid(z_p) - e log sigmoid(-z_p) - alpha lp_chosen / T_chosen
 
-e is label smoothing (cDPO), alpha the weight of the likelihood of what was chosen (RPO, arXiv 2404.19733), which keeps
-it from falling together with the rejected one. Environment tokens never enter: they cancel only where both sides saw
+e is label smoothing (cDPO). alpha is the weight of the chosen side's likelihood (RPO, arXiv 2404.19733), which keeps it
+from falling together with the rejected one. Environment tokens are excluded, because they cancel only if both sides saw
 the same. Axes: `_N` tokens, `_U` units, `_P` pairs.
 """
 
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.data.stream.aggregation import Atom, Unit
-from trainer.losses.base import Loss, LossResult, LossRows, Needs, PairsConfig, required, unit_mean
+from trainer.losses.base import Atom, Loss, LossResult, LossRows, Needs, PairsConfig, Unit, require, unit_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,38 +26,40 @@ if TYPE_CHECKING:
 class PairLoss(Loss, ABC):
     """A loss on pairs; a mean over pairs."""
 
-    always: ClassVar[Needs] = Needs(reference_logprobs=True, unit=Unit.EPISODE, unit_above_token=True, atom=Atom.PAIR)
+    base_needs: ClassVar[Needs] = Needs(
+        reference_logprobs=True, unit=Unit.EPISODE, unit_above_token=True, atom=Atom.PAIR
+    )
 
     beta: float = Field(0.1, gt=0)
-    """How strongly the reference holds: the smaller, the further the policy may go."""
+    """Strength of the pull to the reference: the smaller, the further the policy may go."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Probability that a preference is the wrong way round."""
+    """Probability that a preference is reversed."""
     nll_coefficient: float = Field(0.0, ge=0)
-    """Weight of the chosen one's negative log-likelihood per token (RPO)."""
+    """Weight of the chosen side's negative log-likelihood per token (RPO)."""
     pairs: PairsConfig = PairsConfig()
-    """What is compared with what."""
+    """Pairs to compare."""
 
-    def resolved(self, needs: Needs) -> Needs:
-        """The pairs."""
+    def resolve_needs(self, needs: Needs) -> Needs:
+        """Add the pairs."""
         return replace(needs, pairs=self.pairs)
 
 
 def log_ratio_to_reference(rows: LossRows) -> Tensor:
-    """How much more likely than under the reference: lp - lp_ref, [N], with gradient."""
-    return rows.logprobs_N - required(rows.reference_logprobs_N, "reference_logprobs_N").detach()
+    """Return lp - lp_ref, [N], with gradient."""
+    return rows.logprobs_N - require(rows.reference_logprobs_N, "reference_logprobs_N").detach()
 
 
 def pair_result(rows: LossRows, score_U: Tensor, options: PairLoss) -> LossResult:
-    """Sigmoid loss over the pairs of a micro-batch, which are whole there.
+    """Compute the sigmoid loss over the pairs of a micro-batch, which contains whole pairs.
 
     score_U is S of each unit, [U], with gradient.
     """
     from torch.nn.functional import logsigmoid
 
-    pair_U, sign_U = required(rows.pair_U, "pair_U"), required(rows.sign_U, "sign_U").to(score_U.dtype)
-    unit_N, weight_U = required(rows.unit_N, "unit_N"), required(rows.weight_U, "weight_U")
+    pair_U, sign_U = require(rows.pair_U, "pair_U"), require(rows.sign_U, "sign_U").to(score_U.dtype)
+    unit_N, weight_U = require(rows.unit_N, "unit_N"), require(rows.weight_U, "weight_U")
     units = len(weight_U)
-    # There are at most as many pairs as units; numbers that no pair bears have weight 0.
+    # There are at most as many pairs as units; unused pair numbers have weight 0.
     weight_P = weight_U.new_zeros(units).index_add(0, pair_U, weight_U)
     margin_P = score_U.new_zeros(units).index_add(0, pair_U, sign_U * score_U)
     logit_P = options.beta * margin_P

@@ -2,9 +2,9 @@
 
     L_t = -lp
 
-Behaviour cloning. Filtered behaviour cloning (RFT, arXiv 2308.01825; STaR, ReST-EM) is this loss on chosen episodes, so
-it is a selection and no loss of its own: `--loss sft --where "env_return >= 1"`, or `--selection` for the best of each
-task. It equals REINFORCE with A = 1[R >= c] over the episodes that are kept.
+This is behaviour cloning. Filtered behaviour cloning (RFT, arXiv 2308.01825; STaR, ReST-EM) is this loss on selected
+episodes, so it is a selection and not a separate loss: `--loss sft --where "env_return >= 1"`, or `--selection` for the
+best of each task. It equals REINFORCE with A = 1[R >= c] over the selected episodes.
 """
 
 from typing import Literal
@@ -19,5 +19,5 @@ class SFT(TokenLoss):
     """Name of the loss."""
 
     def compute(self, rows: LossRows) -> LossResult:
-        """Negative log-likelihood."""
+        """Compute the negative log-likelihood."""
         return LossResult(total=-(rows.weight_N * rows.logprobs_N).sum(), sums={})

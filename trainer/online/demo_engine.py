@@ -1,7 +1,7 @@
-"""The demo with an engine: the same game, warm start and settings, its rounds run by `trajlake loop` through a vLLM.
+"""The demo with an engine: the same game, warm start and settings, with rounds of `trajlake loop` and a vLLM.
 
-The engine is the loop's own: started with it, given the weights of every round, ended with it. Its batches never
-repeat, so rollouts are others than the demo's of the same seed, and figures are close to its figures, not equal.
+The loop starts the engine, pushes the weights of every round, and ends it. The engine's batches never repeat, so
+rollouts differ from those of the demo with the same seed, and figures are close but not equal.
 """
 
 from pathlib import Path
@@ -9,11 +9,10 @@ from pathlib import Path
 import lake
 from lake.lake import Lake
 from pipelines.collect.engines import Sampling
+from pipelines.collect.factory import PlayerOptions
 from pipelines.collect.manager.run import StoppedError
-from pipelines.collect.wiring import PlayerOptions
 from trainer.config import ScheduleConfig
-from trainer.online.demo import RUN, DemoConfig, DemoResult, Say, refuse_second, warm_start
-from trainer.online.loop import LoopConfig as LockStepConfig
+from trainer.online.demo import RUN, DemoConfig, DemoResult, Say, refuse_second, train_warm_start
 from trainer.online.settings import (
     CollectConfig,
     CreditConfig,
@@ -28,48 +27,50 @@ from trainer.online.start import run_loop
 def run_demo_with_engine(
     target: Lake, config: DemoConfig, engine: EngineConfig, *, say: Say, progress: Say
 ) -> DemoResult:
-    """Run the demo on a lake; models go to the folder `models` beside its tables.
+    """Run the demo on a lake, with its models in the folder `models` of the lake.
 
     Args:
         target: the lake.
         config: the demo.
-        engine: how vLLM is started.
-        say: called with a line for each round and evaluation.
-        progress: called with how far collecting is.
+        engine: settings of vLLM.
+        say: takes a line for each round and evaluation.
+        progress: takes lines about the progress of collecting.
 
     Raises:
         UsageError: the lake holds the demo already, or an option of the engine is wrong.
-        MissingExtraError: there is no vLLM.
+        MissingExtraError: vLLM is not installed.
         EngineError: vLLM ended before it answered.
-        StoppedError: Ctrl-C, or the engine is gone for good.
+        StoppedError: Ctrl-C, or the engine does not start again.
     """
     refuse_second(target)
     models = Path(target.uri, "models")
-    document = loop_document(config, warm_start(target, config, models, say), engine)
+    document = build_loop_config(config, train_warm_start(target, config, models, say), engine)
     collecting = lake.open(target.uri)
     try:
-        done = run_loop(target, collecting, document, models, RUN, resumes=False, say=say, progress=progress)
+        result = run_loop(target, collecting, document, models, RUN, resumes=False, say=say, progress=progress)
     except StoppedError as error:
-        advice = f"; a demo does not go on: start another, in another --lake or without {target.uri}"
-        raise StoppedError(error.what, advice) from error
+        advice = f"; a demo cannot be resumed: start another in another --lake, or remove {target.uri}"
+        raise StoppedError(error.reason, advice) from error
     rollouts = document.loop.collect
     return DemoResult(
-        before=done.evaluations[0].success,
-        after=done.evaluations[done.rounds].success,
-        iterations=done.rounds,
-        episodes=done.rounds * rollouts.groups * rollouts.group_size,
+        before=result.evaluations[0].success,
+        after=result.evaluations[result.rounds].success,
+        iterations=result.rounds,
+        episodes=result.rounds * rollouts.groups * rollouts.group_size,
     )
 
 
-def loop_document(config: DemoConfig, warm: Path, engine: EngineConfig) -> OnlineConfig:
-    """The demo's loop as `trajlake loop` reads it.
+def build_loop_config(config: DemoConfig, warm: Path, engine: EngineConfig) -> OnlineConfig:
+    """Return the demo's loop as a configuration of `trajlake loop`.
 
     Args:
         config: the demo.
         warm: folder of the model after the warm start.
-        engine: how vLLM is started.
+        engine: settings of vLLM.
     """
     demo = config.loop()
+    # The demo's rate falls to `final_fraction` in the round after the last, a schedule's in the last one.
+    last_fraction = 1 - (1 - demo.final_fraction) * (demo.rounds - 1) / demo.rounds
     return OnlineConfig(
         loop=LoopConfig(
             rounds=demo.rounds,
@@ -92,16 +93,8 @@ def loop_document(config: DemoConfig, warm: Path, engine: EngineConfig) -> Onlin
         trainer=demo.trainer(str(warm)).model_copy(
             update={
                 "learning_rate": demo.learning_rate,
-                "schedule": ScheduleConfig(shape="linear", warmup_fraction=0.0, final_fraction=_last_fraction(demo)),
+                "schedule": ScheduleConfig(shape="linear", warmup_fraction=0.0, final_fraction=last_fraction),
                 "threads": 1,
             }
         ),
     )
-
-
-def _last_fraction(demo: LockStepConfig) -> float:
-    """What the learning rate has fallen to in the last round, as a share of the first's.
-
-    The demo's falls to `final_fraction` in the round that would come next, a schedule's to its own in the last one.
-    """
-    return 1 - (1 - demo.final_fraction) * (demo.rounds - 1) / demo.rounds

@@ -1,12 +1,15 @@
-"""The training side of an online run: score, credit and update of a round, and the checkpoint after it.
+"""The training side of an online run: the update of a round, the checkpoint after it, and the weights for its players.
 
-One `train` job covers all rounds, its optimizer steps counted through; a resumed run goes on from the newest row of
-`checkpoints` under another attempt. A round is trained on in one piece: a kill before its checkpoint repeats it, on the
-same rollouts, in the same order, with the same weights at its end.
+One `train` job covers all rounds, and its optimizer steps are counted through. A resumed run continues after the newest
+row of `checkpoints` under another attempt. A round is trained on in one piece: a kill before its checkpoint repeats it,
+on the same rollouts, in the same order, with the same weights at its end.
+
+A version of the weights is the number of rounds that were trained on. Each has a folder, which engines and the policy
+in this process read.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,74 +17,90 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from lake import ids
-from lake.errors import CheckpointError, DataRefusedError, NoPairsError
-from lake.judgements.credit import Credit, find_credit
-from lake.judgements.selections import read_kept
+from lake.errors import CheckpointError, DataRefusedError, NoPairsError, UsageError
+from lake.judgements.credit import Credit
+from lake.judgements.selections import read_selection
 from lake.lake import Lake
-from pipelines.credit.job import run_credit, with_step_source
-from pipelines.score.scoring import score_rollouts
+from lake.storage.atomic import atomic_folder, check_complete, recover, remove_folder
+from pipelines.collect.factory import PlayedWeights
 from trainer.backends.base import FrozenPolicy, SingleDevice
 from trainer.config import ScheduleConfig, TrainConfig
-from trainer.data.render.render import engine_encoding
-from trainer.data.select.refusals import Drop
-from trainer.data.select.selection import select_episodes
-from trainer.monitor.loggers import Logger, log
-from trainer.monitor.watch import Alarms, Watch
-from trainer.online.intake import Intake, choose, intake_of, keep_best
-from trainer.online.rollouts import refuse_failed
-from trainer.online.settings import OnlineConfig
-from trainer.online.versions import Versions
+from trainer.data.render import compute_engine_encoding
+from trainer.data.selection import select_episodes
+from trainer.loggers import Logger, log_metrics
+from trainer.monitor import Alarms, UpdateMonitor
+from trainer.online.settings import Say
 from trainer.policy.model_files import load_tokenizer
 from trainer.runs.checkpoint import State, load_checkpoint, save_checkpoint
 from trainer.runs.factories import learning_rate, make_reference
-from trainer.runs.loop import StepReport, Update, update
-from trainer.runs.progress import Reminder, outcome
-from trainer.runs.runs import RunFolder, RunJob, prune, retained
+from trainer.runs.folder import RunFolder, RunJob, prune, select_retained
+from trainer.runs.loop import StepReport, Update, train_round
+from trainer.runs.report import Reminder, describe_update
 from trainer.runs.training_run import export_model
 
 
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What became of a round."""
-
-    taken: Intake
-    """Its rollouts."""
-    live_groups: int | None
-    """Groups with signal; None for losses without advantages."""
-    dead_groups: int | None
-    left_out: dict[str, int]
-    """Rollouts that a filter dropped, by the filter; `status` are those that were not played to their end."""
-    done: Update | None
-    """None if there was nothing to train on."""
-
-    def metrics(self) -> dict[str, float]:
-        """Figures of the round."""
-        figures: dict[str, int | None] = {
-            "live_groups": self.live_groups,
-            "dead_groups": self.dead_groups,
-            "carried": self.taken.carried,
-            "left_out": sum(self.left_out.values()),
-            "trained": 0 if self.done is None else self.done.batches["episode_id"].n_unique(),
-            "stale_steps": self.stale_steps,
-        }
-        return {f"loop/{name}": float(value) for name, value in figures.items() if value is not None}
-
-    @property
-    def stale_steps(self) -> int:
-        """Steps that `max_staleness` left out."""
-        drops = None if self.done is None else self.done.selection.drops
-        return 0 if drops is None else int(drops.filter(reason=str(Drop.STALE))["steps"].sum())
-
-
-def round_config(trainer: TrainConfig, where: str, number: int, selection: str | None = None) -> TrainConfig:
-    """The update of a round.
+class Versions:
+    """The folders `v0`, `v1`, ... of a run's weights.
 
     Args:
-        trainer: what all rounds have in common.
-        where: the episodes.
-        number: of the round: each has an order of its own, and one learning rate from its first update to its last.
-        selection: the job that chose among these episodes; None takes all of them.
+        folder: folder of these folders, in which only this process writes.
+        config: configuration of the training run.
+    """
+
+    def __init__(self, folder: Path, config: TrainConfig) -> None:
+        recover(folder)
+        self._folder = folder
+        self._config = config
+
+    def folder_of(self, version: int) -> Path:
+        """Return the folder of a version."""
+        return (self._folder / f"v{version}").absolute()
+
+    def read_weights(self, version: int) -> PlayedWeights:
+        """Return a version for players. Raises CheckpointError: its folder is missing or incomplete."""
+        folder = self.folder_of(version)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder} is gone, with the weights that the next rollouts are to be played by; restore it, or start "
+                "another run into another --out"
+            )
+        try:
+            check_complete(folder)
+        except UsageError as error:
+            raise CheckpointError(f"{error}; or start another run into another --out") from error
+        return PlayedWeights(folder, version)
+
+    def write(self, backend: SingleDevice, version: int) -> None:
+        """Write the policy's present weights as a version, replacing an earlier folder.
+
+        A resumed run writes the weights of its checkpoint, which are verified; those of a folder are not.
+        """
+        # vLLM on a CPU keeps its old head unless the files have tied weights by every name.
+        export_model(backend, self._config, self.folder_of(version), tied=True)
+
+    def copy(self, version: int, target: Path) -> None:
+        """Copy a version to another folder, replacing an earlier one."""
+        with atomic_folder(target) as partial:
+            shutil.copytree(self.read_weights(version).folder, partial, dirs_exist_ok=True)
+
+    def prune(self, first: int) -> None:
+        """Remove the versions before `first`, which are not played again."""
+        for folder in self._folder.glob("v*"):
+            number = folder.name.removeprefix("v")
+            if number.isdecimal() and int(number) < first:  # a user's copy, such as `v3.old`, stays
+                remove_folder(folder)
+
+
+def build_round_config(trainer: TrainConfig, where: str, number: int, selection: str | None = None) -> TrainConfig:
+    """Return the configuration of the update of round `number`.
+
+    Each round has an order of its episodes, and one learning rate from its first update to its last.
+
+    Args:
+        trainer: the configuration that all rounds share.
+        where: predicate over the episodes.
+        number: 0, 1, ...
+        selection: the job that selected among these episodes; None takes all of them.
     """
     return trainer.model_copy(
         update={
@@ -97,105 +116,97 @@ class Learner:
     """Trains on one round after the other.
 
     Args:
-        lake: where rounds are read.
+        lake: the lake of the rounds.
         run: the run's name.
-        config: the document.
-        trainer: its training part, resolved.
-        backend: the policy as it starts.
-        folder: of the run.
-        versions: where each round's weights go for those who play.
+        rounds: number of rounds, over which the learning rate falls.
+        trainer: the resolved configuration of [trainer].
+        backend: the policy with its starting weights.
+        folder: folder of the run.
         job: the training job, started.
-        say: told alarms.
-        reminder: told what is being done.
-        loggers: given the metrics of each update.
+        say: takes alarms.
+        reminder: takes what is being done.
+        loggers: take the metrics of each update.
     """
 
     def __init__(
         self,
         lake: Lake,
         run: str,
-        config: OnlineConfig,
+        rounds: int,
         trainer: TrainConfig,
         backend: SingleDevice,
         folder: RunFolder,
-        versions: Versions,
         job: RunJob,
-        say: Callable[[str], None],
+        say: Say,
         reminder: Reminder,
         loggers: Sequence[Logger] = (),
     ) -> None:
-        self._lake, self._run, self._config, self._trainer = lake, run, config, trainer
+        self._lake, self._run, self._rounds, self._trainer = lake, run, rounds, trainer
         self.backend = backend
-        self._folder, self._versions, self._job, self._say = folder, versions, job, say
+        self._folder, self._job, self._say = folder, job, say
         self._reminder, self._loggers = reminder, loggers
         self._alarms = Alarms(trainer.alarms)
-        self._watch = Watch(trainer, backend.policy, 1, self._alarms)
-        self._encoding = engine_encoding(load_tokenizer(trainer.model))
+        self._watch = UpdateMonitor(trainer, backend.policy, 1, self._alarms)
+        self._encoding = compute_engine_encoding(load_tokenizer(trainer.model))
         self._reference: FrozenPolicy | None = None
         if trainer.loss.needs.reference_logprobs:
             self._reference = make_reference(trainer)  # once, and not in every round
         self._pending: Update | None = None
         self._snapshot: dict[str, int] = {}
-        """Table versions that the round was read at."""
+        """Table versions at which the round was read."""
         self._written: list[tuple[int, Path]] = []
         self.version = 0
-        """Rounds that were trained on: the version of the weights as they are now."""
+        """Number of rounds that were trained on: the version of the present weights."""
         self.saved_version = 0
         """The newest version that a checkpoint holds."""
         self.optimizer_steps = 0
 
+    @property
+    def needs_credit(self) -> bool:
+        """Whether the loss reads advantages."""
+        return self._trainer.loss.needs.credit
+
     def restore(self, row: dict[str, Any]) -> None:
-        """Go on from a row of `checkpoints`. Raises CheckpointError: its folder is gone or damaged."""
-        place = self._folder.checkpoints / Path(row["uri"]).name
-        state = load_checkpoint(place, self.backend)
+        """Restore the state of a row of `checkpoints`. Raises CheckpointError: its folder is missing or damaged."""
+        folder = self._folder.checkpoints / Path(row["uri"]).name
+        state = load_checkpoint(folder, self.backend)
         if state.weights_sha256 != row["sha256"]:
-            raise CheckpointError(f"checkpoint {place} is not the one that the table `checkpoints` names; restore it")
+            raise CheckpointError(f"checkpoint {folder} is not the one that the table `checkpoints` names; restore it")
         self.version = self.saved_version = row["policy_version"]
         self.optimizer_steps = row["optimizer_step"]
         self._alarms = Alarms(self._trainer.alarms, state.first_entropy, set(state.standing_alarms))
-        self._watch = Watch(self._trainer, self.backend.policy, 1, self._alarms)
-        self._written = [(self.optimizer_steps, place)]
+        self._watch = UpdateMonitor(self._trainer, self.backend.policy, 1, self._alarms)
+        self._written = [(self.optimizer_steps, folder)]
 
-    def score(self, where: str) -> None:
-        """Score some episodes, and compute their rewards; what was scored is left alone."""
-        score_rollouts(self._lake, self._config.loop.score, where, self._remember)
+    def train(self, number: int, where: str, credit: Credit | None, selection: str | None) -> Update | None:
+        """Train on round `number`, without saving it; None where nothing of it is to be trained on.
 
-    def learn(self, number: int) -> Learned:
-        """Score, credit and train on a round, and write the weights for those who play; nothing is saved yet."""
-        loop = self._config.loop
-        taken = intake_of(self._lake, self._run, number, loop)
-        where = taken.where
-        refuse_failed(self._lake, where)
-        self.score(where)
-        keep_best(self._lake, self._run, number, where, loop)
-        self._remember("computing the advantages")
-        credit, live, dead = self._credit(where)
-        self._remember("choosing the episodes")
-        chosen = choose(self._lake, self._run, number, where, loop)
-        left_out = {str(name): int(count) for name, count in chosen.report.select("filter", "dropped_episodes").rows()}
-        self._remember("preparing the updates")
-        done = None if live == 0 or not chosen.kept else self._update(number, where, credit, ids.to_text(chosen.job_id))
-        self._pending = done
+        Args:
+            number: 0, 1, ...
+            where: predicate over the round's rollouts.
+            credit: its advantages.
+            selection: the job that selected its rollouts; None where all groups are dead, or none was selected.
+        """
+        update = None if selection is None else self._update(number, where, credit, selection)
+        self._pending = update
         self.version = number + 1
-        self.optimizer_steps += 0 if done is None else len(done.reports)
-        self._remember("writing the weights")
-        self._versions.write(self.backend, self.version)
-        return Learned(taken, live, dead, left_out, done)
+        self.optimizer_steps += 0 if update is None else len(update.reports)
+        return update
 
     def export(self, folder: Path) -> None:
-        """Write the model as it is now in Hugging Face layout; the job says how far it came."""
+        """Write the present model in Hugging Face layout, and its digest into the job's counts."""
         export_model(self.backend, self._trainer, folder)
         self._job.counts |= {"optimizer_steps": self.optimizer_steps, "weights_sha256": self.backend.digest()}
 
     def save(self) -> None:
-        """Write the checkpoint of the round that was learned from: its folder, what led to it, then its row.
+        """Write the checkpoint of the newest round: its folder, the rows of its updates, then its own row.
 
-        A round that trained nothing has none; resuming finds once more that there is nothing to train on.
+        A round that trained nothing has no checkpoint; resuming finds again that there is nothing to train on.
         """
-        done, self._pending = self._pending, None
-        if done is None:
+        update, self._pending = self._pending, None
+        if update is None:
             return
-        place = self._folder.checkpoint(self.optimizer_steps, self._job.attempt)
+        folder = self._folder.checkpoint(self.optimizer_steps, self._job.attempt)
         snapshot = self._snapshot
         state = State(
             optimizer_step=self.optimizer_steps,
@@ -206,14 +217,14 @@ class Learner:
             first_entropy=self._alarms.first_entropy,
             standing_alarms=sorted(self._alarms.active),
         )
-        state = save_checkpoint(place, self.backend, state)
-        self._job.write("batches", done.batches)
-        self._job.write("metrics", done.metrics)
+        state = save_checkpoint(folder, self.backend, state)
+        self._job.write("batches", update.batches)
+        self._job.write("metrics", update.metrics)
         row = {
             "optimizer_step": self.optimizer_steps,
             "run_id": self._run,
             "policy_version": self.version,
-            "uri": str(place.resolve()),
+            "uri": str(folder.resolve()),
             "sha256": state.weights_sha256,
             "at": datetime.now(UTC),
             "data_snapshot": msgspec.json.encode(snapshot).decode(),
@@ -221,41 +232,29 @@ class Learner:
         }
         self._job.write("checkpoints", pl.DataFrame([row]))
         self.saved_version = self.version
-        self._written = retained([*self._written, (self.optimizer_steps, place)], self._trainer.keep_last, None)
+        written = [*self._written, (self.optimizer_steps, folder)]
+        self._written = select_retained(written, self._trainer.keep_last, None)
         if self._trainer.keep_last is not None:
             prune(self._folder.checkpoints, [path for _, path in self._written])
 
-    def _credit(self, where: str) -> tuple[Credit | None, int | None, int | None]:
-        """The advantages of a round, and how many of its groups are live and dead."""
-        if not self._trainer.loss.needs.credit:
-            return None, None, None
-        config = self._config.loop.credit
-        estimator = config.build()
-        said = estimator.model_fields_set
-        if "step_source" not in said and config.options.get("episode_source", "score") == "score":
-            estimator = with_step_source(self._lake, estimator, where, config.score, config.rewards)
-        report = run_credit(self._lake, estimator, only=where, score=config.score, rewards=config.rewards)
-        found = find_credit(self._lake, ids.to_text(report.job_id))
-        return found, report.summary.live_groups, report.summary.dead_groups
-
     def _update(self, number: int, where: str, credit: Credit | None, selection: str) -> Update | None:
         trainer = self._trainer
-        chosen = where if trainer.where is None else f"({where}) AND (\n{trainer.where}\n)"
+        predicate = where if trainer.where is None else f"({where}) AND (\n{trainer.where}\n)"
         snapshot = self._lake.snapshot()
         self._snapshot = dict(snapshot.versions)
         try:
-            select_episodes(snapshot, chosen, read_kept(snapshot, selection))
+            select_episodes(snapshot, predicate, read_selection(snapshot, selection))
         except DataRefusedError:
-            return None  # none of the round's episodes is wanted
-        config = round_config(trainer, chosen, number, selection)
+            return None  # `trainer.where` leaves out every episode of the round
+        config = build_round_config(trainer, predicate, number, selection)
         assert trainer.learning_rate is not None
         try:
-            return update(
+            return train_round(
                 self.backend,
                 snapshot,
                 credit,
                 config,
-                learning_rate=learning_rate(number, self._config.loop.rounds, trainer.learning_rate, trainer.schedule),
+                learning_rate=learning_rate(number, self._rounds, trainer.learning_rate, trainer.schedule),
                 first_step=self.optimizer_steps,
                 own_encoding=self._encoding,
                 reference=self._reference,
@@ -265,12 +264,9 @@ class Learner:
             self._say(str(error))  # the next round may have some
             return None
 
-    def _remember(self, doing: str) -> None:
-        self._reminder.doing = doing
-
     def _observe(self, report: StepReport, total: int) -> None:
         self._watch.observe(report)
-        log(self._loggers, self.optimizer_steps + report.step.index, report.metrics)
-        self._remember(f"{report.step.index + 1} of {total} updates: {outcome(report)}")
+        log_metrics(self._loggers, self.optimizer_steps + report.step.index, report.metrics)
+        self._reminder.doing = f"{report.step.index + 1} of {total} updates: {describe_update(report)}"
         for alarm in report.alarms:
             self._say(alarm)

@@ -1,219 +1,400 @@
-"""The online loop: collect, credit, train, over and over, each through the lake.
+"""The online loop: collect, score, credit, train, sync, round after round.
 
-A round records its rollouts, computes their advantages as a credit job, and updates the policy from the tables: what
-the optimizer sees is what `tokens` and `advantages` hold at the round's snapshot. The next round plays the new weights.
-This package is the one place where trainer and pipelines meet.
+    round k    collect    rollouts of round k, by version k (by version k - 1 where it collects ahead)
+               score      scores and rewards of the rollouts
+               credit     advantages
+               train      version k becomes version k + 1: checkpoint, `batches`, `metrics`
+               sync       a folder of the new weights, which is pushed to engines
 
-Player is the instance of a policy that plays: the trainer's own computes packed attention and cannot generate.
+`OnlineRun.run_rounds` is the loop. Its parts do not know each other: `Rollouts` collects, `Learner` trains, `Versions`
+keeps the weights of each round, `Engines` get them. `trainer.online.start` makes the parts.
+
+All state is in the tables and the checkpoints. A resumed run starts at the round after its newest checkpoint and asks
+for each of these steps again; a step that is in the lake is not repeated. The job `loop` covers the run. Its metrics,
+one step a round, are what decisions were made by: success, tokens, seconds, evaluations.
+
+An evaluation of version k comes before round k is trained on, and after the last round.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from transformers import PreTrainedTokenizerBase  # noqa: TID253
-
 from lake import ids
-from lake.errors import DataRefusedError
-from lake.judgements.credit import find_credit
+from lake.errors import TrajlakeError
+from lake.judgements.scores import ENV_RETURN, read_episode_scores
 from lake.lake import Lake
-from lake.read.online_runs import of_round
-from lake.records import EpisodeRecord
-from lake.write.jobs import Job
-from pipelines.collect import GroupConfig, collect_groups, distinct_seeds
-from pipelines.collect.environments.games import TextGame
-from pipelines.collect.policies.transformers_policy import SamplingConfig, TransformersPolicy
-from pipelines.credit import CreditSummary, GiGPO
-from pipelines.credit.compare import shuffle_advantages
-from pipelines.credit.job import run_credit
-from trainer.backends.base import SingleDevice
-from trainer.config import TrainConfig
-from trainer.data.render.render import engine_encoding
-from trainer.losses.ppo import PPO
-from trainer.online.learner import round_config
-from trainer.policy.model_files import load_model, load_tokenizer
-from trainer.runs.loop import update
+from lake.read.text_table import count_noun
+from lake.read.training import round_predicate
+from pipelines.score.scoring import score_rollouts
+from pipelines.select import Status
+from trainer.data.refusals import Drop
+from trainer.loggers import Logger, log_metrics
+from trainer.monitor import find_best
+from trainer.online.engines import Engines
+from trainer.online.learner import Learner, Versions
+from trainer.online.rollouts import (
+    EvaluationScores,
+    Intake,
+    Rollouts,
+    RoundCredit,
+    compute_credit,
+    read_intake,
+    refuse_failed,
+    select_best,
+    select_rollouts,
+)
+from trainer.online.settings import OnlineConfig, Say
+from trainer.runs.folder import RunFolder, read_newest_checkpoint
+from trainer.runs.loop import Update, build_metric_rows
+from trainer.runs.report import Reminder
 
+_ROUND = """
+SELECT
+    count(*) AS episodes,
+    count(*) FILTER (status = 'failed') AS failed,
+    avg(env_return) AS mean_return,
+    (SELECT sum(len(context_ids) + len(action_ids)) FROM tokens SEMI JOIN ({rows}) USING (episode_id)) AS tokens
+FROM episodes
+WHERE {where}
+"""
 
-class LoopConfig(BaseModel):
-    """Rounds of collect, credit, train. The defaults are the demo's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run_id: str
-    """Name of the run."""
-    rounds: int = Field(default=30, ge=1, le=500)
-    """How often."""
-    starts: int = Field(default=32, ge=1, le=500)
-    """Groups collected in a round, each from a start of its own."""
-    groups: GroupConfig = GroupConfig()
-    """Siblings per start, and how many rollouts are played side by side."""
-    max_action_tokens: int = Field(default=4, ge=1)
-    """Tokens after which an action is cut off, its end token included."""
-    credit: GiGPO = GiGPO()
-    """Estimator of the advantages."""
-    shuffle_advantages: bool = False
-    """A control: train on the round's advantages shuffled among its steps."""
-    epochs: int = Field(default=1, ge=1)
-    """Passes over a round's episodes."""
-    minibatches: int = Field(default=4, ge=1)
-    """Optimizer steps of a pass."""
-    token_budget: int = Field(default=8192, ge=1)
-    """Tokens of one forward and backward pass."""
-    ppo: PPO = PPO(entropy_coefficient=0.02)
-    """The loss. Without the entropy bonus a tiny policy collapses."""
-    learning_rate: float = Field(default=1e-3, gt=0)
-    """Of the first round."""
-    final_fraction: float = Field(default=0.2, ge=0, le=1)
-    """Share of the learning rate that the linear decay over the rounds ends at."""
-    seed: int = Field(default=0, ge=0)
-    """Decides starts, samples and the order of episodes."""
-
-    def first_seed(self, number: int) -> int:
-        """Where the start seeds of a round begin: far enough apart that no two rounds, nor runs, share one."""
-        return self.seed * 1_000_000 + number * 1_000
-
-    def rollouts(self, number: int) -> str:
-        """The rollouts of a round, as a predicate over `episodes`."""
-        return of_round(self.run_id, number)
-
-    def trainer(self, model: str) -> TrainConfig:
-        """What the update phases of all rounds have in common."""
-        return TrainConfig(
-            model=model,
-            loss=self.ppo,
-            tokens="engine",
-            epochs=self.epochs,
-            minibatches=self.minibatches,
-            token_budget=self.token_budget,
-            seed=self.seed,
-        )
-
-    def update_config(self, model: str, number: int) -> TrainConfig:
-        """The update phase of a round, on its rollouts."""
-        return round_config(self.trainer(model), self.rollouts(number), number)
-
-
-class Player:
-    """A model in Hugging Face layout that generates, and its tokenizer."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model: Any = load_model(folder).eval()
-        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(folder)
-
-    def load(self, trained: Any) -> None:
-        """Take over the weights of the instance that is trained."""
-        self.model.load_state_dict(trained.state_dict())
-
-
-MakeEnvironment = Callable[[], TextGame]
+STATUS = Status.model_fields["kind"].default
+"""The filter that drops rollouts which were not played to their end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """What a round did."""
+class LoopResult:
+    """The end of a run."""
 
-    number: int
-    """0, 1, ..."""
-    episodes: int
-    """Rollouts collected."""
-    success: float
-    """Mean return of its rollouts, played by the weights before its update."""
-    credit: CreditSummary
-    """Of its credit job."""
-    entropy: float | None
-    """Mean entropy at the trained tokens in nats; None if there was nothing to train on."""
-
-
-def run_rounds(
-    lake: Lake,
-    backend: SingleDevice,
-    player: Player,
-    make_environment: MakeEnvironment,
-    config: LoopConfig,
-) -> Iterator[Round]:
-    """Run the loop as one training job, with a report after each round; the backend's weights are updated in place.
-
-    `make_environment` makes a fresh environment of the training split.
-    """
-    parameters = config.model_dump(mode="json")
-    with lake.job(kind="train", run_id=config.run_id, parameters=parameters) as job:
-        updates = 0
-        for number in range(config.rounds):
-            player.load(backend.policy.model)
-            records = play(player, make_environment, config, number)
-            record_episodes(lake, records, run_id=config.run_id, parameters={"round": number} | parameters)
-            report = run_credit(lake, config.credit, only=config.rollouts(number))
-            credit_job = report.job_id
-            if config.shuffle_advantages:
-                credit_job, _ = shuffle_advantages(lake, report.job_id, config.seed * 1_000_000 + number)
-            done, entropy = _update(lake, job, backend, player.tokenizer, credit_job, config, number, updates)
-            updates += done
-            returns = [record.env_return or 0.0 for record in records]
-            yield Round(number, len(records), sum(returns) / len(returns), report.summary, entropy)
-        job.counts |= {"rounds": config.rounds, "optimizer_steps": updates}
+    rounds: int
+    """Number of rounds that were trained on."""
+    optimizer_steps: int
+    stopped_by: str
+    """rounds, patience, tokens or hours."""
+    evaluations: dict[int, EvaluationScores]
+    """Evaluations by version."""
+    best_version: int | None
+    """Version with the highest mean score; None without evaluations."""
+    weights_sha256: str
+    """Digest of the final weights."""
+    model: Path
+    """Final model in Hugging Face layout; next to it is `best` where evaluations chose another version."""
 
 
-def play(player: Player, make_environment: MakeEnvironment, config: LoopConfig, number: int) -> list[EpisodeRecord]:
-    """The rollouts of a round."""
-    policy = TransformersPolicy(
-        player.model,
-        player.tokenizer,
-        name=config.run_id,
-        version=number,
-        sampling=SamplingConfig(max_action_tokens=config.max_action_tokens),
-    )
-    groups = collect_groups(
-        make_environment,
-        policy,
-        distinct_seeds(make_environment, config.first_seed(number), config.starts),
-        config=config.groups,
-        run_seed=config.seed,
-        collection_round=number,
-    )
-    return [record for group in groups for record in group]
+@dataclass(frozen=True, slots=True)
+class TrainedRound:
+    """A round after its update."""
+
+    intake: Intake
+    """Its rollouts."""
+    credit: RoundCredit
+    """Its advantages."""
+    left_out: dict[str, int]
+    """Number of rollouts that each filter dropped; `status` are those that were not played to their end."""
+    update: Update | None
+    """None if there was nothing to train on."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the round."""
+        figures: dict[str, int | None] = {
+            "live_groups": self.credit.live_groups,
+            "dead_groups": self.credit.dead_groups,
+            "carried": self.intake.carried,
+            "left_out": sum(self.left_out.values()),
+            "trained": 0 if self.update is None else self.update.batches["episode_id"].n_unique(),
+            "stale_steps": self.stale_steps,
+        }
+        return {f"loop/{name}": float(figure) for name, figure in figures.items() if figure is not None}
+
+    @property
+    def stale_steps(self) -> int:
+        """Number of steps that `max_staleness` left out."""
+        drops = None if self.update is None else self.update.selection.drops
+        return 0 if drops is None else int(drops.filter(reason=str(Drop.STALE))["steps"].sum())
 
 
-def record_episodes(lake: Lake, records: list[EpisodeRecord], *, run_id: str, parameters: dict[str, object]) -> None:
-    """Record rollouts as a `collect` job."""
-    with lake.job(kind="collect", run_id=run_id, parameters=parameters) as job:
-        counts = job.record(records)
-        job.counts |= {
-            "rows_in": len(records),
-            "rows_out": counts.new,
-            "rows_dropped": counts.rejected,
-            "already_present": counts.present,
+@dataclass
+class OnlineRun:
+    """A run with all its parts."""
+
+    lake: Lake
+    run_id: str
+    config: OnlineConfig
+    folder: RunFolder
+    learner: Learner
+    rollouts: Rollouts
+    versions: Versions
+    job: Any
+    """The `loop` job."""
+    say: Say
+    reminder: Reminder
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Metrics of the rounds so far."""
+    evaluations: dict[int, EvaluationScores] = field(default_factory=dict)
+    loggers: Sequence[Logger] = ()
+    """Take the metrics of each round, at the step of its last update."""
+
+    def restore(self, train_job: int) -> None:
+        """Restore the run from the newest checkpoint of its training job and the metrics until then."""
+        row = read_newest_checkpoint(self.lake, train_job)
+        if row is not None:
+            self.learner.restore(row)
+        self.versions.write(self.learner.backend, self.learner.version)
+        self.metrics = read_round_metrics(self.lake, self.job.job_id, self.learner.version)
+        self.evaluations = read_evaluations(self.metrics)
+
+    def run_rounds(self, engines: Engines) -> str:
+        """Run round after round until the end, with these engines; return why the run ended."""
+        while True:
+            number, began = self.learner.version, time.monotonic()
+            used_up = self._used_up(number)
+            self._push(number if used_up else self._synced(number), engines)
+            row = self._evaluate(number, engines, is_last=used_up is not None)
+            stopped_by = used_up or self._patience_lost()
+            if stopped_by is not None:
+                if row:
+                    self._note(number, row)
+                return stopped_by
+            self._collect(number, engines)
+            trained = self._train_and_collect_ahead(number, engines)
+            row |= self._figures(trained) | trained.metrics() | {"loop/seconds": time.monotonic() - began}
+            self._note(number, row)
+            self.learner.save()
+            # One more than is played again: an engine that dies now restarts from the folder that it was pushed last.
+            first = self._playing(min(self.learner.saved_version, number)) - (not self.config.loop.ahead)
+            self.versions.prune(first)
+            self.say(self._line(number, trained))
+
+    def _push(self, version: int, engines: Engines) -> None:
+        self._begin(self.learner.version, "giving engines the weights")
+        engines.push(self.lake, self.run_id, self.versions.read_weights(version), self.learner.backend, self.say)
+
+    def _collect(self, number: int, engines: Engines) -> None:
+        self._begin(number, "collecting")
+        self.rollouts.collect(
+            number, self.versions.read_weights(self._playing(number)), engines.urls, engines.report_lost
+        )
+
+    def _train_and_collect_ahead(self, number: int, engines: Engines) -> TrainedRound:
+        """Train on a round; with `ahead`, collect the next one at the same time."""
+        following = number + 1
+        self._begin(number, "learning")
+        if not self.config.loop.ahead or following >= self.config.loop.trained_rounds:
+            engines.sleep()
+            trained = self._train(number)
+        else:
+            weights = self.versions.read_weights(self._playing(following))
+            with ThreadPoolExecutor(1) as pool:
+                training = pool.submit(self._train, number)
+                try:
+                    self.rollouts.collect(following, weights, engines.urls, engines.report_lost)
+                except TrajlakeError:
+                    with suppress(TrajlakeError):
+                        training.result()  # it is not saved, and comes out the same when the run is resumed
+                    raise
+                trained = training.result()
+        self._begin(number, "writing the checkpoint")
+        return trained
+
+    def _train(self, number: int) -> TrainedRound:
+        """Score, credit, select and train on a round, and write the new weights; save nothing yet."""
+        lake, loop, reminder = self.lake, self.config.loop, self.reminder
+        intake = read_intake(lake, self.run_id, number, loop)
+        where = intake.where
+        refuse_failed(lake, where)
+        self._score(where)
+        select_best(lake, self.run_id, number, where, loop)
+        reminder.doing = "computing the advantages"
+        credit = RoundCredit(None, None, None)
+        if self.learner.needs_credit:
+            credit = compute_credit(lake, loop.credit, where)
+        reminder.doing = "choosing the episodes"
+        selection = select_rollouts(lake, self.run_id, number, where, loop)
+        left_out = selection.report.select("filter", "dropped_episodes").rows()
+        reminder.doing = "preparing the updates"
+        is_empty = credit.live_groups == 0 or not selection.kept_episodes
+        job_id = None if is_empty else ids.to_text(selection.job_id)
+        update = self.learner.train(number, where, credit.credit, job_id)
+        reminder.doing = "writing the weights"
+        self.versions.write(self.learner.backend, self.learner.version)
+        return TrainedRound(intake, credit, {str(name): int(count) for name, count in left_out}, update)
+
+    def _score(self, where: str) -> None:
+        """Score episodes, and compute their rewards; existing scores stay."""
+
+        def show(doing: str) -> None:
+            self.reminder.doing = doing
+
+        score_rollouts(self.lake, self.config.loop.score, where, show)
+
+    def finish(self, stopped_by: str) -> LoopResult:
+        """Write the final model, and the run's figures into its job."""
+        learner, digest = self.learner, self.learner.backend.digest()
+        self.reminder.begin("", "writing the final model")
+        learner.export(self.folder.final)
+        winner = self._best_version() if self.evaluations else None
+        self.job.counts |= {"rounds": learner.version, "stopped_by": stopped_by, "weights_sha256": digest}
+        if winner is not None:
+            self.job.counts |= {"best_version": winner}
+        return LoopResult(
+            rounds=learner.version,
+            optimizer_steps=learner.optimizer_steps,
+            stopped_by=stopped_by,
+            evaluations=dict(self.evaluations),
+            best_version=winner,
+            weights_sha256=digest,
+            model=self.folder.final,
+        )
+
+    def _begin(self, number: int, doing: str) -> None:
+        rounds = self.config.loop.rounds
+        self.reminder.begin(f"round {min(number + 1, rounds)}/{rounds}", doing)
+
+    def _synced(self, version: int) -> int:
+        """Return the newest version up to this one that players get."""
+        return version - version % self.config.loop.sync_every
+
+    def _playing(self, number: int) -> int:
+        """Return the version that plays a round."""
+        return self._synced(max(0, number - self.config.loop.ahead))
+
+    def _evaluate(self, version: int, engines: Engines, *, is_last: bool) -> dict[str, float]:
+        """Evaluate a version where it is due, and the last one in any case; return its figures."""
+        config = self.config.loop.evaluation
+        if config is None or (version % config.every and not is_last):
+            return {}
+        index = -(-version // config.every)
+        self.reminder.begin(f"version {version}", "evaluating")
+        weights = self.versions.read_weights(version)
+        self.rollouts.evaluate(index, weights, config, engines.urls, engines.report_lost)
+        self._score(round_predicate(self.rollouts.evaluation_run, index))
+        scores = self.rollouts.read_scores(index, config)
+        self.evaluations[version] = scores
+        self.say(
+            f"version {version}: success {scores.success:.2f}, mean score {scores.score:.3g} in "
+            f"{count_noun(scores.attempts, 'held-out attempt')}"
+            + (f", and {scores.unscored:,} have no score" if scores.unscored else "")
+        )
+        if self._best_version() == version:
+            self.versions.copy(version, self.folder.path / "best")
+        return {
+            "eval/success": scores.success,
+            "eval/score": scores.score,
+            "eval/attempts": float(scores.attempts),
+            "eval/unscored": float(scores.unscored),
+            "loop/best_version": float(self._best_version()),
         }
 
+    def _history(self) -> list[tuple[int, float]]:
+        """Return evaluations as measurements of `trainer.monitor`, where lower is better."""
+        return [(version, -scores.score) for version, scores in sorted(self.evaluations.items())]
 
-def _update(
-    lake: Lake,
-    job: Job,
-    backend: SingleDevice,
-    tokenizer: PreTrainedTokenizerBase,
-    credit_job: int,
-    config: LoopConfig,
-    number: int,
-    first_step: int,
-) -> tuple[int, float | None]:
-    """Train on a round's advantages and write what was consumed; updates done and mean entropy."""
-    snapshot = lake.snapshot()
-    try:
-        done = update(
-            backend,
-            snapshot,
-            find_credit(snapshot, ids.to_text(credit_job)),
-            config.update_config(config.run_id, number),
-            learning_rate=config.learning_rate * (1 - (1 - config.final_fraction) * number / config.rounds),
-            first_step=first_step,
-            own_encoding=engine_encoding(tokenizer),
+    def _best_version(self) -> int:
+        """Return the version of the best evaluation; without evaluations the newest version."""
+        winner = find_best(self._history())
+        return self.learner.version if winner is None else winner[0]
+
+    def _used_up(self, number: int) -> str | None:
+        """Return what ends the run before round `number`: rounds, tokens or hours; None if it continues."""
+        config = self.config.loop
+        if number >= config.trained_rounds:
+            return "rounds"
+        sums = {
+            name: sum(row.get(f"loop/{name}", 0.0) for row in self.metrics.values()) for name in ("tokens", "seconds")
+        }
+        if config.tokens is not None and sums["tokens"] >= config.tokens:
+            return "tokens"
+        if config.hours is not None and sums["seconds"] >= 3600 * config.hours:
+            return "hours"
+        return None
+
+    def _patience_lost(self) -> str | None:
+        """Return "patience" if the evaluations so far end the run."""
+        evaluation = self.config.loop.evaluation
+        if evaluation is None or evaluation.patience is None:
+            return None
+        history = self._history()
+        winner = find_best(history, evaluation.min_improvement)
+        is_lost = winner is not None and sum(version > winner[0] for version, _ in history) >= evaluation.patience
+        return "patience" if is_lost else None
+
+    def _figures(self, trained: TrainedRound) -> dict[str, float]:
+        """Return the figures of a round's rollouts from the tables, without the unknown ones."""
+        where, score = trained.intake.where, self.config.loop.credit.score
+        rows = f"SELECT episode_id FROM episodes WHERE {where}"
+        sums = self.lake.sql(_ROUND.format(where=where, rows=rows)).row(0, named=True)
+        named = {
+            "episodes": sums["episodes"],
+            "failed": sums["failed"],
+            "return": sums["mean_return"],
+            "tokens": sums["tokens"],
+        }
+        if score != ENV_RETURN:
+            snapshot = self.lake.snapshot()
+            scores = read_episode_scores(snapshot, score).join(snapshot.sql(rows), on="episode_id", how="semi")
+            named["score"] = scores["score"].mean()
+        return {f"loop/{name}": float(figure) for name, figure in named.items() if figure is not None}
+
+    def _note(self, number: int, row: dict[str, float]) -> None:
+        """Write the metrics of a round in one transaction."""
+        self.metrics[number] = row
+        self.job.write("metrics", build_metric_rows([(number, row)]))
+        log_metrics(self.loggers, max(0, self.learner.optimizer_steps - 1), {"loop/round": float(number)} | row)
+
+    def _line(self, number: int, trained: TrainedRound) -> str:
+        """Return the line of a round for the user."""
+        row = self.metrics[number]
+        clauses = [f"{row['loop/failed']:.0f} failed"] if row["loop/failed"] else []
+        if trained.intake.carried:
+            clauses.append(f"{trained.intake.carried} carried over")
+        if "loop/score" in row:
+            clauses.append(f"mean {self.config.loop.credit.score.partition('@')[0]} {row['loop/score']:.3g}")
+        if "loop/return" in row:
+            clauses.append(f"mean return {row['loop/return']:.3g}")
+        # The failed ones have a clause already.
+        drops = trained.left_out | {STATUS: trained.left_out.get(STATUS, 0) - int(row["loop/failed"])}
+        if drops := {name: count for name, count in drops.items() if count > 0}:
+            reasons = (f"{count:,} {'aborted' if name == STATUS else f'by {name}'}" for name, count in drops.items())
+            clauses.append(f"left out: {', '.join(reasons)}")
+        if trained.stale_steps:
+            clauses.append(f"{count_noun(trained.stale_steps, 'stale step')}")
+        live = trained.credit.live_groups
+        clauses += [] if live is None else [count_noun(live, "live group")]
+        if trained.update is None:
+            outcome = "nothing to train on"
+        else:
+            reports = trained.update.reports
+            entropies = [report.metrics["entropy"] for report in reports if "entropy" in report.metrics]
+            entropy = f", entropy {sum(entropies) / len(entropies):.2f}" if entropies else ""
+            outcome = f"{count_noun(len(reports), 'update')}{entropy}"
+        details = "".join(f", {clause}" for clause in clauses)
+        return f"round {number + 1}/{self.config.loop.rounds}{details}: {outcome}"
+
+
+def read_round_metrics(lake: Lake, job_id: int, before: int | None = None) -> dict[int, dict[str, float]]:
+    """Read the metrics that a run wrote, by round; rounds from `before` on are left out, as they are run again."""
+    rows = lake.sql("SELECT step, name, value FROM run_metrics WHERE job_id = ? ORDER BY step", [job_id])
+    metrics: dict[int, dict[str, float]] = {}
+    for step, name, number in rows.iter_rows():
+        if before is None or step < before:
+            metrics.setdefault(step, {})[name] = number
+    return metrics
+
+
+def read_evaluations(metrics: Mapping[int, Mapping[str, float]]) -> dict[int, EvaluationScores]:
+    """Return the evaluations among metrics, by version."""
+    return {
+        version: EvaluationScores(
+            success=row["eval/success"],
+            score=row["eval/score"],
+            attempts=int(row["eval/attempts"]),
+            unscored=int(row["eval/unscored"]),
         )
-    except DataRefusedError:
-        # Every group of the round is dead: nothing to learn from, and the next starts may be better.
-        return 0, None
-    job.write("batches", done.batches)
-    job.write("metrics", done.metrics)
-    entropies = [report.metrics["entropy"] for report in done.reports]
-    return len(done.reports), sum(entropies) / len(entropies)
+        for version, row in metrics.items()
+        if "eval/score" in row
+    }

@@ -1,52 +1,60 @@
-"""The rollouts of an online run: the round that is trained on, and the evaluations, both by the rollout manager.
+"""The rollouts of an online run: collecting rounds and evaluations, their advantages, and which are trained on.
 
-Each is a run of its own in `episodes`: RUN, whose rounds are those of the loop, and RUN-eval, whose rounds are the
-evaluations. The manager finds in the lake what has been played, so asking for a round that is there costs a query.
+Each is a run in `episodes`: RUN, whose rounds are those of the loop, and RUN-eval, whose rounds are the evaluations.
+The manager of rollouts finds in the lake what has been played, so asking for a collected round costs one query.
+
+A round trains on the rollouts that were collected in it, and on those that earlier rounds carried over and that have
+ended since: a rollout belongs to the round in which it ends. The table `selections` has the rollouts of earlier rounds,
+so each is taken once, also after a kill. Its group and its siblings stay those of the round in which it began. Each
+rollout that is not trained on has a row in `selections` with the reason.
 """
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
+import polars as pl
 from pydantic import BaseModel
 
+from lake import ids
 from lake.errors import DataRefusedError
+from lake.judgements.credit import Credit, find_credit
 from lake.lake import Lake
-from lake.read.online_runs import evaluation_run, of_round
-from lake.read.text_table import counted
-from pipelines.collect.manager.rounds import Wanted, all_failed
-from pipelines.collect.manager.run import Collection, collect
-from pipelines.collect.manager.scheduler import Limits
+from lake.read.text_table import count_noun
+from lake.read.training import name_evaluation_run, round_predicate
+from pipelines.collect.factory import PlayedWeights, PlayerOptions, build_player, describe_options
+from pipelines.collect.manager.rounds import RunSettings, describe_total_failure
+from pipelines.collect.manager.run import Collection, build_best_selection, collect
+from pipelines.collect.manager.scheduler import RolloutLimits
 from pipelines.collect.tasks import TaskSet
-from pipelines.collect.wiring import PlayedWeights, PlayerOptions, player_of, told_options
+from pipelines.credit.job import choose_step_source, run_credit
+from pipelines.select import Selection, SelectReport, Status, run_select
 from trainer.evaluation.success import read_attempts
-from trainer.online.engines import Engines
-from trainer.online.settings import EvaluationConfig, OnlineConfig
-
-Say = Callable[[str], None]
+from trainer.online.settings import CreditConfig, EvaluationConfig, LoopConfig, OnlineConfig, Say
 
 
-class Evaluated(BaseModel, frozen=True):
-    """What an evaluation came to."""
+class EvaluationScores(BaseModel, frozen=True):
+    """Scores of an evaluation."""
 
     success: float
     """Share of the scored attempts that reach the threshold."""
     score: float
-    """Their mean score."""
+    """Mean score of the scored attempts."""
     attempts: int
-    """Scored ones."""
+    """Number of scored attempts."""
     unscored: int
+    """Number of attempts without a score."""
 
 
 class Rollouts:
-    """Plays rounds and evaluations of a run.
+    """Collects rounds and evaluations of a run.
 
     Args:
-        lake: where to; another connection than the trainer's, for both are used at once.
+        lake: a second connection to the trainer's lake, as both are used at once.
         run: the run's name.
-        config: the document.
+        config: configuration of the loop.
         tokenizer: folder of the tokenizer that engines have.
-        say: called with a line now and then.
-        progress: called with how far it is.
+        say: takes a line for the user.
+        progress: takes a line about the progress of collecting.
     """
 
     def __init__(self, lake: Lake, run: str, config: OnlineConfig, tokenizer: str, *, say: Say, progress: Say) -> None:
@@ -59,50 +67,59 @@ class Rollouts:
     @property
     def evaluation_run(self) -> str:
         """Name of the evaluations' run."""
-        return evaluation_run(self._run)
+        return name_evaluation_run(self._run)
 
-    def collect(self, number: int, weights: PlayedWeights, engines: Engines) -> None:
-        """Make sure that a round is in the lake; what is missing of it is played by these weights.
+    def collect(
+        self, number: int, weights: PlayedWeights, urls: tuple[str, ...], lost: Callable[[], str | None]
+    ) -> None:
+        """Collect round `number`: play with these weights what the lake lacks of it.
 
         Args:
-            number: of the round.
-            weights: which play; engines have been given them.
-            engines: who plays; none: the model in this process.
+            number: 0, 1, ...
+            weights: the weights that play; the engines have them.
+            urls: the engines; empty plays with the model in this process.
+            lost: returns why rollouts need not wait for an engine any longer; None while they may.
         """
-        wanted = self._config.wanted(self._run)
-        player = self._config.loop.collect.player
-        self._play(number, weights, player, wanted, self._tasks, self._config.loop.collect.limits, engines)
+        collecting, request = self._config.loop.collect, self._config.request_rollouts(self._run)
+        self._play(number, weights, collecting.player, request, self._tasks, collecting.limits, urls, lost)
 
-    def evaluate(self, index: int, weights: PlayedWeights, config: EvaluationConfig, engines: Engines) -> None:
-        """Make sure that an evaluation, the index-th, is in the lake; see `collect`."""
+    def evaluate(
+        self,
+        index: int,
+        weights: PlayedWeights,
+        config: EvaluationConfig,
+        urls: tuple[str, ...],
+        lost: Callable[[], str | None],
+    ) -> None:
+        """Collect the rollouts of evaluation `index`; see `collect`."""
         assert self._held_out is not None
-        options = self._config.loop.collect.player
+        collecting = self._config.loop.collect
+        options = collecting.player
         if config.env_args is not None:
             options = options.model_copy(update={"env_args": config.env_args})
-        wanted = Wanted(
+        request = RunSettings(
             run=self.evaluation_run,
             groups=len(self._held_out.tasks),
             group_size=config.attempts,
             seed=self._config.trainer.seed,
         )
-        collecting = self._config.loop.collect
-        limits = Limits(
+        limits = RolloutLimits(
             parallel=collecting.parallel, retries=collecting.retries, episode_seconds=collecting.episode_seconds
         )
-        self._play(index, weights, options, wanted, self._held_out, limits, engines)
+        self._play(index, weights, options, request, self._held_out, limits, urls, lost)
 
-    def evaluated(self, index: int, config: EvaluationConfig) -> Evaluated:
-        """What the index-th evaluation came to, from the tables. Raises DataRefusedError: nothing of it is scored."""
-        where = of_round(self.evaluation_run, index)
+    def read_scores(self, index: int, config: EvaluationConfig) -> EvaluationScores:
+        """Read the scores of evaluation `index` from the tables. Raises DataRefusedError: none of it is scored."""
+        where = round_predicate(self.evaluation_run, index)
         refuse_failed(self._lake, where)
         rows = read_attempts(self._lake.snapshot(), by="run_id", score=config.score, where=where)
         scores = rows["score"].drop_nulls()
         if scores.is_empty():
             raise DataRefusedError(
-                f"none of {counted(rows.height, 'held-out attempt')} has a score of {config.score!r}: reward them in "
-                f"the environment, or name what scores them (`loop.evaluation.score`); then start another run (--run)"
+                f"none of {count_noun(rows.height, 'held-out attempt')} has a score of {config.score!r}: reward them "
+                f"in the environment, or name what scores them (`loop.evaluation.score`); start another run (--run)"
             )
-        return Evaluated(
+        return EvaluationScores(
             success=float((scores >= config.threshold).mean() or 0.0),  # type: ignore[arg-type]
             score=float(scores.mean() or 0.0),  # type: ignore[arg-type]
             attempts=len(scores),
@@ -114,36 +131,37 @@ class Rollouts:
         number: int,
         weights: PlayedWeights,
         options: PlayerOptions,
-        wanted: Wanted,
+        request: RunSettings,
         tasks: TaskSet,
-        limits: Limits,
-        engines: Engines,
+        limits: RolloutLimits,
+        urls: tuple[str, ...],
+        lost: Callable[[], str | None],
     ) -> None:
-        # The policy is the run's: its versions are other weights than those of any other run.
-        named = options.model_copy(update={"engines": engines.urls, "policy": options.policy or self._run})
-        settings = told_options(named)
-        if named.engines and named.agent is None:
-            named = named.model_copy(update={"tokenizer": named.tokenizer or self._tokenizer})
+        # The policy has the run's name: versions of another run are other weights.
+        options = options.model_copy(update={"engines": urls, "policy": options.policy or self._run})
+        settings = describe_options(options)
+        if urls and options.agent is None:
+            options = options.model_copy(update={"tokenizer": options.tokenizer or self._tokenizer})
         is_last = number + 1 >= self._config.loop.rounds
-        what = Collection(
-            wanted=wanted,
+        collection = Collection(
+            run_settings=request,
             limits=limits,
             rounds=number + 1,
             settings=settings,
             chooses_best=False,
-            next_step="no round is left to train on them" if is_last else "the next round goes on with them",
+            next_step="no round is left to train on them" if is_last else "the next round continues them",
         )
-        player = player_of(named, self._lake.uri, wanted.run, weights)
-        say = partial(self._say_of, wanted.run)
-        collect(self._lake, player, tasks, what, say=say, progress=self._progress, lost=engines.lost)
+        player = build_player(options, self._lake.uri, request.run, weights)
 
-    def _say_of(self, run: str, line: str) -> None:
-        self._say(f"{run}: {line}")
+        def say(line: str) -> None:
+            self._say(f"{request.run}: {line}")
+
+        collect(self._lake, player, tasks, collection, say=say, progress=self._progress, lost=lost)
 
 
 def refuse_failed(lake: Lake, where: str) -> None:
-    """Raise DataRefusedError where a round has no episodes, or they failed one and all."""
-    if (problem := all_failed(lake, where)) is not None:
+    """Raise DataRefusedError where a round has no episodes, or all of them failed."""
+    if (problem := describe_total_failure(lake, where)) is not None:
         raise DataRefusedError(
             f"{problem}. Mend what plays, and start another run (--run); `trainer.model` may be a folder of this one's "
             f"versions/"
@@ -152,3 +170,104 @@ def refuse_failed(lake: Lake, where: str) -> None:
         raise DataRefusedError(
             f"no episode of {where} is in the lake; `trajlake sql 'SELECT message FROM rejects'` says why"
         )
+
+
+_ENDED = """
+SELECT episode_id, collection_round < $round AS is_carried FROM episodes
+WHERE run_id = $run AND collection_round <= $round AND episode_id NOT IN (
+    SELECT episode_id FROM selections JOIN job_runs USING (job_id)
+    WHERE selection = $selection AND step_index IS NULL AND json_extract_string(parameters, '$.run') = $run
+        AND try_cast(json_extract_string(parameters, '$.round') AS BIGINT) < $round
+)
+ORDER BY episode_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The rollouts of a round."""
+
+    where: str
+    """Predicate over `episodes`."""
+    carried: int
+    """Number of them that began in an earlier round."""
+
+
+def name_round_selection(run: str) -> str:
+    """Return the name of the selections that the rounds of a run make, one job a round."""
+    return f"loop-{run}"
+
+
+def read_intake(lake: Lake, run: str, number: int, config: LoopConfig) -> Intake:
+    """Return the rollouts that round `number` of a run takes; `config` says whether rollouts are carried over."""
+    of_round = round_predicate(run, number)
+    if not config.collect.carry_over:
+        return Intake(of_round, 0)
+    parameters = {"run": run, "round": number, "selection": name_round_selection(run)}
+    # By their ids: while a round is collected ahead, more of this one may end.
+    ended = lake.sql(_ENDED, parameters)
+    carried = ended.filter("is_carried")["episode_id"].to_list()
+    collected = ended.filter(~pl.col("is_carried"))["episode_id"].to_list()
+    where = f"{of_round} AND episode_id IN ({_list_ids(collected)}) OR episode_id IN ({_list_ids(carried)})"
+    return Intake(where, len(carried))
+
+
+def _list_ids(episode_ids: list[int]) -> str:
+    return ", ".join(map(str, episode_ids)) or "NULL"
+
+
+def select_best(lake: Lake, run: str, number: int, where: str, config: LoopConfig) -> None:
+    """With `keep = "best"`, leave out all but the best siblings of each group by `loop.credit.score`, before credit.
+
+    Raises:
+        DataRefusedError: no rollout of the round is scored.
+    """
+    if config.collect.keep == "best":
+        best = build_best_selection(run, config.collect.group_size)
+        run_select(lake, best, where=where, score=config.credit.score, origin={"run": run, "round": number})
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCredit:
+    """The advantages of a round."""
+
+    credit: Credit | None
+    """Their credit job; None for losses without advantages."""
+    live_groups: int | None
+    """Number of groups with signal; None for losses without advantages."""
+    dead_groups: int | None
+
+
+def compute_credit(lake: Lake, config: CreditConfig, where: str) -> RoundCredit:
+    """Compute the advantages of the rollouts of `where` in a credit job."""
+    estimator = config.build()
+    if "step_source" not in estimator.model_fields_set and config.options.get("episode_source", "score") == "score":
+        estimator = choose_step_source(lake, estimator, where, config.score, config.rewards)
+    report = run_credit(lake, estimator, only=where, score=config.score, rewards=config.rewards)
+    credit = find_credit(lake, ids.to_text(report.job_id))
+    return RoundCredit(credit, report.summary.live_groups, report.summary.dead_groups)
+
+
+def select_rollouts(lake: Lake, run: str, number: int, where: str, config: LoopConfig) -> SelectReport:
+    """Select the rollouts of a round that are trained on, and write each rollout that is left out with its reason.
+
+    Rollouts stay that were played to their end, are among the best where only these are kept, and pass the filters.
+
+    Args:
+        lake: lake to read and write.
+        run: the run's name.
+        number: number of the round.
+        where: predicate over the round's rollouts.
+        config: settings of the loop, with its filters.
+    """
+    collect_config = config.collect
+    is_best = collect_config.keep == "best"
+    first = build_best_selection(run, collect_config.group_size).filters if is_best else (Status(),)
+    return run_select(
+        lake,
+        Selection(name=name_round_selection(run), filters=(*first, *collect_config.filters)),
+        where=where,
+        score=config.credit.score,
+        empty=True,
+        origin={"run": run, "round": number},
+    )

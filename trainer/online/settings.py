@@ -1,64 +1,73 @@
-"""What an online run is, as one frozen document: the file that `trajlake loop` reads.
+"""The configuration of an online run as one frozen document: the file that `trajlake loop` reads.
 
-    [loop]             rounds, ahead, mode, and what ends it early
-    [loop.collect]     who plays and how many: the options of `trajlake collect`
-    [loop.evaluation]  held-out starts, and what they decide
-    [loop.score]       scorers of every round, before credit, and rewards made of them: [reward.NAME]
+    [loop]             rounds, ahead, mode, and limits that end it early
+    [loop.collect]     the players and their number: the options of `trajlake collect`
+    [loop.evaluation]  held-out starts, and the decisions by their scores
+    [loop.score]       scorers of every round, before credit, and rewards of their scores: [reward.NAME]
     [loop.credit]      the estimator; its options in [credit.NAME], as for `trajlake credit`
     [loop.sync]        how weights reach engines
-    [loop.engine]      an engine of the loop's own
-    [loop.sft]         the stage before (modes sft and sft+rl), with fields of [trainer], whose machine settings it has
+    [loop.engine]      an engine that the loop keeps
+    [loop.sft]         the first stage (modes sft and sft+rl): fields of [trainer], and its machine settings
     [trainer]          the update of a round, as for `trajlake train`
 
-The run's job holds the whole document, so a resumed run is compared with what it was started with.
+The run's job stores the document, so a resumed run is compared with its start. `check_loop` looks for faults before
+anything is played or recorded: a wrong name would otherwise be found only after a round has been played.
 """
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from lake.errors import UsageError
 from lake.judgements.scores import ENV_RETURN
-from lake.settings import from_file, merged, validated
-from pipelines.collect.engines.serve import Dtype
-from pipelines.collect.engines.serve_checks import Device
-from pipelines.collect.manager.rounds import Wanted
-from pipelines.collect.manager.scheduler import Limits
-from pipelines.collect.manager.siblings import Keep
-from pipelines.collect.tasks import TaskSet, read_tasks, seeds
-from pipelines.collect.wiring import PROMPTS, PlayerOptions
-from pipelines.credit.estimators import estimator_class, for_lone_episodes, needs_siblings
+from lake.judgements.selections import bracket_predicate
+from lake.settings import merge, read_section, validate
+from pipelines.collect.agents.loading import load_agent
+from pipelines.collect.engines.http import parse_address
+from pipelines.collect.engines.serve import Device, EngineDtype
+from pipelines.collect.environments.loading import load_environment
+from pipelines.collect.factory import PROMPTS, PlayerOptions
+from pipelines.collect.manager.rounds import Keep, RunSettings
+from pipelines.collect.manager.scheduler import RolloutLimits
+from pipelines.collect.policies.transformers_policy import compile_grammar
+from pipelines.collect.tasks import TaskSet, list_seed_tasks, read_tasks
+from pipelines.credit.estimators import find_estimator, needs_siblings, suggest_for_lone_episodes
 from pipelines.credit.estimators.protocol import Estimator
-from pipelines.score.reward_definition import load_reward
+from pipelines.score.rewards import load_reward
 from pipelines.score.scoring import ScoringConfig
 from pipelines.select.filters import FILTERS, AnyFilter
-from pipelines.spelling import spelled
+from pipelines.spelling import parse_part
+from trainer.backends.ranks import is_launched
 from trainer.config import MACHINE, TrainConfig
 from trainer.frozen import FrozenModel
-from trainer.train_settings import configured, layered
+from trainer.runs.offline import check_model
+from trainer.train_settings import build_config, layer_settings
 
+Say = Callable[[str], None]
+"""Takes a line for the user."""
 NEEDS_ENGINE = (
     "an endpoint that only gives text takes no weights and gives no token ids: a loop needs vLLM or SGLang, or the "
     "model in this process"
 )
-"""Why an endpoint of the OpenAI form will not do."""
+"""Reason that an OpenAI-compatible endpoint is refused."""
 
 
 class TaskConfig(FrozenModel):
-    """Where rollouts begin."""
+    """The tasks of rollouts."""
 
     prompts: str | None = None
-    """File of tasks, JSONL or Parquet; None: seeds."""
+    """File of tasks, JSONL or Parquet; None takes seeds."""
     first_seed: int = Field(0, ge=0)
-    """First of them."""
+    """First seed."""
     tasks: int = Field(10_000, ge=1)
-    """How many."""
+    """Number of seeds."""
 
     def task_set(self, *, are_shown: bool) -> TaskSet:
-        """The tasks; `are_shown`: nobody else shows what they ask. Raises FormatError: the file holds none."""
+        """Return the tasks; `are_shown`: they are prompts for the policy. Raises FormatError: the file has no task."""
         if self.prompts is None:
-            return seeds(self.first_seed, self.tasks)
+            return list_seed_tasks(self.first_seed, self.tasks)
         return read_tasks(self.prompts, are_shown=are_shown)
 
 
@@ -66,36 +75,36 @@ class CollectConfig(TaskConfig):
     """The rollouts of a round."""
 
     player: PlayerOptions = PlayerOptions()
-    """Environment or agent, engines, sampling; without engines the model plays in this process. `model` is left open:
-    it is the one that is trained."""
+    """Environment or agent, engines, sampling. Without engines the model plays in this process. `model` stays unset:
+    the trained model plays."""
     groups: int = Field(32, ge=1)
-    """Tasks of a round."""
+    """Number of tasks of a round."""
     group_size: int = Field(8, ge=1)
-    """Siblings of a task."""
+    """Rollouts of a task."""
     oversample: int = Field(0, ge=0)
-    """Siblings more than are kept."""
+    """Number of additional rollouts of a task; `keep` leaves out as many."""
     keep: Keep = "all"
-    """Of an oversampled group: all, the first that finish, or the best by `loop.credit.score`."""
+    """Rollouts of an oversampled group that stay: all, the first that finish, or the best by `loop.credit.score`."""
     carry_over: bool = False
-    """With `keep = "first"`: the others go on in the next round, under its weights."""
+    """With `keep = "first"`: continue the remaining rollouts in the next round, under its weights."""
     parallel: int = Field(256, ge=1)
-    """Rollouts in flight."""
+    """Number of rollouts at the same time."""
     retries: int = Field(1, ge=0)
-    """Attempts after a failure."""
+    """Number of attempts after a failure."""
     episode_seconds: float | None = Field(None, gt=0)
-    """Of a rollout; longer is cut off."""
+    """Longest duration of a rollout in seconds, after which it is cut off."""
     filters: tuple[AnyFilter, ...] = ()
-    """Which rollouts of a round are trained on, in order, as `trajlake select --filter` has them: `["dead_groups",
-    "length:max_steps=30"]`. Those that are left out still count as siblings."""
+    """Filters of the rollouts to train on, in order, as for `trajlake select --filter`: `["dead_groups",
+    "length:max_steps=30"]`. Rollouts that they leave out still count as siblings."""
 
     @field_validator("filters", mode="before")
     @classmethod
-    def _spelled(cls, given: Any) -> Any:
-        """Read filters that are written in a line; what is no list is left to its check."""
-        if not isinstance(given, list | tuple):
-            return given
+    def _parse_filters(cls, filters: Any) -> Any:
+        """Parse filters that are written as text; pydantic refuses a field that is not a list."""
+        if not isinstance(filters, list | tuple):
+            return filters
         try:
-            return [spelled(one, FILTERS, "filter") if isinstance(one, str) else one for one in given]
+            return [parse_part(entry, FILTERS, "filter") if isinstance(entry, str) else entry for entry in filters]
         except UsageError as error:
             raise ValueError(str(error).removeprefix("--")) from error
 
@@ -110,9 +119,9 @@ class CollectConfig(TaskConfig):
         return self
 
     @property
-    def limits(self) -> Limits:
-        """As the manager of rollouts has them."""
-        return Limits(
+    def limits(self) -> RolloutLimits:
+        """Return the limits for the manager of rollouts."""
+        return RolloutLimits(
             keep=self.keep,
             carry_over=self.carry_over,
             parallel=self.parallel,
@@ -122,93 +131,93 @@ class CollectConfig(TaskConfig):
 
 
 class EvaluationConfig(TaskConfig):
-    """Held-out starts, played by the weights of some rounds."""
+    """Held-out starts, which the weights of some rounds play."""
 
     first_seed: int = Field(1_000_000_000, ge=0)
-    """First of them: far from those that are trained on."""
+    """First seed, far from those that are trained on."""
     tasks: int = Field(200, ge=1)
-    """How many; all are played each time."""
+    """Number of seeds; each evaluation plays all of them."""
     env_args: dict[str, Any] | None = None
-    """Arguments of the environment, where held-out starts have others than those of training."""
+    """Arguments of the environment for held-out starts; None takes those of training."""
     attempts: int = Field(1, ge=1)
-    """Rollouts of each start."""
+    """Number of rollouts of each start."""
     every: int = Field(5, ge=1)
-    """Rounds between evaluations; the first weights and the last ones are always evaluated."""
+    """Number of rounds between evaluations; the first and the last weights are always evaluated."""
     score: str = ENV_RETURN
-    """env_return, or a scorer of [loop.score]."""
+    """Score of an attempt: env_return, or a scorer of [loop.score]."""
     threshold: float = 1.0
-    """Score from which on an attempt succeeds."""
+    """Lowest score that is a success."""
     patience: int | None = Field(None, ge=1)
-    """End after so many evaluations in a row without improvement of the mean score. None: never."""
+    """Number of evaluations in a row without a better mean score that end the run. None never ends it."""
     min_improvement: float = Field(0.0, ge=0)
-    """What counts as an improvement."""
+    """Smallest improvement of the mean score that counts."""
 
 
 class CreditConfig(FrozenModel):
     """The advantages of a round."""
 
     estimator: str = "gigpo"
-    """Its options stand in [credit.NAME]."""
+    """Name of the estimator, whose options are in [credit.NAME]."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of the estimator: what [credit.NAME] says is put here."""
+    """Options of the estimator; those of [credit.NAME] are put here."""
     score: str = ENV_RETURN
     """Episode score: env_return, or a scorer."""
     rewards: str = "env_reward"
     """Step rewards: env_reward, or a scorer."""
 
     def build(self) -> Estimator:
-        """The estimator. Raises UsageError: there is none of that name, or its options are wrong."""
-        return validated(estimator_class(self.estimator), self.options, f"credit.{self.estimator}: ")
+        """Build the estimator. Raises UsageError: the name is unknown, or an option is wrong."""
+        return validate(find_estimator(self.estimator), self.options, f"credit.{self.estimator}: ")
 
 
 class SyncConfig(FrozenModel):
-    """Weights to engines, by way of a folder that they read."""
+    """How engines get the weights, from a folder that they read."""
 
     probe: bool = True
-    """Compare their log-probabilities with the trainer's after every push."""
+    """Compare the engines' log-probabilities with the trainer's after every push."""
     limit: float | None = Field(None, gt=0)
-    """Largest difference allowed, in nats; None: 1e-4 where engine and trainer compute in float32, else on
-    average 0.1 for each that does not."""
+    """Largest difference allowed, in nats. None: 1e-4 where engine and trainer compute in float32, else a mean of
+    0.1 for each of the two that does not."""
     patience: float = Field(900.0, gt=0)
-    """Seconds that a push waits while no engine answers: as long as restarting one may take."""
+    """Longest wait of a push while no engine answers, in seconds: the time of an engine's restart."""
     sleep: bool = False
     """Let engines free their device while the trainer computes (vLLM with --enable-sleep-mode, on a GPU)."""
 
 
 class EngineConfig(FrozenModel):
-    """A vLLM that the loop starts, starts again when it dies, and ends with itself; as `trajlake serve` does."""
+    """A vLLM that the loop starts, restarts when it dies, and ends; as `trajlake serve` does."""
 
     serve: bool = False
-    """Whether it does; else `player.engines` names engines that run, or the model plays in this process."""
+    """Whether the loop keeps an engine. Else `player.engines` names engines, or the model plays in this process."""
     python: str | None = None
-    """Of the environment that has vLLM. None: TRAJLAKE_ENGINE_PYTHON, this one, or .engine."""
+    """Python of the environment that has vLLM. None: TRAJLAKE_ENGINE_PYTHON, this one, or .engine."""
     port: int = Field(0, ge=0, le=65535)
-    """On 127.0.0.1; 0: any that is free."""
+    """Port on 127.0.0.1; 0 picks a free port."""
     device: Device = "auto"
-    """auto: what the installed vLLM was built for."""
-    dtype: Dtype = "auto"
-    """Number type that it computes in; auto: the one that the weights are written in."""
+    """Device of the engine; auto: the one that the installed vLLM was built for."""
+    dtype: EngineDtype = "auto"
+    """Number type of the engine; auto: the type of the weights on disk."""
     max_len: int | None = Field(None, ge=2)
-    """Longest sequence, prompt and answer. None: the model's on a GPU, at most 4096 on a CPU."""
+    """Longest sequence in tokens, prompt and answer. None: the model's on a GPU, at most 4096 on a CPU."""
     options: tuple[str, ...] = ()
-    """Further options of vLLM, as it takes them."""
+    """Additional options of vLLM, as on its command line."""
 
 
 class LoopConfig(FrozenModel):
-    """When a run goes on, and when it ends."""
+    """Rounds of a run, and what ends it."""
 
     rounds: int = Field(30, ge=1)
-    """Rounds of collect, score, credit, train, sync."""
+    """Number of rounds of collect, score, credit, train, sync."""
     mode: Literal["rl", "sft", "sft+rl"] = "rl"
     """sft: the stage [loop.sft] alone; sft+rl: the rounds start from its model."""
     ahead: Literal[0, 1] = 0
-    """1: a round is collected while the one before is trained on, with the weights before that: one version stale."""
+    """1 collects a round while the previous one is trained on, with weights that are one version stale."""
     sync_every: int = Field(1, ge=1)
-    """Rounds that a version of the weights plays; with 4, rollouts are up to 3 versions stale."""
+    """Number of rounds that a version of the weights plays; with 4, rollouts are up to 3 versions stale."""
     tokens: int | None = Field(None, ge=1)
-    """Budget: no round begins after so many tokens, prompts and answers, were collected. None: none."""
+    """Budget of collected tokens, prompts and answers; no round begins after it is used up. None: no budget."""
     hours: float | None = Field(None, gt=0)
-    """Budget: no round begins after the rounds took so long together. None: none."""
+    """Budget of the rounds' time together, in hours; no round begins after it is used up. None: no budget."""
     collect: CollectConfig = CollectConfig()
     evaluation: EvaluationConfig | None = None
     score: ScoringConfig = ScoringConfig()
@@ -216,7 +225,7 @@ class LoopConfig(FrozenModel):
     sync: SyncConfig = SyncConfig()
     engine: EngineConfig = EngineConfig()
     sft: TrainConfig | None = None
-    """None without that stage."""
+    """Configuration of the first stage; None without it."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -227,7 +236,9 @@ class LoopConfig(FrozenModel):
         if self.sync.sleep and not self.has_engines:
             raise ValueError("`sync.sleep` is for engines; give `player.engines`, or `serve = true` in [loop.engine]")
         if self.sync.sleep and self.ahead:
-            raise ValueError("`sync.sleep` needs `ahead = 0`: engines that sleep collect nothing meanwhile")
+            raise ValueError(
+                "`sync.sleep` needs `ahead = 0`: sleeping engines collect nothing while the trainer computes"
+            )
         if self.evaluation is not None and self.evaluation.every % self.sync_every:
             raise ValueError(
                 f"`evaluation.every` is {self.evaluation.every}; valid: a multiple of `sync_every`, which is "
@@ -237,12 +248,12 @@ class LoopConfig(FrozenModel):
 
     @property
     def has_engines(self) -> bool:
-        """Whether engines play, and not the model in this process."""
+        """Whether engines play instead of the model in this process."""
         return self.engine.serve or bool(self.collect.player.engines)
 
     @property
     def trained_rounds(self) -> int:
-        """Rounds that are trained on: none where the stage before is all."""
+        """Number of rounds that are trained on: 0 where the first stage is the whole run."""
         return 0 if self.mode == "sft" else self.rounds
 
 
@@ -251,7 +262,7 @@ class OnlineConfig(FrozenModel):
 
     loop: LoopConfig
     trainer: TrainConfig
-    """The update of a round. `where` takes episodes of the round away; `schedule` is over the rounds."""
+    """The update of a round. `where` leaves out episodes of the round; `schedule` is over the rounds."""
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
@@ -263,7 +274,7 @@ class OnlineConfig(FrozenModel):
         return self
 
     def _check_siblings(self) -> None:
-        """Refuse (ValueError) rounds of lone episodes where what is learned from compares siblings."""
+        """Refuse (ValueError) rounds of lone episodes where loss or estimator compares siblings."""
         needs = self.trainer.loss.needs
         if self.loop.collect.group_size > 1 or not self.loop.trained_rounds or not needs.credit:
             return
@@ -276,13 +287,13 @@ class OnlineConfig(FrozenModel):
         if needs_siblings(estimator):
             raise ValueError(
                 f"`loop.collect.group_size` is 1, and {estimator.name} compares siblings: every advantage would be 0, "
-                f"and no round would train anything. Valid: 2 or more, {for_lone_episodes(estimator)}"
+                f"and no round would train anything. Valid: 2 or more, {suggest_for_lone_episodes(estimator)}"
             )
 
-    def wanted(self, run: str) -> Wanted:
-        """What a run's rollouts are, for the manager."""
+    def request_rollouts(self, run: str) -> RunSettings:
+        """Return the request for a run's rollouts, for the manager."""
         collect = self.loop.collect
-        return Wanted(
+        return RunSettings(
             run=run,
             groups=collect.groups,
             group_size=collect.group_size,
@@ -292,40 +303,40 @@ class OnlineConfig(FrozenModel):
 
     @property
     def shows_prompts(self) -> bool:
-        """Whether tasks are prompts that no environment knows."""
+        """Whether tasks are prompts without an environment."""
         return self.loop.collect.player.env == PROMPTS
 
 
-def read_config(file: str, given: Mapping[str, Any]) -> OnlineConfig:
-    """The document of a run.
+def read_config(file: str, overrides: Mapping[str, Any]) -> OnlineConfig:
+    """Read the configuration of a run.
 
     Args:
-        file: TOML.
-        given: what the command line sets, nested; it goes before the file.
+        file: path of a TOML file.
+        overrides: nested settings of the command line, which win over the file.
 
     Raises:
-        UsageError: no such file, or something wrong in it.
+        UsageError: the file cannot be read, or a setting is wrong.
     """
-    if foreign := [name for name in given if name not in OnlineConfig.model_fields]:
+    if foreign := [name for name in overrides if name not in OnlineConfig.model_fields]:
         raise UsageError(
             f"--set: there is no section {', '.join(foreign)}; valid: loop, trainer; options of the estimator: "
             f"loop.credit.options"
         )
-    loop, trainer = from_file(file, ["loop"]), from_file(file, ["trainer"])
-    loop, trainer = merged(loop, given.get("loop", {})), layered(trainer, given.get("trainer", {}))
+    loop, trainer = read_section(file, ["loop"]), read_section(file, ["trainer"])
+    loop, trainer = merge(loop, overrides.get("loop", {})), layer_settings(trainer, overrides.get("trainer", {}))
     collect, player = _section(loop, "collect"), _section(_section(loop, "collect"), "player")
     if collect.get("prompts") is not None and not {"env", "agent"} & player.keys():
-        loop = merged(loop, {"collect": {"player": {"env": PROMPTS}}})
+        loop = merge(loop, {"collect": {"player": {"env": PROMPTS}}})
     name = _section(loop, "credit").get("estimator", CreditConfig().estimator)
-    if options := from_file(file, ["credit", str(name)]):
-        loop = merged({"credit": {"options": options}}, loop)
-    if isinstance(names := _section(loop, "score").get("rewards"), list):
-        loop = merged(loop, {"score": {"rewards": [load_reward(file, str(name)) for name in names]}})
+    if options := read_section(file, ["credit", str(name)]):
+        loop = merge({"credit": {"options": options}}, loop)
+    if isinstance(rewards := _section(loop, "score").get("rewards"), list):
+        loop = merge(loop, {"score": {"rewards": [load_reward(file, str(name)) for name in rewards]}})
     if isinstance(loop.get("sft"), Mapping):
         machine = {name: trainer[name] for name in (*MACHINE, "loggers") if name in trainer}
-        loop["sft"] = layered({"model": trainer.get("model"), "loss": "sft"} | machine, loop["sft"])
-    update = configured(trainer, ("[trainer] model", "[trainer] loss"))
-    config = validated(OnlineConfig, {"loop": loop, "trainer": update.model_dump(exclude_unset=True)})
+        loop["sft"] = layer_settings({"model": trainer.get("model"), "loss": "sft"} | machine, loop["sft"])
+    update = build_config(trainer, ("[trainer] model", "[trainer] loss"))
+    config = validate(OnlineConfig, {"loop": loop, "trainer": update.model_dump(exclude_unset=True)})
     config.loop.credit.build()
     _check_effect(config.trainer)
     if not config.loop.collect.player.env and not config.loop.collect.player.agent:
@@ -346,6 +357,71 @@ def _check_effect(trainer: TrainConfig) -> None:
 
 
 def _section(loop: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of [loop]; nothing where it is of another type, which the document's check tells."""
-    found = loop.get(name)
-    return found if isinstance(found, Mapping) else {}
+    """Return a section of [loop]; empty where it has another type, which validation refuses."""
+    section = loop.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+WHERE = "trainer.where"
+"""Name of the predicate in messages."""
+_ENV_REWARD = "env_reward"
+SEVERAL_DEVICES = (
+    "a loop trains in one process, on one device. For several, train each round with separate commands: collect, "
+    "score, credit, `trajlake train --ranks 2`, push (docs/guides/loop.md, Several devices)"
+)
+"""Reason that a loop has no ranks, and the alternative."""
+
+
+def check_loop(config: OnlineConfig, *, ranks: int = 1) -> None:
+    """Check a configuration as far as that is possible without the lake and without engines; `ranks` processes.
+
+    Raises:
+        UsageError: a model, environment, agent, scorer or score is unknown, or a predicate or URL is invalid.
+        FormatError: the file of tasks is missing or empty.
+        MissingExtraError: the package of an environment, a schema of answers or a logger is not installed.
+    """
+    loop = config.loop
+    if ranks > 1 or (is_launched() and os.environ["WORLD_SIZE"] != "1"):
+        # Several processes, also those of torchrun, would each play and train a run.
+        raise UsageError(SEVERAL_DEVICES)
+    check_model(config.trainer)
+    bracket_predicate(config.trainer.where, WHERE)
+    for url in loop.collect.player.engines:
+        parse_address(url)
+    _check_scores(loop)
+    loop.collect.task_set(are_shown=config.shows_prompts)
+    if loop.evaluation is not None:
+        loop.evaluation.task_set(are_shown=config.shows_prompts)
+    _check_played(loop)
+
+
+def _check_played(loop: LoopConfig) -> None:
+    """Make the environments of rounds and evaluations, or load the agent; compile the schema of answers."""
+    player, evaluation = loop.collect.player, loop.evaluation
+    if player.agent is not None:
+        load_agent(player.agent, python=player.agent_python)
+    elif player.answer_schema is not None and not player.engines and not loop.engine.serve:
+        compile_grammar(player.answer_schema, "loop.collect.player.answer_schema")
+    if player.env is None or player.env == PROMPTS:
+        return
+    load_environment(player.env, player.env_args)
+    if evaluation is not None and evaluation.env_args is not None:
+        load_environment(player.env, evaluation.env_args)
+
+
+def _check_scores(loop: LoopConfig) -> None:
+    """Refuse (UsageError) scores that neither the environment nor [loop.score] gives."""
+    scorers = [scorer.make_scorer().name for scorer in loop.score.scorers()]
+    scorers += [reward.name for reward in loop.score.rewards]
+    uses = [
+        ("loop.credit.score", loop.credit.score, ENV_RETURN),
+        ("loop.credit.rewards", loop.credit.rewards, _ENV_REWARD),
+    ]
+    if loop.evaluation is not None:
+        uses.append(("loop.evaluation.score", loop.evaluation.score, ENV_RETURN))
+    for setting, name, recorded in uses:
+        if name not in (recorded, *scorers):
+            raise UsageError(
+                f"`{setting}` is {name!r}; valid: {', '.join((recorded, *scorers))}: what the environment records, and "
+                f"the scorers and rewards of [loop.score]"
+            )

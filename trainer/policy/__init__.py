@@ -1,1 +1,1 @@
-"""The model that is trained: loading, scoring in packed buffers, adapters, export."""
+"""The trained model: loading, scoring in packed buffers, adapters, export."""

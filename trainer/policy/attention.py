@@ -1,17 +1,18 @@
 """Attention over a packed buffer: several implementations of one function, registered with transformers.
 
     sdpa    PyTorch's fused attention, one call per sequence; every device
-    flash   PyTorch's variable-length flash attention, one call per buffer; CUDA, 16-bit floats
+    flash   PyTorch's variable-length flash attention, one call per buffer; CUDA from compute capability
+            8.0, 16-bit floats
     flex    a block mask and a score function compiled into one kernel; CUDA (on a CPU it only scores: PyTorch has no
-            backward pass there). It serves models that soft-cap their attention scores (Gemma 2)
+            backward pass there). It supports models that soft-cap their attention scores (Gemma 2)
 
-Each is causal inside a sequence, blind beyond it, and looks as far back as the layer's window. Any model that uses
-transformers' attention interface is served.
+Each is causal inside a sequence, blind beyond it, and looks as far back as the layer's window. All models work that use
+transformers' attention interface.
 
-transformers' own packed path builds a dense T x T mask and scores every pair: measured on one core with 14 sequences of
-300 tokens, ten times slower than sdpa here, where each sequence is one call of PyTorch's fused causal attention: no
-mask, memory linear in T, nothing computed across boundaries. Only a sequence longer than its layer's window gets a
-mask, of its own length.
+In sdpa each sequence is one call of PyTorch's fused causal attention, without a mask, with memory linear in T, and with
+no computation across boundaries. Only a sequence longer than its layer's window gets a mask, of the sequence's length.
+The packed path of transformers builds a dense T x T mask and scores every pair. On one core with 14 sequences of 300
+tokens it took ten times as long.
 """
 
 import warnings
@@ -19,7 +20,7 @@ from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch  # noqa: TID253 - loaded by commands only when they train
+import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
 from torch.nn.attention.flex_attention import (  # noqa: TID253
     BlockMask,
@@ -34,7 +35,7 @@ from lake.errors import UsageError
 
 
 class Layout:
-    """The sequences of one packed buffer, by their boundaries (0, end of the first, ..., T); every layer gets it."""
+    """The boundaries (0, end of the first sequence, ..., T) of a packed buffer, and what layers derive from them."""
 
     def __init__(self, boundaries: list[int], device: torch.device) -> None:
         self.boundaries = boundaries
@@ -46,11 +47,11 @@ class Layout:
 
     @cached_property
     def cumulative(self) -> Tensor:
-        """The boundaries as an int32 tensor on the device."""
+        """Return the boundaries as an int32 tensor on the device."""
         return torch.tensor(self.boundaries, dtype=torch.int32, device=self.device)
 
     def band(self, length: int, window: int) -> Tensor:
-        """Which keys a query may see, [length, length], true inside the window: itself and window - 1 before it."""
+        """Return the mask of visible keys, bool [length, length]: a query sees itself and window - 1 keys before it."""
         key = (length, window)
         if key not in self._bands:
             position = torch.arange(length, device=self.device)
@@ -59,7 +60,7 @@ class Layout:
         return self._bands[key]
 
     def block_mask(self, window: int | None) -> BlockMask:
-        """FlexAttention's mask of the whole buffer."""
+        """Return FlexAttention's mask of the buffer."""
         if window not in self._block_masks:
             lengths = torch.tensor(self.lengths, device=self.device)
             sequence_T = torch.repeat_interleave(torch.arange(len(lengths), device=self.device), lengths)
@@ -74,7 +75,7 @@ class Layout:
         return self._block_masks[window]
 
 
-def _checked(
+def _check_call(
     module: torch.nn.Module,
     attention_mask: Tensor | None,
     dropout: float,
@@ -82,14 +83,15 @@ def _checked(
     unsupported: Any,
     kind: str,
 ) -> Layout:
-    """The layout, after refusing (UsageError) what packed attention does not do.
+    """Return the layout of a call.
 
-    That is: no layout, a mask, dropout, attention sinks, or a soft cap.
+    Raises:
+        UsageError: packed attention supports no mask, dropout, attention sinks or soft cap, and needs a layout.
     """
     if attention_mask is not None or layout is None or dropout:
-        asked = "a mask" if attention_mask is not None else "dropout" if dropout else "no layout of the sequences"
+        fault = "a mask" if attention_mask is not None else "dropout" if dropout else "no layout of the sequences"
         raise UsageError(
-            f"packed attention was given {asked}: either this instance was asked to generate (use another one), or its "
+            f"packed attention was given {fault}: either this instance was asked to generate (use another one), or its "
             f"architecture does not hand the layout on, and cannot be trained packed"
         )
     if unsupported.get("s_aux") is not None:
@@ -113,7 +115,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **unsupported: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sequence of a packed buffer.
+    """Compute causal attention inside each sequence of a packed buffer.
 
     Args:
         query_BHTD: [1, query heads, T, head dimension].
@@ -121,25 +123,25 @@ def packed_attention(
         attention_mask: must be None.
         scaling: factor on the scores.
         dropout: must be 0.
-        sliding_window: how many tokens a query sees, itself included; None sees all before it.
-        unsupported: what other models pass along; a soft cap or attention sinks are refused.
+        sliding_window: number of tokens that a query sees, itself included; None for all tokens before it.
+        unsupported: options of other architectures; a soft cap and attention sinks are refused.
 
     Returns:
         [1, T, query heads, head dimension], and None for the weights.
 
     Raises:
-        UsageError: the model wants something that this attention does not do.
+        UsageError: the model needs something that this attention does not support.
     """
-    layout = _checked(module, attention_mask, dropout, layout, unsupported, "sdpa")
+    layout = _check_call(module, attention_mask, dropout, layout, unsupported, "sdpa")
     grouped = query_BHTD.shape[1] != key_BHTD.shape[1]
     # split, not slices: the backward pass of a slice fills a whole buffer with zeros, once per sequence.
     tensors = (query_BHTD, key_BHTD, value_BHTD)
     per_sequence = zip(*(torch.split_with_sizes(tensor, layout.lengths, dim=2) for tensor in tensors), strict=True)
-    parts = []
+    outputs = []
     for query, key, value in per_sequence:
         length = query.shape[2]
         windowed = sliding_window is not None and length > sliding_window
-        parts.append(
+        outputs.append(
             scaled_dot_product_attention(
                 query,
                 key,
@@ -150,7 +152,7 @@ def packed_attention(
                 enable_gqa=grouped,
             )
         )
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
 def flash_attention(
@@ -165,11 +167,11 @@ def flash_attention(
     sliding_window: int | None = None,
     **unsupported: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sequence of a packed buffer.
+    """Compute causal attention inside each sequence of a packed buffer.
 
-    Arguments and result are those of `packed_attention`; a soft cap and sinks are refused.
+    Takes and returns the same as `packed_attention`; a soft cap and sinks are refused.
     """
-    layout = _checked(module, attention_mask, dropout, layout, unsupported, "flash")
+    layout = _check_call(module, attention_mask, dropout, layout, unsupported, "flash")
     # Norms of queries and keys may leave float32 behind under autocast; the kernel takes one 16-bit type.
     narrow = value_BHTD.dtype if value_BHTD.dtype != torch.float32 else torch.get_autocast_dtype("cuda")
     query_THD, key_THD, value_THD = (
@@ -209,12 +211,12 @@ def flex_packed_attention(
     softcap: float | None = None,
     **unsupported: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention inside each sequence of a packed buffer.
+    """Compute causal attention inside each sequence of a packed buffer.
 
-    Arguments and result are those of `packed_attention`, and `softcap`: scores become
+    Takes and returns the same as `packed_attention`, and takes `softcap`: scores become
     softcap * tanh(score / softcap). Attention sinks are refused.
     """
-    layout = _checked(module, attention_mask, dropout, layout, unsupported, "flex")
+    layout = _check_call(module, attention_mask, dropout, layout, unsupported, "flex")
     if not query_BHTD.is_cuda and torch.is_grad_enabled() and query_BHTD.requires_grad:
         msg = "flex attention has no backward pass on a CPU: train this model on a GPU, or choose attention = sdpa"
         raise UsageError(msg)
@@ -225,7 +227,7 @@ def flex_packed_attention(
         return softcap * torch.tanh(score / softcap)
 
     kernel = _compiled() if query_BHTD.is_cuda else flex_attention
-    # Under autocast queries and keys may be float32 beside 16-bit values.
+    # Under autocast queries and keys may be float32 while values have 16 bits.
     narrow = value_BHTD.dtype
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
@@ -242,9 +244,9 @@ def flex_packed_attention(
 
 
 Kind = Literal["auto", "sdpa", "flex", "flash"]
-"""What `TrainConfig.attention` can say."""
+"""Values of `TrainConfig.attention`."""
 NAMES = {"sdpa": "trajlake_packed", "flex": "trajlake_blocks", "flash": "trajlake_varlen"}
-"""The names under which transformers knows them. None contains a word of its own: it treats any "flash" specially."""
+"""Names in transformers. They avoid its words: it treats every name with "flash" in a special way."""
 
 AttentionInterface.register(NAMES["sdpa"], packed_attention)
 AttentionInterface.register(NAMES["flex"], flex_packed_attention)
@@ -252,15 +254,20 @@ AttentionInterface.register(NAMES["flash"], flash_attention)
 
 
 def choose_attention(kind: Kind, device: torch.device, dtype: torch.dtype) -> str:
-    """The implementation to use, a key of `NAMES`; auto takes flash where it runs, else sdpa.
+    """Return the implementation to use, a key of `NAMES`; auto takes flash where it runs, else sdpa.
 
     Raises:
-        UsageError: flash was asked for where it does not run.
+        UsageError: `kind` is flash, and the device or the type does not run it.
     """
     runs_flash = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if runs_flash and torch.cuda.is_available():  # GPUs before Ampere, such as T4 and V100, have no flash attention
+        runs_flash = torch.cuda.get_device_capability(device) >= (8, 0)
     if kind == "auto":
         return "flash" if runs_flash else "sdpa"
     if kind == "flash" and not runs_flash:
-        msg = f"flash attention needs a GPU and 16-bit floats, not {device.type} and {dtype}; choose auto, or sdpa"
+        msg = (
+            f"flash attention needs a GPU of compute capability 8.0 or above and 16-bit floats, not {device.type} and "
+            f"{dtype}; choose auto, or sdpa"
+        )
         raise UsageError(msg)
     return kind

@@ -1,55 +1,138 @@
-"""The policy as the trainer sees it: log-probabilities of chosen tokens in a packed buffer.
+"""The policy as the trainer sees it: log-probabilities of chosen tokens in a packed buffer, and LoRA adapters.
 
-Three things that go wrong silently elsewhere are settled here. The forward pass gets reset positions, no attention mask
-and use_cache=False: with a mask of ones or a cache transformers lets packed sequences contaminate each other. The LM
-head runs only where an action token is predicted, in chunks that are recomputed in the backward pass, so that logits
-never exist for the whole buffer. Log-sum-exp and entropy are float32, and log-probabilities are never above 0. The
-model stays in eval mode: without dropout its log-probabilities are those of the engine.
+The forward pass gets reset positions, no attention mask and use_cache=False: with a mask of ones or a cache
+transformers lets packed sequences contaminate each other. The LM head runs only where an action token is predicted, in
+chunks that are recomputed in the backward pass, so that logits never exist for the whole buffer. Log-sum-exp and
+entropy are float32, and log-probabilities are never above 0. The model stays in eval mode: without dropout its
+log-probabilities are those of the engine.
 
 Axes: `_T` tokens of the packed buffer, `_N` its rows that carry loss, `_V` vocabulary, `_D` width of the model.
 
-Activation checkpointing keeps the input of a layer alone, and computes the layer again in the backward pass.
-transformers' own switch works in training mode only, and training mode brings dropout back.
+Activation checkpointing stores only the input of a layer, and computes the layer again in the backward pass. The switch
+of transformers works in training mode only, and training mode turns dropout on.
+
+LoRA: small trained matrices next to frozen weights, by peft; a checkpoint holds only them. Adapters are put into the
+model in place, so that it stays the same transformers model. They start without effect (B = 0), from a seed.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: TID253 - loaded by commands only when they train
+import torch  # noqa: TID253 - a script that does nothing without it
 from torch import Tensor  # noqa: TID253
 from torch.utils.checkpoint import checkpoint  # noqa: TID253
 from transformers import PreTrainedModel  # noqa: TID253
 from transformers.modeling_layers import GradientCheckpointingLayer  # noqa: TID253
 
 from lake.errors import ContractError, UsageError
-from trainer.config import Dtype, TrainConfig
-from trainer.data.stream.batch import PackedBatch
+from trainer.config import Dtype, LoRAConfig, TrainConfig
+from trainer.data.batch import PackedBatch
 from trainer.policy.attention import NAMES, Kind, Layout, choose_attention
-from trainer.policy.lora import add_adapters
-from trainer.policy.model_files import empty_model, load_model
+from trainer.policy.model_files import build_empty_model, load_model
+
+ADAPTER = "default"
+"""peft's name for the adapters."""
 
 
-def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The repeated blocks of a model, in order."""
+def add_adapters(model: Any, config: LoRAConfig, *, seed: int) -> None:
+    """Put adapters into a model and freeze everything else.
+
+    Raises:
+        UsageError: peft is not installed, no layer has one of the names, or one is the embedding or the LM head.
+    """
+    peft = _peft()
+    options = _peft_config(peft, config, base=None)
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for name, module in model.named_modules():
+        if any(module is end for end in ends) and name.rpartition(".")[2] in config.targets:
+            msg = f"{name} cannot have adapters, only layers between embedding and LM head can: take it out of targets"
+            raise UsageError(msg)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # GPT-2 stores its matrices transposed, which peft detects.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
+        torch.manual_seed(seed)
+        try:
+            peft.inject_adapter_in_model(options, model)
+        except ValueError as error:
+            names = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
+            msg = f"no layer to adapt is named {config.targets}; the model's linear layers are {', '.join(names)}"
+            raise UsageError(msg) from error
+
+
+def merge_adapters(weights: dict[str, Tensor], model: Any) -> dict[str, Tensor]:
+    """Return the weights of a model without adapters that computes the same: W + alpha / rank * B A.
+
+    Takes all weights of the adapted model by name as plain tensors. The layers of the model give scale and orientation.
+    The result has the names before adapters were added, and new tensors where adapters changed them.
+    """
+    plain = {name.replace(".base_layer.", "."): t for name, t in weights.items() if ".lora_" not in name}
+    for prefix, layer in model.named_modules():
+        if f"{prefix}.lora_A.{ADAPTER}.weight" not in weights:
+            continue
+        down, up = (weights[f"{prefix}.lora_{side}.{ADAPTER}.weight"] for side in "AB")
+        change = (up.float() @ down.float()) * layer.scaling[ADAPTER]
+        base = weights[f"{prefix}.base_layer.weight"]
+        change = change.T if layer.fan_in_fan_out else change
+        plain[f"{prefix}.weight"] = (base.float() + change).to(base.dtype)
+    return plain
+
+
+def save_adapters(folder: Path, weights: dict[str, Tensor], config: LoRAConfig, base: str) -> None:
+    """Write adapters as a folder that peft and inference engines load; weights by name, as plain tensors."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    named = {f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": t.contiguous() for name, t in weights.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    options = _peft_config(_peft(), config, base=base)
+    options.inference_mode = True
+    options.save_pretrained(str(folder))
+
+
+def _peft_config(peft: Any, config: LoRAConfig, base: str | None) -> Any:
+    targets = config.targets if isinstance(config.targets, str) else list(config.targets)
+    return peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=targets,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+
+
+def _peft() -> Any:
+    """Import the package peft; a UsageError where it is not installed."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UsageError('LoRA needs the package peft: pip install "trajlake[lora]"') from error
+    return peft
+
+
+def get_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the repeated blocks of a model, in order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute_layers(model: torch.nn.Module) -> None:
     """Change a model so that its blocks are recomputed in the backward pass; values and gradients stay the same.
 
-    A UsageError where the architecture does not say what its blocks are.
+    Raises:
+        UsageError: the architecture does not mark its blocks.
     """
-    layers = layers_of(model)
+    layers = get_layers(model)
     if not layers:
         msg = f"{type(model).__name__} does not support gradient checkpointing; leave gradient_checkpointing out"
         raise UsageError(msg)
     for layer in layers:
-        layer.forward = _recomputed(layer.forward)
+        layer.forward = _wrap_forward(layer.forward)
 
 
-def _recomputed(forward: Any) -> Any:
-    """A forward function that is run again in the backward pass."""
+def _wrap_forward(forward: Any) -> Any:
+    """Return a forward function that runs again in the backward pass."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -60,14 +143,18 @@ def _recomputed(forward: Any) -> Any:
 
 
 HEAD_ELEMENTS = 1 << 25
-"""Logits of one chunk (rows x vocabulary): 128 MiB in float32."""
-DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Largest number of logits of one chunk (rows x vocabulary): 128 MiB in float32."""
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
-class Scorer(torch.nn.Module):
-    """Body, head and log-sum-exp as one module, so that a sharded model gathers and frees its weights around it.
+class TokenScorer(torch.nn.Module):
+    """Body, head and log-sum-exp as one module, around which a sharded model gathers and frees its weights.
 
-    `autocast` is the type of the matrix products, None that of the weights.
+    `autocast` is the type of the matrix products; None takes that of the weights.
     """
 
     def __init__(self, model: PreTrainedModel, autocast: torch.dtype | None) -> None:
@@ -76,10 +163,10 @@ class Scorer(torch.nn.Module):
         self.autocast = autocast
         embedding: Any = model.get_input_embeddings()
         self.vocabulary = int(embedding.num_embeddings)
-        self._alteration = _alteration(model.config)
+        self._change_logits = _find_logit_change(model.config)
 
     def forward(self, batch: PackedBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        """See `Policy.logprobs`."""
+        """Compute the result of `PackedPolicy.logprobs`."""
         device = batch.input_ids_T.device
         with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
             hidden_ND = self._hidden(batch)[batch.predictor_N]
@@ -87,17 +174,17 @@ class Scorer(torch.nn.Module):
             if len(hidden_ND) <= rows:
                 logprobs_N, entropy_N = self._score(hidden_ND, batch.target_N, batch.temperature_N, entropy)
                 return logprobs_N, entropy_N if entropy else None
-            parts = []
+            chunks = []
             for low in range(0, len(hidden_ND), rows):
                 cut = slice(low, low + rows)
                 temperature_N = None if batch.temperature_N is None else batch.temperature_N[cut]
                 arguments = (hidden_ND[cut], batch.target_N[cut], temperature_N, entropy)
-                parts.append(checkpoint(self._score, *arguments, use_reentrant=False, preserve_rng_state=False))
-        logprobs_N = torch.cat([part[0] for part in parts])
-        return logprobs_N, torch.cat([part[1] for part in parts]) if entropy else None
+                chunks.append(checkpoint(self._score, *arguments, use_reentrant=False, preserve_rng_state=False))
+        logprobs_N = torch.cat([chunk[0] for chunk in chunks])
+        return logprobs_N, torch.cat([chunk[1] for chunk in chunks]) if entropy else None
 
     def _hidden(self, batch: PackedBatch) -> Tensor:
-        """Last hidden states, [T, D]."""
+        """Compute the last hidden states, [T, D]."""
         output = self.model.base_model(
             input_ids=batch.input_ids_T[None].long(),
             position_ids=batch.position_ids_T[None].long(),
@@ -111,29 +198,30 @@ class Scorer(torch.nn.Module):
     def _score(
         self, hidden_ND: Tensor, target_N: Tensor, temperature_N: Tensor | None, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (empty unless asked for) of one chunk."""
+        """Compute log-probabilities and entropies of one chunk; without `entropy` the latter are empty."""
         logits_NV = self.model.get_output_embeddings()(hidden_ND).float()
-        if self._alteration is not None:
-            logits_NV = self._alteration(logits_NV)
+        if self._change_logits is not None:
+            logits_NV = self._change_logits(logits_NV)
         if temperature_N is not None:
             logits_NV = logits_NV / temperature_N[:, None]
         lse_N = logits_NV.logsumexp(dim=-1)
-        chosen_N = logits_NV.gather(-1, target_N[:, None]).squeeze(-1)
-        logprobs_N = (chosen_N - lse_N).clamp(max=0.0)
+        target_logit_N = logits_NV.gather(-1, target_N[:, None]).squeeze(-1)
+        logprobs_N = (target_logit_N - lse_N).clamp(max=0.0)
         if not entropy:
             return logprobs_N, logprobs_N.new_empty(0)
         probabilities_NV = (logits_NV - lse_N[:, None]).exp()
         return logprobs_N, lse_N - (probabilities_NV * logits_NV).sum(dim=-1)
 
 
-class Policy:
-    """A causal language model of which log-probabilities are asked.
+class PackedPolicy:
+    """A causal language model that scores tokens.
 
     Args:
-        model: any transformers causal LM that uses the attention interface, on its device. Its attention
-            implementation is replaced: generate with another instance.
-        dtype: of matrix products; with bfloat16 the weights stay what they are, and are cast for each product.
-        device: where it will be, if it has no weights yet.
+        model: a transformers causal LM that uses the attention interface, on its device. Its attention implementation
+        is
+            replaced: generate with another instance.
+        dtype: type of matrix products; with a 16-bit type the weights are cast for each product.
+        device: future device of a model that has no weights yet.
 
     Raises:
         UsageError: the attention does not run on this device.
@@ -148,19 +236,19 @@ class Policy:
         gradient_checkpointing: bool = False,
         device: str | None = None,
     ) -> None:
-        place = model.device if device is None else torch.device(device)
-        self.attention = choose_attention(attention, place, DTYPES[dtype])
+        target = model.device if device is None else torch.device(device)
+        self.attention = choose_attention(attention, target, DTYPES[dtype])
         self.dtype = dtype
         model.set_attn_implementation(NAMES[self.attention])
         model.train(mode=False)
         if gradient_checkpointing:
             recompute_layers(model)
         self.model: Any = model
-        self.scorer = Scorer(model, None if dtype == "float32" else DTYPES[dtype])
+        self.scorer = TokenScorer(model, None if dtype == "float32" else DTYPES[dtype])
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids the model can embed."""
+        """Number of token ids that the model can embed."""
         return self.scorer.vocabulary
 
     @property
@@ -175,12 +263,12 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         device: torch.device = self.model.device
         return device
 
     def logprobs(self, batch: PackedBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities of the target tokens under the temperature-scaled distribution, and entropies if asked for.
+        """Compute log-probabilities of the target tokens at their temperatures, and with `entropy` the entropies.
 
         The batch is on the model's device; both are float32 [N], with gradient.
         """
@@ -188,25 +276,25 @@ class Policy:
         return result
 
     def state(self) -> dict[str, Tensor]:
-        """Every weight by name, tied ones once; not copies."""
-        named = self._named()
-        return {name: named[name].detach() for name, first in self.tied_names().items() if name == first}
+        """Return all weights by name, tied ones once; not copies."""
+        named = self._name_tensors()
+        return {name: named[name].detach() for name, first in self.map_tied_names().items() if name == first}
 
-    def tied_names(self) -> dict[str, str]:
-        """Of each weight's name the first, in order of the alphabet, under which the same weight is known."""
-        named = self._named()
+    def map_tied_names(self) -> dict[str, str]:
+        """Return for each weight's name the alphabetically first name of the same weight."""
+        named = self._name_tensors()
         first: dict[int, str] = {}
         for name in sorted(named):
             first.setdefault(id(named[name]), name)
         return {name: first[id(tensor)] for name, tensor in sorted(named.items())}
 
-    def _named(self) -> dict[str, Tensor]:
-        """What the model stores, by every name."""
-        every = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
-        return {name: every[name] for name in self.model.state_dict()}
+    def _name_tensors(self) -> dict[str, Tensor]:
+        """Return the stored tensors of the model under all their names."""
+        tensors = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+        return {name: tensors[name] for name in self.model.state_dict()}
 
     def trained_state(self) -> dict[str, Tensor]:
-        """The part of `state` that training changes: all of it, or the adapters."""
+        """Return the weights of `state` that training changes: all of them, or the adapters."""
         frozen = {name for name, p in self.model.named_parameters(remove_duplicate=False) if not p.requires_grad}
         return {name: tensor for name, tensor in self.state().items() if name not in frozen}
 
@@ -219,19 +307,19 @@ def load_policy(
     dtype: Dtype = "float32",
     gradient_checkpointing: bool = False,
     empty: bool = False,
-) -> Policy:
+) -> PackedPolicy:
     """Load a model with float32 weights, and check that it scores packed sequences as it scores single ones.
 
     Args:
         source: Hugging Face folder, or a .gguf file.
-        empty: without weights, and unchecked: another rank has them.
+        empty: without weights and unchecked, for a rank that receives them.
 
     Raises:
-        UsageError: no such model or device, no causal language model, or one that packed training does not serve.
+        UsageError: no such model or device, not a causal language model, or one that scores packed sequences wrongly.
     """
     check_device(device)
-    model = empty_model(source) if empty else load_model(source).to(device)
-    policy = Policy(
+    model = build_empty_model(source) if empty else load_model(source).to(device)
+    policy = PackedPolicy(
         model, attention=attention, dtype=dtype, gradient_checkpointing=gradient_checkpointing, device=device
     )
     if not empty:
@@ -239,14 +327,14 @@ def load_policy(
     return policy
 
 
-def policy_of(config: TrainConfig, device: str | None = None, *, empty: bool = False) -> Policy:
-    """The policy that a configuration trains, as it is before the first update, adapters included.
+def build_policy(config: TrainConfig, device: str | None = None, *, empty: bool = False) -> PackedPolicy:
+    """Load the policy that a configuration trains, as before the first update, with its adapters.
 
     Args:
-        device: torch device, in place of the configuration's.
+        device: torch device; None takes the configuration's.
 
     Raises:
-        UsageError: see `load_policy`; or peft is missing.
+        UsageError: as for `load_policy`; or peft is missing.
     """
     policy = load_policy(
         config.model,
@@ -261,8 +349,8 @@ def policy_of(config: TrainConfig, device: str | None = None, *, empty: bool = F
     return policy
 
 
-def _alteration(config: Any) -> Callable[[Tensor], Tensor] | None:
-    """What an architecture does to logits after its head: Gemma caps them, Cohere and Granite scale them."""
+def _find_logit_change(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return what an architecture does to logits after its head: Gemma caps them, Cohere and Granite scale them."""
     cap = getattr(config, "final_logit_softcapping", None)
     if cap is not None:
         return lambda logits_NV: cap * torch.tanh(logits_NV / cap)
@@ -276,24 +364,29 @@ EXACT, NARROW = 1e-4, 0.1
 """Tolerances in nats: of the largest difference in float32, of the mean difference in 16-bit floats."""
 
 
-def check_policy(policy: "Policy") -> None:
-    """Compare packed log-probabilities with those of transformers' own forward pass, one sequence at a time.
+def check_policy(policy: "PackedPolicy") -> None:
+    """Compare packed log-probabilities with those of the model's forward pass, one sequence at a time.
 
-    Architectures differ in what they do with positions, windows, caches and logits; some (state-space layers,
-    convolutions) carry state from one packed sequence into the next whatever the positions say. Three short sequences
-    show it: a UsageError where they differ, or the model cannot be run packed.
+    Architectures differ in their use of positions, windows, caches and logits. Some (state-space layers, convolutions)
+    carry state from one packed sequence into the next in spite of the positions. Three short sequences show it.
+
+    Raises:
+        UsageError: the log-probabilities differ, or the model cannot be run packed.
     """
-    batch = _small_batch(policy.vocabulary).to(policy.device)
+    generator = torch.Generator().manual_seed(0)
+    ids_T = torch.randint(0, policy.vocabulary, (sum(_LENGTHS),), generator=generator)
+    sequences = [ids.tolist() for ids in torch.split_with_sizes(ids_T, _LENGTHS)]
+    batch = pack_sequences(sequences).to(policy.device)
     with torch.no_grad():
         packed_N, _ = policy.logprobs(batch)
-        expected_N = _own_logprobs(policy, batch)
+        expected_N = _score_unpacked(policy, batch)
     difference_N = (packed_N - expected_N).abs()
     exact = policy.dtype == "float32" and policy.model.dtype == torch.float32
-    found, limit = (difference_N.max().item(), EXACT) if exact else (difference_N.mean().item(), NARROW)
-    if not found <= limit:
+    difference, limit = (difference_N.max().item(), EXACT) if exact else (difference_N.mean().item(), NARROW)
+    if not difference <= limit:
         raise UsageError(
             f"{type(policy.model).__name__} with {policy.attention} attention scores packed sequences differently from "
-            f"single ones: {found:.3g} nats, at most {limit} will do; choose another attention, or another model"
+            f"single ones: {difference:.3g} nats, at most {limit} will do; choose another attention, or another model"
         )
 
 
@@ -308,7 +401,7 @@ def check_device(device: str) -> None:
 
 
 def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
-    """Refuse (ContractError) a batch on the CPU with a token for which the model has no embedding."""
+    """Refuse (ContractError) a batch on the CPU with a token id outside the vocabulary."""
     highest = int(batch.input_ids_T.max())
     if highest >= vocabulary:
         raise ContractError(
@@ -317,8 +410,8 @@ def check_vocabulary(batch: PackedBatch, vocabulary: int) -> None:
         )
 
 
-def whole_sequences(ids_Q: Sequence[Sequence[int]]) -> PackedBatch:
-    """Sequences of at least two token ids, packed, of which every token but the first carries loss."""
+def pack_sequences(ids_Q: Sequence[Sequence[int]]) -> PackedBatch:
+    """Pack sequences of at least two token ids; every token but the first carries loss."""
     lengths = [len(ids) for ids in ids_Q]
     ids_T = torch.tensor([token for ids in ids_Q for token in ids])
     positions_T = torch.cat([torch.arange(length) for length in lengths])
@@ -333,22 +426,15 @@ def whole_sequences(ids_Q: Sequence[Sequence[int]]) -> PackedBatch:
     )
 
 
-def _small_batch(vocabulary: int) -> PackedBatch:
-    """Three short random sequences."""
-    generator = torch.Generator().manual_seed(0)
-    ids_T = torch.randint(0, vocabulary, (sum(_LENGTHS),), generator=generator)
-    return whole_sequences([part.tolist() for part in torch.split_with_sizes(ids_T, _LENGTHS)])
-
-
-def _own_logprobs(policy: "Policy", batch: PackedBatch) -> Tensor:
-    """The same log-probabilities by the model's own forward pass and attention."""
+def _score_unpacked(policy: "PackedPolicy", batch: PackedBatch) -> Tensor:
+    """Compute the same log-probabilities with the forward pass and eager attention of transformers."""
     model, used = policy.model, policy.model.config._attn_implementation
     model.set_attn_implementation("eager")
-    parts = []
+    logprobs = []
     autocast = policy.scorer.autocast
     with torch.autocast(policy.device.type, autocast, enabled=autocast is not None):
         for ids_T in torch.split_with_sizes(batch.input_ids_T, _LENGTHS):
             logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0].float()
-            parts.append(logits_TV[:-1].log_softmax(-1).gather(-1, ids_T[1:, None]).squeeze(-1))
+            logprobs.append(logits_TV[:-1].log_softmax(-1).gather(-1, ids_T[1:, None]).squeeze(-1))
     model.set_attn_implementation(used)
-    return torch.cat(parts)
+    return torch.cat(logprobs)

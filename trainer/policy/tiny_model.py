@@ -1,11 +1,10 @@
 """A small random model for trying things, with a tokenizer trained on the lake's own texts.
 
-A Llama of some 200,000 parameters, written as an ordinary Hugging Face folder. The shape is one that inference engines
-serve (head dimension 32). It is not a Qwen2: for that type transformers ignores the saved tokenizer's rules and splits
-text its own way, so that a folder would encode differently from what was trained. The chat template is ChatML with
-reasoning and tool calls, and append-only: a longer conversation extends the rendering of a shorter one. Calls are
-spelled key by key, since engines hand their keys over in an order of their own. The same lake, sizes and seed give the
-same folder.
+A Llama of some 200,000 parameters, written as an ordinary Hugging Face folder. Inference engines serve its shape (head
+dimension 32). It is not a Qwen2, for which transformers ignores the saved tokenizer's rules, so that a folder would
+encode text differently from what was trained. The chat template is ChatML with reasoning and tool calls, and
+append-only: a longer conversation extends the rendering of a shorter one. It writes tool calls key by key, since
+engines pass their keys in different orders. The same lake, sizes and seed give the same folder.
 """
 
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from lake.errors import DataRefusedError, UsageError
-from lake.read.parquet import collected
+from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
 from lake.storage.atomic import atomic_folder
-from lake.write.rows import inlined
-from trainer.data.render.chat import STEP_DOCUMENTS, UnrenderableError, texts_of, turns_of
+from lake.write.rows import inline_blobs
+from trainer.data.render import STEP_DOCUMENTS, UnrenderableError, collect_texts, read_turns
 from trainer.frozen import FrozenModel
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class TinyModelConfig(FrozenModel):
     """Sizes of the tokenizer and the model."""
 
     vocabulary: int = Field(2048, ge=300)
-    """Token ids, 256 bytes and three markers included; fewer if the texts do not yield as many merges."""
+    """Number of token ids with 256 bytes and three markers; fewer if the texts yield fewer merges."""
     hidden_size: int = Field(64, ge=HEAD_DIM, multiple_of=HEAD_DIM)
     """Width; the number of heads is this divided by the head dimension of 32."""
     layers: int = Field(2, ge=1)
@@ -74,16 +73,15 @@ class TinyModelConfig(FrozenModel):
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """What was made."""
+    """A model that was written."""
 
     folder: Path
-    """Where."""
     parameters: int
-    """Of the model."""
+    """Number of parameters."""
     vocabulary: int
-    """Token ids."""
+    """Number of token ids."""
     texts: int
-    """Distinct texts that the tokenizer was trained on."""
+    """Number of distinct texts that the tokenizer was trained on."""
 
 
 def make_tiny_model(snapshot: Snapshot, folder: Path, config: TinyModelConfig) -> TinyModel:
@@ -95,7 +93,7 @@ def make_tiny_model(snapshot: Snapshot, folder: Path, config: TinyModelConfig) -
     """
     if folder.exists():
         raise UsageError(f"{folder} exists already; choose another --out")
-    texts = sorted(set(lake_texts(snapshot)))
+    texts = sorted(set(read_texts(snapshot)))
     if not texts:
         msg = "the lake holds no texts to train a tokenizer on; ingest some first: `trajlake ingest FILE`"
         raise DataRefusedError(msg)
@@ -107,23 +105,23 @@ def make_tiny_model(snapshot: Snapshot, folder: Path, config: TinyModelConfig) -
     return TinyModel(folder, model.num_parameters(), len(tokenizer), len(texts))
 
 
-def lake_texts(snapshot: Snapshot) -> Iterator[str]:
-    """Every text of the lake's messages, in no particular order, repeats included."""
-    steps = inlined(snapshot, collected(snapshot.scan("steps").select(_STEP_COLUMNS)), STEP_DOCUMENTS)
+def read_texts(snapshot: Snapshot) -> Iterator[str]:
+    """Yield the texts of the lake's messages with repeats, in no particular order."""
+    steps = inline_blobs(snapshot, collect_rows(snapshot.scan("steps").select(_STEP_COLUMNS)), STEP_DOCUMENTS)
     steps = steps.sort("episode_id", "step_index")
-    heads = collected(snapshot.scan("episodes").select("episode_id", "initial_messages", "tools"))
-    heads = inlined(snapshot, heads, ("initial_messages", "tools"))
+    heads = collect_rows(snapshot.scan("episodes").select("episode_id", "initial_messages", "tools"))
+    heads = inline_blobs(snapshot, heads, ("initial_messages", "tools"))
     head_of = {row["episode_id"]: row for row in heads.iter_rows(named=True)}
     for part in steps.partition_by("episode_id", maintain_order=True):
         head = head_of[part["episode_id"][0]]
-        # What cannot be trained on need not be encoded well.
+        # Steps that cannot be rendered are not trained on.
         with suppress(UnrenderableError):
-            yield from texts_of(turns_of(head["initial_messages"], part.to_dicts()))
+            yield from collect_texts(read_turns(head["initial_messages"], part.to_dicts()))
     yield from heads["tools"].drop_nulls().unique()
 
 
 def build_tokenizer(texts: list[str], vocabulary: int) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE tokenizer of at most `vocabulary` ids, with the template above."""
+    """Train a byte-level BPE tokenizer of at most `vocabulary` ids, with the template above."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -149,7 +147,7 @@ def build_tokenizer(texts: list[str], vocabulary: int) -> "PreTrainedTokenizerFa
 
 
 def build_model(tokenizer: "PreTrainedTokenizerFast", config: TinyModelConfig) -> "LlamaForCausalLM":
-    """A randomly initialised Llama in float32; the same seed gives the same weights."""
+    """Build a randomly initialised Llama in float32; the same seed gives the same weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

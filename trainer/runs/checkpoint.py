@@ -1,12 +1,12 @@
-"""Checkpoints: everything a run needs to go on bit for bit, in one folder that is there in full or not at all.
+"""Checkpoints: everything that a run needs to continue bit for bit, in one folder that is complete or absent.
 
     weights.safetensors    what is trained: the model, tied weights once; with LoRA the adapters alone
     optimizer.safetensors  AdamW's state, named parameter/field
-    proximal.safetensors   inside the period of a proximal policy (`trainer.losses.correction`): its copy of the weights
-    state.json             position, pinned data, configuration, random state, environment, and the digests of all
+    proximal.safetensors   inside the period of a proximal policy (`trainer.losses.policy`): its copy of the weights
+    state.json             position, pinned data, configuration, loss scale, random state, environment, digests of all
 
-Several ranks write folders `weights`, `optimizer` and `proximal` instead, with a file per rank. Either kind is read by
-any number of ranks. Nothing is pickled. Digests are verified on loading, so a damaged checkpoint is an error, never a
+Several ranks write folders `weights`, `optimizer` and `proximal` instead, with a file per rank. Any number of ranks
+reads either kind. Nothing is pickled. Digests are verified on loading, so a damaged checkpoint is an error and never a
 wrong model.
 """
 
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch  # noqa: TID253 - loaded by commands only when they train
+import torch  # noqa: TID253 - a script that does nothing without it
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lake.errors import CheckpointError, ContractError
-from trainer.backends.base import PolicyBackend, file_digest, tensor_digest
-from trainer.backends.sharded import load_shards, save_shards, shapes_in, shared_folder
+from trainer.backends.base import PolicyBackend, ScalerState, file_digest, tensor_digest
+from trainer.backends.sharded import load_shards, open_shared_folder, read_shapes, save_shards
+from trainer.train_settings import check_stored_layout
 
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 PROXIMAL = "proximal.safetensors"
@@ -34,11 +35,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a checkpoint that is not tensors."""
 
     optimizer_step: int
-    """Updates done; the next one to do."""
+    """Number of updates done; index of the next one."""
     epoch: int
-    """Pass over the data that the next update belongs to."""
+    """Epoch of the next update."""
     plan_hash: str
-    """Of `Plan.plan_hash`, as 13 characters."""
+    """Hash of the plan, 13 characters."""
     snapshot: dict[str, int]
     """Table versions that the run reads."""
     config: dict[str, Any]
@@ -52,21 +53,23 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     base_sha256: str = ""
     """Digest of the weights that are not trained; empty if all are."""
     files: dict[str, str] = {}
-    """sha256 of each rank's files, where there are several."""
+    """sha256 of each rank's files; empty for a single process."""
+    loss_scale: ScalerState | None = None
+    """The loss scale and its history; None unless dtype is float16."""
     torch_rng: str = ""
     """Torch's CPU random state, hexadecimal."""
     environment: dict[str, str | int] = {}
-    """What exact repetition depends on."""
+    """Versions and hardware that exact repetition depends on."""
     validations: list[tuple[int, float]] = []
     """Measurements on held-out episodes so far: updates done, negative log-likelihood."""
     first_entropy: float | None = None
-    """Entropy at the run's first update, which the alarm compares with."""
+    """Entropy at the run's first update, for the entropy alarm."""
     standing_alarms: list[str] = []
-    """Alarms that were on at the last update."""
+    """Alarms that were active at the last update."""
 
 
 def environment(ranks: int = 1) -> dict[str, str | int]:
-    """What exact repetition on one machine depends on."""
+    """Return the versions and hardware that exact repetition on one machine depends on."""
     return {
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
@@ -77,24 +80,25 @@ def environment(ranks: int = 1) -> dict[str, str | int]:
 
 
 def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State:
-    """Write a checkpoint in place of any there is, and return its state as written; across ranks all call it.
+    """Write a checkpoint, replacing an earlier one; return its state as written. Across ranks all call it.
 
-    Digests, random state and environment of the state are filled in.
+    Fills in digests, loss scale, random state and environment of the state.
     """
-    parts = {WEIGHT_SHARDS: backend.policy.trained_state(), OPTIMIZER_SHARDS: backend.local_optimizer_state()}
+    tensors_of = {WEIGHT_SHARDS: backend.policy.trained_state(), OPTIMIZER_SHARDS: backend.get_local_optimizer_state()}
     if backend.proximal is not None:
-        parts[PROXIMAL_SHARDS] = backend.proximal
+        tensors_of[PROXIMAL_SHARDS] = backend.proximal
     full = msgspec.structs.replace(
         state,
         weights_sha256=backend.digest(),
-        optimizer_sha256=backend.digest_of(parts[OPTIMIZER_SHARDS]),
+        optimizer_sha256=backend.digest_of(tensors_of[OPTIMIZER_SHARDS]),
         proximal_sha256="" if backend.proximal is None else backend.digest_of(backend.proximal),
         base_sha256=backend.base_digest(),
+        loss_scale=None if backend.scaler is None else backend.scaler.state(),
         torch_rng=bytes(torch.get_rng_state().tolist()).hex(),
         environment=environment(backend.world_size),
     )
-    with shared_folder(folder, backend.ranks) as partial:
-        for name, tensors in parts.items():
+    with open_shared_folder(folder, backend.ranks) as partial:
+        for name, tensors in tensors_of.items():
             if backend.ranks.joined:
                 save_shards(partial / name, tensors, backend.ranks)
             else:
@@ -111,7 +115,10 @@ def save_checkpoint(folder: Path, backend: PolicyBackend, state: State) -> State
 
 
 def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
-    """Load a checkpoint into a backend (weights, optimizer, proximal policy), restore the random state; its state.
+    """Load a checkpoint into a backend (weights, optimizer, proximal policy, loss scale), restore the random state.
+
+    Returns:
+        Its state.
 
     Raises:
         CheckpointError: missing, damaged, or of another model.
@@ -119,23 +126,25 @@ def load_checkpoint(folder: Path, backend: PolicyBackend) -> State:
     state = _verified(folder, backend)
     backend.drop_proximal()
     if state.proximal_sha256:
-        # By way of the weights that are trained, which get their own values next.
+        # Loaded through the trained weights, which get their values next.
         _fill(folder, PROXIMAL_SHARDS, state, state.proximal_sha256, backend)
         backend.keep_proximal()
     _fill_weights(folder, state, backend)
-    with _of(folder):
+    with _name_checkpoint(folder):
         if state.files:
             moments = _empty_moments(folder, backend)
             load_shards(folder / OPTIMIZER_SHARDS, moments, backend.ranks)
             backend.adopt_optimizer_state({n: t[0] if n.endswith("/step") else t for n, t in moments.items()})
         else:
             backend.load_optimizer_state(_load(folder / OPTIMIZER, state.optimizer_sha256))
+    if backend.scaler is not None and state.loss_scale is not None:
+        backend.scaler.load_state(state.loss_scale)
     torch.set_rng_state(torch.tensor(list(bytes.fromhex(state.torch_rng)), dtype=torch.uint8))
     return state
 
 
 def load_weights(folder: Path, backend: PolicyBackend) -> State:
-    """Load the weights of a checkpoint alone; its state.
+    """Load only the weights of a checkpoint; return its state.
 
     Raises:
         CheckpointError: missing, damaged, of another model, or adapters of another base model.
@@ -146,7 +155,7 @@ def load_weights(folder: Path, backend: PolicyBackend) -> State:
 
 
 def _verified(folder: Path, backend: PolicyBackend) -> State:
-    """The state of a checkpoint whose shards, where it has any, are as they were written."""
+    """Read the state of a checkpoint, and verify the files of its ranks."""
     state = read_state(folder)
     if state.files:
         backend.ranks.on_rank_zero(lambda: _verify_files(folder, state))
@@ -154,27 +163,27 @@ def _verified(folder: Path, backend: PolicyBackend) -> State:
 
 
 def _fill_weights(folder: Path, state: State, backend: PolicyBackend) -> None:
-    """Load the trained weights, for the base model that they belong to."""
+    """Load the trained weights; a CheckpointError where they belong to another base model."""
     _fill(folder, WEIGHT_SHARDS, state, state.weights_sha256, backend)
-    with _of(folder):
+    with _name_checkpoint(folder):
         if backend.base_digest() != state.base_sha256:
             raise ContractError("its adapters were trained on another base model than this one")
 
 
-def _fill(folder: Path, part: str, state: State, sha256: str, backend: PolicyBackend) -> None:
-    """Put a part of the checkpoint into the trained weights; a CheckpointError if damaged, or of another model."""
-    with _of(folder):
+def _fill(folder: Path, section: str, state: State, sha256: str, backend: PolicyBackend) -> None:
+    """Load a section of the checkpoint into the trained weights; a CheckpointError if damaged or of another model."""
+    with _name_checkpoint(folder):
         if state.files:
-            load_shards(folder / part, backend.policy.trained_state(), backend.ranks)
+            load_shards(folder / section, backend.policy.trained_state(), backend.ranks)
         else:
-            backend.load_weights(_load(folder / f"{part}.safetensors", sha256))
+            backend.load_weights(_load(folder / f"{section}.safetensors", sha256))
 
 
 def changed_environment(state: State, ranks: int = 1) -> list[str]:
-    """What differs from the environment a checkpoint was written in, as sentences; empty if nothing does."""
+    """Return a sentence for each difference from the environment of a checkpoint."""
     now = environment(ranks)
     return [
-        f"the checkpoint was written with {name} {before} and training goes on with {now.get(name)}: the result will "
+        f"the checkpoint was written with {name} {before} and training continues with {now.get(name)}: the result will "
         f"agree with an undisturbed run's closely, not bit for bit"
         for name, before in state.environment.items()
         if now.get(name) != before
@@ -182,8 +191,8 @@ def changed_environment(state: State, ranks: int = 1) -> list[str]:
 
 
 @contextmanager
-def _of(folder: Path) -> Iterator[None]:
-    """Faults of weights and states, with the checkpoint's name."""
+def _name_checkpoint(folder: Path) -> Iterator[None]:
+    """Turn faults of weights and states into CheckpointErrors with the checkpoint's name."""
     try:
         yield
     except ContractError as error:
@@ -191,10 +200,10 @@ def _of(folder: Path) -> Iterator[None]:
 
 
 def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tensor]:
-    """Tensors for the optimizer state that a checkpoint's shards hold, laid out like the parameters."""
+    """Return empty tensors for the optimizer state of a checkpoint's shards, laid out like the parameters."""
     parameters = dict(backend.policy.model.named_parameters())
     empty: dict[str, torch.Tensor] = {}
-    for key, (size, dtype) in shapes_in(folder / OPTIMIZER_SHARDS).items():
+    for key, (size, dtype) in read_shapes(folder / OPTIMIZER_SHARDS).items():
         name, _, field = key.rpartition("/")
         if name not in parameters:
             raise ContractError(f"the optimizer state is of another model: it names parameter {name}")
@@ -209,27 +218,33 @@ def _empty_moments(folder: Path, backend: PolicyBackend) -> dict[str, torch.Tens
 
 
 def _verify_files(folder: Path, state: State) -> None:
-    """Refuse (CheckpointError) files of ranks that are missing, or not as they were written."""
+    """Refuse (CheckpointError) files of ranks that are missing or changed."""
     for name, expected in state.files.items():
         path = folder / name
-        found = file_digest(path) if path.is_file() else "missing"
-        if found != expected:
+        digest = file_digest(path) if path.is_file() else "missing"
+        if digest != expected:
             raise CheckpointError(
-                f"checkpoint {folder}: {name} is damaged ({found[:16]}, recorded was {expected[:16]}); restore it, or "
+                f"checkpoint {folder}: {name} is damaged ({digest[:16]}, recorded was {expected[:16]}); restore it, or "
                 f"train again into another --out"
             )
 
 
 def read_state(folder: Path) -> State:
-    """The state of a checkpoint; a CheckpointError where it is missing or damaged."""
+    """Read the state of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or has the layout of an earlier version.
+    """
     try:
-        return msgspec.json.decode((folder / STATE).read_bytes(), type=State)
+        state = msgspec.json.decode((folder / STATE).read_bytes(), type=State)
     except OSError as error:
         msg = f"checkpoint {folder} cannot be read: {error.strerror}; restore it, or train again into another --out"
         raise CheckpointError(msg) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         msg = f"checkpoint {folder}: {STATE} is damaged ({error}); restore it, or train again into another --out"
         raise CheckpointError(msg) from error
+    check_stored_layout(state.config, f"checkpoint {folder}")
+    return state
 
 
 def _load(path: Path, expected: str) -> dict[str, torch.Tensor]:
@@ -239,10 +254,10 @@ def _load(path: Path, expected: str) -> dict[str, torch.Tensor]:
         raise CheckpointError(
             f"checkpoint {path.parent}: {path.name} is damaged ({error}); restore it, or train again into another --out"
         ) from error
-    found = tensor_digest(tensors)
-    if found != expected:
+    digest = tensor_digest(tensors)
+    if digest != expected:
         raise CheckpointError(
-            f"checkpoint {path.parent}: {path.name} is damaged: its contents have sha256 {found[:16]}..., recorded was "
-            f"{expected[:16]}...; restore it, or train again into another --out"
+            f"checkpoint {path.parent}: {path.name} is damaged: its contents have sha256 {digest[:16]}..., recorded "
+            f"was {expected[:16]}...; restore it, or train again into another --out"
         )
     return tensors

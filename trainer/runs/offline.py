@@ -1,76 +1,102 @@
-"""Offline training: start a run over the lake, or resume one that was killed, with the same final weights.
+"""Offline training: start a run over the lake, resume one, repeat one, or train several stages in a row.
 
-What speaks against a run is looked for first, the cheapest first: folder, model folder, data. torch and the weights are
-loaded when nothing does.
+All of them take one path. A `RunStart` says what the run begins with. `resolve_run` decides everything that its
+configuration leaves open, and `TrainingRun` trains the result. Faults are looked for first, the cheapest first:
+folder, model folder, data. torch and the weights are loaded only when none is found.
 
-Selection and plan are made again on resumption, from the pinned snapshot, and must come out the same; the newest row of
-`checkpoints` says where to go on.
+A resumed or repeated run makes selection and plan again from the pinned snapshot, and they must come out the same. A
+resumed run continues after the newest row of `checkpoints`, and ends with the weights of an uninterrupted one. A
+repeated run ends with the same weights on the same machine, number of threads and versions; its first note says
+whether it did.
+
+A stage is an ordinary run in a folder below --out, with its job and its checkpoints. A stage without `model` starts
+from the weights of the stage before it.
 """
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import polars as pl
+
 from lake import ids
 from lake.errors import CheckpointError, UsageError
-from lake.execution.cores import threads_for
+from lake.execution.local import choose_threads
 from lake.lake import Lake
-from lake.settings import validated
-from lake.storage.atomic import settled
+from lake.read.text_table import count_noun
+from lake.settings import validate
+from lake.storage.atomic import find_settled
 from trainer.backends.ranks import Ranks, join_ranks
 from trainer.config import TrainConfig
-from trainer.data.plan.preparation import Prepared, find_source, prepare, prepare_at
-from trainer.data.select.refusals import refuse
-from trainer.monitor.loggers import check_installed
-from trainer.policy.model_folder import check_model_folder, stored_parameters
-from trainer.runs.runs import (
+from trainer.data.preparation import PreparedRun, find_source, prepare, prepare_at
+from trainer.data.refusals import refuse
+from trainer.data.selection import select_episodes
+from trainer.loggers import check_installed
+from trainer.policy.model_files import check_model_folder, count_parameters
+from trainer.runs.folder import (
     RunFolder,
     RunRecord,
-    checkpoints_of,
-    final_digest,
-    job_row,
-    leased,
-    left_open_when_interrupted,
-    locked,
-    newest_checkpoint,
-    next_attempt,
+    check_unchanged,
+    find_next_attempt,
+    keep_open_on_interrupt,
     prepare_on_ranks,
+    read_checkpoints,
+    read_final_digest,
+    read_job,
+    read_newest_checkpoint,
     run_job,
 )
-from trainer.train_settings import describe_idle, idle_options
+from trainer.train_settings import Stage, check_stored_layout, describe_idle, find_idle_options
 
 if TYPE_CHECKING:
-    from trainer.backends.base import PolicyBackend
-    from trainer.policy.model import Policy
-    from trainer.runs.checkpoint import State
-    from trainer.runs.training_run import Evaluation, Progress, TrainResult
+    from trainer.policy.model import PackedPolicy
+    from trainer.runs.training_run import Evaluation, Progress, ResolvedRun, TrainResult
 
-
-OnPlan = Callable[[Prepared], None]
-"""Called when it is known what will be trained on; what it takes off `notes` is not in the result again."""
+OnPlan = Callable[[PreparedRun], None]
+"""Called once the plan is made, before the model is loaded. Notes that it removes from `notes` are not repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a repeated run has to start from, as the lake holds it."""
+    """What the lake holds of an earlier start that this run must match."""
 
     snapshot: Mapping[str, int]
     """Table versions that the run read."""
     plan_hash: str
-    """Of its plan, as 13 characters."""
+    """Hash of its plan, 13 characters."""
     model_sha256: str
     """Digest of the weights that it started from."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart:
+    """What a run begins with, before anything that its configuration leaves open is decided."""
+
+    run_id: str
+    config: TrainConfig
+    origin: Origin | None = None
+    """The start to match, of a repeated or resumed run; None starts on the newest data."""
+    record: RunRecord | None = None
+    """What the folder holds of a resumed run; None starts a run."""
+    newest: dict[str, Any] | None = None
+    """Row of its newest checkpoint."""
+    checkpoints: list[tuple[int, Path]] = field(default_factory=list)
+    """Updates done and folder of each of its checkpoints."""
+    final_sha256: str | None = None
+    """Digest of its final weights; None unless it has ended."""
 
 
 def make_deterministic(config: TrainConfig) -> None:
     """Let torch use only algorithms that repeat exactly, with a fixed number of threads.
 
-    Some attention kernels of a GPU have no such form: there it warns, and the run is close to repeatable.
+    Some attention kernels of a GPU have no such form: torch warns, and the run is only nearly repeatable.
     """
     import torch
 
@@ -83,22 +109,25 @@ def make_deterministic(config: TrainConfig) -> None:
 
 
 def with_threads(config: TrainConfig) -> tuple[TrainConfig, str | None]:
-    """The configuration with the number of torch threads that suits its model, and a note that says so.
+    """Return the configuration with a number of torch threads that suits its model, and a note about it.
 
-    A number that is given stays. torch's own number stays for a large model, for a GGUF file, and on a GPU.
+    A number that the configuration sets stays. A large model, a GGUF file and a GPU keep torch's default.
     """
     if config.threads is not None or config.device != "cpu":
         return config, None
-    size = None if config.model.endswith(".gguf") else stored_parameters(settled(Path(config.model)))
-    number = None if size is None else threads_for(size)
+    size = None if config.model.endswith(".gguf") else count_parameters(find_settled(Path(config.model)))
+    number = None if size is None else choose_threads(size)
     if size is None or number is None:
-        return config, "threads: as many as torch takes by itself; `threads` sets another number"
+        return config, "threads: torch's default; `threads` sets another number"
     note = f"threads: {number}, for a model of {size:,} parameters; `threads` sets another number"
     return config.model_copy(update={"threads": number}), note
 
 
-def resolve(config: TrainConfig, policy: "Policy", max_length: int | None = None) -> TrainConfig:
-    """The configuration with what it leaves open filled in; max_length is what fits the data."""
+def fill_config(config: TrainConfig, policy: "PackedPolicy", max_length: int | None = None) -> TrainConfig:
+    """Return the configuration with learning rate, threads, dead groups and longest sequence filled in.
+
+    `max_length` is the longest sequence of the selected data.
+    """
     import torch
 
     from trainer.runs.factories import default_learning_rate
@@ -124,53 +153,20 @@ def train(
     evaluate: "Evaluation | None" = None,
     origin: Origin | None = None,
 ) -> "TrainResult":
-    """Start a run in a folder without one; `origin` is of the run that it repeats, None starts on the newest data.
+    """Start a run in a folder without one, on the newest data, or on those of `origin`, which it repeats.
 
     Raises:
         UsageError: the folder holds a run, or the model or the device cannot be used.
         DataRefusedError: the data cannot support the loss.
-        CheckpointError: what is repeated was trained from another model or another plan.
+        CheckpointError: the run to repeat was trained from another model or another plan.
     """
-    ranks, folder = join_ranks(config.device), RunFolder(out)
-    with locked(folder, ranks):
-        ranks.on_rank_zero(lambda: _check_start(folder, config))
-        prepared = prepare_on_ranks(lk, config, lambda: _prepare(lk, config, origin), ranks)
-        ranks.on_rank_zero(lambda: refuse(prepared.refusals))
-        if idle := idle_options(config):
-            prepared.notes.append(describe_idle(idle))
-        config, note = with_threads(config)
-        if note is not None:
-            prepared.notes.append(note)
-        if on_plan is not None and ranks.leads:
-            on_plan(prepared)
-        backend = _backend(config, ranks)
-        config = resolve(config, backend.policy, prepared.selection.max_length)
-        digest = backend.model_digest()
-        if origin is not None:
-            _check_same(origin, config, digest, prepared)
-        parameters = config.model_dump(mode="json")
-        job = run_job(
-            lambda: lk.job(
-                kind="train", run_id=run_id, parameters=parameters, code=training_code(), snapshot=prepared.snapshot
-            ),
-            ranks,
-        )
-        with leased(lk, prepared, run_id, job.job_id, ranks), left_open_when_interrupted(job):
-            record = RunRecord(
-                job_id=job.job_id,
-                run_id=run_id,
-                config=parameters,
-                snapshot=prepared.snapshot.versions,
-                source=prepared.selection.source,
-                plan_hash=ids.to_text(prepared.plan.plan_hash),
-                model_sha256=digest,
-            )
-            if ranks.leads:
-                folder.write(record)
-            from trainer.runs.training_run import TrainingRun
 
-            run = TrainingRun(job, folder, record, prepared, backend, config)
-            return run.finish(first=0, on_step=on_step, evaluate=evaluate)
+    def find_start() -> RunStart:
+        if RunFolder(out).read() is not None:
+            raise UsageError(f"{out} holds a run already; continue it with --resume, or choose another --out")
+        return RunStart(run_id, config, origin)
+
+    return _run(lk, out, config.device, find_start, on_step, on_plan, evaluate)
 
 
 def resume(
@@ -181,100 +177,157 @@ def resume(
     on_plan: OnPlan | None = None,
     evaluate: "Evaluation | None" = None,
 ) -> "TrainResult":
-    """Continue a run from its newest checkpoint, on the lake it was started on; or state how a finished one ended.
+    """Continue a run from its newest checkpoint, on the lake it was started on; or return how a finished one ended.
 
     Raises:
-        CheckpointError: no run there, it failed for good, a checkpoint or the model is missing or damaged, or the plan
-            came out differently.
+        CheckpointError: the folder has no run, the run failed, a checkpoint or the model is missing or damaged, or the
+            plan came out differently.
     """
-    folder = RunFolder(out)
-    started = folder.read()
+    record = RunFolder(out).read()
     # The device decides how ranks are connected.
-    ranks = join_ranks("cpu" if started is None else str(started.config["device"]))
-    with locked(folder, ranks):
-        previous = ranks.on_rank_zero(lambda: _previous(lk, folder))
-        from trainer.monitor.watch import Alarms
-        from trainer.runs.training_run import TrainingRun, TrainResult
+    device = "cpu" if record is None else str(record.config["device"])
+    return _run(lk, out, device, lambda: _read_start(lk, RunFolder(out)), on_step, on_plan, evaluate)
 
-        record, newest = previous.record, previous.newest
-        if previous.final is not None and newest is not None:
+
+def _run(
+    lk: Lake,
+    out: Path,
+    device: str,
+    find_start: Callable[[], RunStart],
+    on_step: "Progress | None",
+    on_plan: OnPlan | None,
+    evaluate: "Evaluation | None",
+) -> "TrainResult":
+    """Train a run from its start to its end; every start, resumption and repetition comes here."""
+    ranks, folder = join_ranks(device), RunFolder(out)
+    with ExitStack() as stack:
+        ranks.on_rank_zero(lambda: stack.enter_context(folder.lock()))
+        start = ranks.on_rank_zero(find_start)
+        if start.record is not None and start.newest is not None and start.final_sha256 is not None:
+            from trainer.runs.training_run import TrainResult
+
             notes = ["this run had finished already"]
-            return TrainResult(record.job_id, newest["optimizer_step"], previous.final, folder.final, notes)
-        config = validated(TrainConfig, record.config, f"{folder.path / 'run.json'}: ")
-        ranks.on_rank_zero(lambda: check_model(config))
-        prepared = prepare_at(lk.at(record.snapshot), config, record.source)
-        if on_plan is not None and ranks.leads:
-            on_plan(prepared)
-        backend = _backend(config, ranks)
-        origin = Origin(record.snapshot, record.plan_hash, record.model_sha256)
-        _check_same(origin, config, backend.model_digest(), prepared)
-        state = None if newest is None else _load(folder, newest, backend, prepared)
+            steps = start.newest["optimizer_step"]
+            return TrainResult(start.record.job_id, steps, start.final_sha256, folder.final, notes)
+        run = resolve_run(lk, start, folder, ranks, on_plan)
+        from trainer.runs.training_run import TrainingRun
+
+        job_id = None if start.record is None else start.record.job_id
         job = run_job(
             lambda: lk.job(
                 kind="train",
-                run_id=record.run_id,
-                parameters=record.config,
-                code=training_code(),
-                snapshot=prepared.snapshot,
-                job_id=record.job_id,
-                attempt=next_attempt(lk, record.job_id),
+                run_id=run.run_id,
+                parameters=run.parameters,
+                code=list_training_code(),
+                snapshot=run.prepared.snapshot,
+                job_id=job_id,
+                attempt=0 if job_id is None else find_next_attempt(lk, job_id),
             ),
             ranks,
         )
-        with leased(lk, prepared, record.run_id, job.job_id, ranks), left_open_when_interrupted(job):
-            run = TrainingRun(job, folder, record, prepared, backend, config)
-            run.written = previous.written
-            if state is not None:
-                run.history = list(state.validations)
-                run.alarms = Alarms(config.alarms, state.first_entropy, set(state.standing_alarms))
-            first = 0 if state is None else state.optimizer_step
-            return run.finish(first=first, on_step=on_step, evaluate=evaluate)
+        if ranks.leads:
+            # Vacuum keeps leased data. A resumed run takes over the lease that a killed one left.
+            stack.enter_context(lk.lease(run.prepared.snapshot, f"train {run.run_id}", job_id=job.job_id))
+        with keep_open_on_interrupt(job):
+            record = start.record or RunRecord(
+                job_id=job.job_id,
+                run_id=run.run_id,
+                config=run.parameters,
+                snapshot=run.prepared.snapshot.versions,
+                source=run.prepared.selection.source,
+                plan_hash=ids.to_text(run.prepared.plan.plan_hash),
+                model_sha256=run.model_sha256,
+            )
+            if ranks.leads and start.record is None:
+                folder.write(record)
+            return TrainingRun(job, folder, record, run, start.checkpoints).finish(on_step=on_step, evaluate=evaluate)
 
 
-@dataclass(frozen=True, slots=True)
-class _Previous:
-    """What a run left behind, to go on from."""
+def resolve_run(
+    lk: Lake, start: RunStart, folder: RunFolder, ranks: Ranks, on_plan: OnPlan | None = None
+) -> "ResolvedRun":
+    """Decide everything that the configuration of a run leaves open, and load its policy.
 
-    record: RunRecord
-    newest: dict[str, Any] | None
-    """Row of its newest checkpoint."""
-    written: list[tuple[int, Path]]
-    """Updates done and place of its checkpoints."""
-    final: str | None
-    """Digest of what it ended with; None if it has not ended."""
+    That is: snapshot, credit, token encoding, longest sequence, plan, threads, learning rate and weights. Every rank
+    calls it and gets the same. torch is loaded here, after all checks of the data.
+
+    Raises:
+        UsageError, DataRefusedError, CheckpointError: as for `train` and `resume`.
+    """
+    config = start.config
+    ranks.on_rank_zero(lambda: check_model(config))
+    prepared = prepare_on_ranks(lk, config, lambda: _prepare(lk, start), ranks)
+    if start.record is None:
+        ranks.on_rank_zero(lambda: refuse(prepared.refusals))
+        if idle := find_idle_options(config):
+            prepared.notes.append(describe_idle(idle))
+        config, note = with_threads(config)
+        prepared.notes.extend([] if note is None else [note])
+    if on_plan is not None and ranks.leads:
+        on_plan(prepared)
+
+    from trainer.runs.factories import make_backend
+    from trainer.runs.training_run import ResolvedRun
+
+    make_deterministic(config)
+    backend = make_backend(config, ranks)
+    if start.record is None:
+        config = fill_config(config, backend.policy, prepared.selection.max_length)
+    digest, state = backend.model_digest(), None
+    if start.origin is not None:
+        _check_same(start.origin, config, digest, prepared)
+    if start.newest is not None:
+        from trainer.runs.checkpoint import changed_environment, load_checkpoint
+
+        checkpoint = folder.checkpoints / Path(start.newest["uri"]).name
+        state = load_checkpoint(checkpoint, backend)
+        prepared.notes.extend(changed_environment(state, backend.world_size))
+        plan_hash = ids.to_text(prepared.plan.plan_hash)
+        if state.weights_sha256 != start.newest["sha256"] or state.plan_hash != plan_hash:
+            raise CheckpointError(
+                f"checkpoint {checkpoint} is not the one that the table `checkpoints` names; restore it, or train again"
+            )
+    parameters = config.model_dump(mode="json") if start.record is None else start.record.config
+    return ResolvedRun(start.run_id, config, parameters, prepared, backend, digest, state)
 
 
-def _previous(lk: Lake, folder: RunFolder) -> _Previous:
-    """What a run left behind; a CheckpointError where there is none, or it failed for good."""
+def _read_start(lk: Lake, folder: RunFolder) -> RunStart:
+    """Read what a run left in its folder and in the lake.
+
+    Raises:
+        CheckpointError: the folder has no run, or the run failed.
+    """
     record = folder.read()
     if record is None:
         raise CheckpointError(f"{folder.path} holds no run to resume; leave out --resume to start one")
-    newest = newest_checkpoint(lk, record.job_id)
-    row = job_row(lk, record.job_id)
-    finished = row["status"] == "succeeded" and newest is not None
-    if row["status"] != "started" and not finished:
+    newest = read_newest_checkpoint(lk, record.job_id)
+    job = read_job(lk, record.job_id)
+    finished = job["status"] == "succeeded" and newest is not None
+    if job["status"] != "started" and not finished:
         query = f"SELECT error FROM job_runs WHERE job_id = id('{ids.to_text(record.job_id)}')"
-        msg = f'the run in {folder.path} {row["status"]}; `trajlake sql "{query}"` says why; start another'
+        msg = f'the run in {folder.path} {job["status"]}; `trajlake sql "{query}"` says why; start another'
         raise CheckpointError(msg)
-    final = (final_digest(row["counts"]) or newest["sha256"]) if finished and newest is not None else None
-    return _Previous(record, newest, checkpoints_of(lk, record.job_id, folder), final)
-
-
-def _check_start(folder: RunFolder, config: TrainConfig) -> None:
-    """What a run needs beside its data: a folder without a run (else a UsageError), and what `check_model` asks for."""
-    if folder.read() is not None:
-        raise UsageError(f"{folder.path} holds a run already; continue it with --resume, or choose another --out")
-    check_model(config)
+    return RunStart(
+        record.run_id,
+        validate(TrainConfig, record.config, f"{folder.path / 'run.json'}: "),
+        Origin(record.snapshot, record.plan_hash, record.model_sha256),
+        record,
+        newest,
+        read_checkpoints(lk, record.job_id, folder),
+        (read_final_digest(job["counts"]) or newest["sha256"]) if finished and newest is not None else None,
+    )
 
 
 def check_model(config: TrainConfig) -> None:
-    """Whether model and device can be used (else a UsageError), as far as that shows without torch on a CPU.
+    """Check that model, device and loggers can be used, as far as that shows without torch on a CPU.
 
-    A MissingExtraError where a logger is not installed.
+    Raises:
+        UsageError: a model folder or a device is unusable.
+        MissingExtraError: a logger is not installed.
     """
     for model in filter(None, (config.model, config.reference)):
         if not model.endswith(".gguf"):
-            check_model_folder(settled(Path(model)))
+            check_model_folder(find_settled(Path(model)))
     check_installed(config.loggers)
     if config.device != "cpu":
         from trainer.policy.model import check_device
@@ -282,57 +335,154 @@ def check_model(config: TrainConfig) -> None:
         check_device(config.device)
 
 
-def _backend(config: TrainConfig, ranks: Ranks) -> "PolicyBackend":
-    """The model in training; torch is loaded here, once everything else is known to be in order."""
-    from trainer.runs.factories import make_backend
-
-    make_deterministic(config)
-    return make_backend(config, ranks)
+_CODE_PACKAGES = ("backends", "data", "losses", "policy")
+_CODE_MODULES = ("runs.loop", "runs.factories")
 
 
-_ROOMS = ("backends", "data", "losses", "policy")
-_ALONE = ("runs.loop", "runs.factories")
+def list_training_code() -> list[ModuleType]:
+    """Return the modules whose source decides the result."""
+    packages = [import_module(f"trainer.{name}") for name in _CODE_PACKAGES]
+    inside = [module.name for package in packages for module in walk_packages(package.__path__, f"{package.__name__}.")]
+    return [*packages, *map(import_module, [*(f"trainer.{name}" for name in _CODE_MODULES), *inside])]
 
 
-def training_code() -> list[ModuleType]:
-    """The modules whose source decides the result."""
-    rooms = [import_module(f"trainer.{room}") for room in _ROOMS]
-    inside = [module.name for room in rooms for module in walk_packages(room.__path__, f"{room.__name__}.")]
-    return [*rooms, *map(import_module, [*(f"trainer.{name}" for name in _ALONE), *inside])]
+def _prepare(lk: Lake, start: RunStart) -> PreparedRun:
+    """Select and plan on the newest snapshot, or on that of the start to match."""
+    if start.origin is None:
+        return prepare(lk, start.config)
+    snapshot = lk.at(dict(start.origin.snapshot))
+    source = find_source(snapshot, start.config) if start.record is None else start.record.source
+    return prepare_at(snapshot, start.config, source)
 
 
-def _prepare(lk: Lake, config: TrainConfig, origin: Origin | None) -> Prepared:
-    """Selection and plan on the newest snapshot, or on that of the run that is repeated."""
-    if origin is None:
-        return prepare(lk, config)
-    snapshot = lk.at(dict(origin.snapshot))
-    return prepare_at(snapshot, config, find_source(snapshot, config))
-
-
-def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: Prepared) -> None:
-    """Refuse (CheckpointError) a repetition that starts from other weights or makes another plan."""
+def _check_same(origin: Origin, config: TrainConfig, model_sha256: str, prepared: PreparedRun) -> None:
+    """Refuse (CheckpointError) a run that starts from other weights, or makes another plan, than its origin."""
     if model_sha256 != origin.model_sha256:
         msg = f"the model in {config.model} is not the one that the run started from; put that one back"
         raise CheckpointError(msg)
-    found = ids.to_text(prepared.plan.plan_hash)
-    if found != origin.plan_hash and prepared.snapshot.forgotten:
+    plan_hash = ids.to_text(prepared.plan.plan_hash)
+    if plan_hash != origin.plan_hash and prepared.snapshot.forgotten:
         raise CheckpointError(
             f"{prepared.snapshot.forgotten} episodes of what the run read were erased with `trajlake forget`, so it "
             "cannot be continued or repeated exactly; start another run"
         )
-    if found != origin.plan_hash:
-        msg = f"the run's plan comes out differently now ({found}, it was {origin.plan_hash}): was trajlake updated?"
-        raise CheckpointError(msg)
+    if plan_hash != origin.plan_hash:
+        raise CheckpointError(
+            f"the run's plan comes out differently now ({plan_hash}, it was {origin.plan_hash}): was trajlake updated?"
+        )
 
 
-def _load(folder: RunFolder, row: dict[str, Any], backend: "PolicyBackend", prepared: Prepared) -> "State":
-    """Load the checkpoint of a row of `checkpoints`."""
-    from trainer.runs.checkpoint import changed_environment, load_checkpoint
+_RUNS = """
+SELECT j.job_id, j.run_id, j.status, j.counts, j.parameters, c.data_snapshot, c.cursor, c.sha256, c.optimizer_step
+FROM job_runs AS j JOIN checkpoints AS c USING (job_id)
+WHERE j.kind = 'train'
+QUALIFY row_number() OVER (PARTITION BY j.job_id ORDER BY c.optimizer_step DESC, c.attempt DESC) = 1
+ORDER BY c.at DESC
+"""
 
-    place = folder.checkpoints / Path(row["uri"]).name
-    state = load_checkpoint(place, backend)
-    prepared.notes.extend(changed_environment(state, backend.world_size))
-    if state.weights_sha256 != row["sha256"] or state.plan_hash != ids.to_text(prepared.plan.plan_hash):
-        msg = f"checkpoint {place} is not the one that the table `checkpoints` names; restore it, or train again"
-        raise CheckpointError(msg)
-    return state
+
+def repeat_run(
+    lk: Lake,
+    name: str,
+    out: Path,
+    *,
+    run_id: str,
+    on_step: "Progress | None" = None,
+    on_plan: OnPlan | None = None,
+) -> "TrainResult":
+    """Train a run again on the data that it read; the first note says whether the weights are the same.
+
+    Args:
+        name: name of the run to repeat, or the id of its job (13 characters or their beginning).
+
+    Raises:
+        UsageError: no such run.
+        CheckpointError: its data are gone, its model is another, its plan comes out differently, or it was stored by
+            a version whose configurations are not read any more.
+    """
+    row = _find_run(lk, name)
+    parameters = msgspec.json.decode(row["parameters"])
+    check_stored_layout(parameters, f"run {row['run_id']}")
+    config = validate(TrainConfig, parameters, f"run {row['run_id']}: ")
+    versions = msgspec.json.decode(row["data_snapshot"], type=dict[str, int])
+    cursor = msgspec.json.decode(row["cursor"], type=dict[str, Any])
+    origin = Origin(versions, cursor["plan_hash"], cursor["model_sha256"])
+    result = train(lk, config, out, run_id=run_id, on_step=on_step, on_plan=on_plan, origin=origin)
+    title = f"run {row['run_id']} (job {row['text']})"
+    digest = read_final_digest(row["counts"]) or str(row["sha256"])
+    if row["status"] != "succeeded":
+        verdict = f"{title} did not end, so there are no final weights to compare with"
+    elif digest == result.weights_sha256:
+        verdict = f"the weights are those of {title}, bit for bit"
+    else:
+        verdict = f"the weights are not those of {title}: it came to {digest[:16]}..."
+    result.notes.insert(0, verdict)
+    return result
+
+
+def _find_run(lk: Lake, name: str) -> dict[str, Any]:
+    """Return the row of `_RUNS` of a run's name or of its job's id; a UsageError where none or several match."""
+    runs = lk.sql(_RUNS).with_columns(text=pl.col("job_id").map_elements(ids.to_text, return_dtype=pl.String))
+    matches = runs.filter(pl.col("run_id") == name)
+    if matches.is_empty():
+        matches = runs.filter(pl.col("text").str.starts_with(name))
+    if matches.is_empty():
+        newest = ", ".join(runs["run_id"].unique(maintain_order=True).head(5)) or "none"
+        msg = f"--repeat {name}: no training run of that name or job id has a checkpoint; the newest runs: {newest}"
+        raise UsageError(msg)
+    if matches["job_id"].n_unique() > 1:
+        jobs = ", ".join(matches["text"].head(5))
+        raise UsageError(f"--repeat {name} means {matches.height} runs; name one by its job: {jobs}")
+    return matches.row(0, named=True)
+
+
+def train_stages(
+    lk: Lake,
+    stages: list[Stage],
+    out: Path,
+    *,
+    run_id: str,
+    on_step: "Progress | None" = None,
+    on_plan: OnPlan | None = None,
+) -> "TrainResult":
+    """Train the stages in their order, and resume those that were started; return the last result, with all notes.
+
+    The run of a stage is called run_id/name, and has the folder `name` in `out`.
+
+    Raises:
+        UsageError, DataRefusedError, CheckpointError: faults of a stage; the results of the stages before it stay.
+    """
+    notes: list[str] = []
+    result: TrainResult | None = None
+    join_ranks(stages[0].config.device).on_rank_zero(lambda: _check_episodes(lk, stages, out))
+    for stage in stages:
+        folder, config = out / stage.name, stage.config
+        if stage.follows and result is not None:
+            config = config.model_copy(update={"model": str(result.model.resolve())})
+        ranks = join_ranks(config.device)
+        record = ranks.on_rank_zero(RunFolder(folder).read)
+        if record is None:
+            name = f"{run_id}/{stage.name}"
+            result = train(lk, config, folder, run_id=name, on_step=on_step, on_plan=on_plan)
+        else:
+            check_unchanged(config.model_dump(mode="json", exclude_unset=True), record.config)
+            result = resume(lk, folder, on_step=on_step, on_plan=on_plan)
+        notes += [f"stage {stage.name}: {note}" for note in result.notes]
+        digest = result.weights_sha256[:16]
+        notes.append(f"stage {stage.name}: {count_noun(result.optimizer_steps, 'optimizer step')}, weights {digest}")
+    assert result is not None
+    return replace(result, notes=notes)
+
+
+def _check_episodes(lk: Lake, stages: list[Stage], out: Path) -> None:
+    """Check that every stage finds episodes, before hours of training the stages ahead of it.
+
+    Raises:
+        UsageError, DataRefusedError: a predicate of a stage that has not been started.
+    """
+    snapshot = lk.snapshot()
+    for stage in stages:
+        if RunFolder(out / stage.name).read() is None:
+            select_episodes(snapshot, stage.config.where, option=f"stage {stage.name}: where")
+            if stage.config.validation is not None:
+                select_episodes(snapshot, stage.config.validation.where, option=f"stage {stage.name}: validation.where")

@@ -14,27 +14,39 @@ from lake.errors import UsageError
 if TYPE_CHECKING:
     from lake.lake import Lake
     from pipelines.collect.engines import Engine
-    from trainer.sync import Delivery, Push
-    from trainer.sync.fleet import Fleet
-    from trainer.sync.probe import ProbeConfig, Reference
-    from trainer.sync.source import Source
+    from trainer.sync.folders import WeightSource
+    from trainer.sync.targets import ProbeConfig, Push, Reference, SyncTargets, WeightDelivery
 
 
 @click.command()
 @click.argument("model")
 @click.option("--engine", "urls", required=True, multiple=True, metavar="URL", help="A running engine; repeatable.")
-@click.option("--version", type=click.IntRange(min=0), help="Version of the weights.  [default: as told above]")
-@click.option("--again", is_flag=True, help="The weights are those that had --version before; it need not rise.")
-@click.option("--adapter", metavar="NAME", help="Push the LoRA adapters alone; requests call them NAME-vVERSION.")
-@click.option("--folder", type=click.Path(path_type=Path), help="For what must be written.  [default: RUN/pushed]")
-@click.option("--probe/--no-probe", default=True, show_default=True, help="Compare log-probabilities afterwards.")
+@click.option(
+    "--version", type=click.IntRange(min=0), help="Version of the weights.  [default: the next one, as described above]"
+)
+@click.option(
+    "--again", is_flag=True, help="Push the weights that had --version before again; the version need not rise."
+)
+@click.option("--adapter", metavar="NAME", help="Push only the LoRA adapters; requests select them as NAME-vVERSION.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="Folder for weights that must be written first.  [default: RUN/pushed]",
+)
+@click.option("--probe/--no-probe", default=True, show_default=True, help="Compare log-probabilities after the push.")
 @click.option(
     "--limit",
     type=click.FloatRange(min=0, min_open=True),
-    help="Largest difference allowed, in nats.  [default: 1e-4 in float32, else 0.1 on average]",
+    help="Largest allowed difference, in nats.  [default: 1e-4 in float32, else 0.1 on average]",
 )
-@click.option("--lake", "lake_uri", envvar="TRAJLAKE_LAKE", show_envvar=True, help="Lake to probe with and to note it.")
-@click.option("--watch", is_flag=True, help="Stay, and give the weights again to an engine that was restarted.")
+@click.option(
+    "--lake",
+    "lake_uri",
+    envvar="TRAJLAKE_LAKE",
+    show_envvar=True,
+    help="Lake whose sequences the probe uses, and that records the push.",
+)
+@click.option("--watch", is_flag=True, help="Keep running, and reload the weights into engines that restart.")
 def push(
     model: str,
     urls: Sequence[str],
@@ -49,34 +61,35 @@ def push(
 ) -> None:
     """Load weights into running engines, all at once, while they generate.
 
-    MODEL is a model's folder, a run's or a checkpoint's, a .gguf file, or with --lake RUN[@STEP]. A model's folder is
-    read where it lies, unless its head is tied to its embedding; anything else is written as one first. Engines find it
-    at the same path as this machine.
+    MODEL is the folder of a model, a run or a checkpoint, a .gguf file, or RUN[@STEP] with --lake. Engines read a
+    model's folder in place, unless its head is tied to its embedding. Other sources are written as a model folder
+    first. Engines must reach the folder at the same path as this machine.
 
-    Versions rise: one more than the engines have, and than the lake has seen with --lake; or the number of updates that
-    made the weights, where that is more.
-    A line per engine says what came of it. The exit status is 1 if one did not take the weights, or disagrees with the
-    trainer about the log-probabilities of fixed tokens (the lake's newest, or random ones).
+    The default version is one more than the newest of the engines and, with --lake, of the lake. It is the number of
+    updates that made the weights where that is higher.
+
+    The command prints one line per engine. The exit status is 1 if an engine did not load the weights, or if its
+    log-probabilities of fixed tokens (the lake's newest, or random ones) are too far from the trainer's.
     """
     import lake
-    from lake.cli.options import quiet
-    from pipelines.collect.engines.find import engine_at
+    from lake.cli.options import hide_progress_bars
+    from pipelines.collect.engines.find import connect_engine
     from trainer.commands import file_faults
-    from trainer.sync.probe import ProbeConfig
+    from trainer.sync.targets import ProbeConfig
 
-    quiet()
+    hide_progress_bars()
     if again and version is None:
-        raise UsageError("--again needs --version: the one that these weights had before")
+        raise UsageError("--again needs --version: the version that these weights had before")
     lk = None if lake_uri is None else lake.open(lake_uri)
-    source = _source(model, lk, adapters_only=adapter is not None)
+    source = open_source(model, lk, adapters_only=adapter is not None)
     config = ProbeConfig(limit=limit)
-    engines = [engine_at(url) for url in urls]
+    engines = [connect_engine(url) for url in urls]
     if len({engine.url for engine in engines}) < len(engines):
         raise UsageError(f"an engine is named twice: {', '.join(engine.url for engine in engines)}")
     with file_faults():
         reference = source.reference(None if lk is None else lk.snapshot(), config) if probe else None
         failed = asyncio.run(
-            _run(
+            push_and_report(
                 engines,
                 source,
                 reference,
@@ -93,21 +106,22 @@ def push(
         sys.exit(1)
 
 
-def _source(model: str, lk: "Lake | None", *, adapters_only: bool) -> "Source":
-    from lake.storage.atomic import settled
-    from trainer.evaluation.checkpoints import find_checkpoint, found_on_disk
-    from trainer.sync.source import Source
+def open_source(model: str, lk: "Lake | None", *, adapters_only: bool) -> "WeightSource":
+    """Find the weights of MODEL. Raises UsageError: no such path."""
+    from lake.storage.atomic import find_settled
+    from trainer.evaluation.checkpoints import find_checkpoint, locate_on_disk
+    from trainer.sync.folders import WeightSource
 
     if lk is not None:
-        return Source(find_checkpoint(lk.snapshot(), model), adapters_only)
-    if not settled(Path(model)).exists():
+        return WeightSource(find_checkpoint(lk.snapshot(), model), adapters_only)
+    if not find_settled(Path(model)).exists():
         raise UsageError(f"there is no {model}; give the folder of a model or a run, or --lake and RUN[@STEP]")
-    return Source(found_on_disk(Path(model)), adapters_only)
+    return WeightSource(locate_on_disk(Path(model)), adapters_only)
 
 
-async def _run(
+async def push_and_report(
     engines: Sequence["Engine"],
-    source: "Source",
+    source: "WeightSource",
     reference: "Reference | None",
     config: "ProbeConfig",
     *,
@@ -118,108 +132,98 @@ async def _run(
     lk: "Lake | None",
     watch: bool,
 ) -> bool:
-    """Push, say and note what came of it, and stay if asked to; whether an engine failed."""
-    from trainer.sync.fleet import Fleet
+    """Push the weights, print and record the outcome, and watch if asked to; return whether an engine failed."""
+    from trainer.runs.loop import build_metric_rows
+    from trainer.sync.targets import SyncTargets
 
     try:
-        fleet = Fleet(engines, config)
+        targets = SyncTargets(engines, config)
         if version is None:
-            number = await _next_version(source, engines, lk)
+            number = await choose_version(source, engines, lk)
         else:
             number = version
             if not again and adapter is None:
-                await _refuse_older(version, engines)
-        done = await _pushed(fleet, source, reference, number, adapter, folder)
-        for delivery in done.deliveries:
-            click.echo(_line(delivery, done.version))
+                await check_version_rises(version, engines)
+        outcome = await push_weights(targets, source, reference, number, adapter, folder)
+        for delivery in outcome.deliveries:
+            click.echo(format_delivery(delivery, outcome.version))
         if lk is not None:
-            _note(
-                lk,
-                done,
-                {"model": str(source.place.path), "engines": [engine.url for engine in engines], "adapter": adapter},
-            )
+            urls = [engine.url for engine in engines]
+            versions = {delivery.url: delivery.after for delivery in outcome.deliveries}
+            parameters = {"model": str(source.location.path), "engines": urls, "adapter": adapter}
+            with lk.job(kind="push", parameters=parameters | {"version": number, "versions": versions}) as job:
+                # The step of the metrics is the version.
+                job.write("metrics", build_metric_rows([(number, outcome.metrics())]))
+                job.counts |= {"engines": len(outcome.deliveries), "failed": len(outcome.failed)}
         if watch:
-            await fleet.watch(click.echo)
-        return bool(done.failed)
+            await targets.watch(click.echo)
+        return bool(outcome.failed)
     finally:
         await asyncio.gather(*(engine.close() for engine in engines))
 
 
-async def _next_version(source: "Source", engines: Sequence["Engine"], lk: "Lake | None") -> int:
-    """Above all that are known, so that no other weights had it: a run's updates alone begin anew with every run."""
-    known = [await engine.newest_version() for engine in engines]
+async def choose_version(source: "WeightSource", engines: Sequence["Engine"], lk: "Lake | None") -> int:
+    """Return a version above all recorded ones. The number of updates alone would repeat with every run."""
+    versions = [await engine.newest_version() for engine in engines]
     if lk is not None:
-        known += _versions_seen(lk)
-    above = 1 + max((version for version in known if version is not None), default=0)
-    return max(above, source.place.policy_version or 0)
+        rows = lk.sql(
+            "SELECT max(policy_version) FROM tokens UNION ALL SELECT "
+            "max(TRY_CAST(json_extract_string(parameters, '$.version') AS BIGINT)) FROM job_runs WHERE kind = 'push'"
+        )
+        versions += [version for (version,) in rows.iter_rows()]
+    next_version = 1 + max((version for version in versions if version is not None), default=0)
+    return max(next_version, source.location.policy_version or 0)
 
 
-def _versions_seen(lk: "Lake") -> list[int | None]:
-    """The newest versions that sampled tokens of the lake have, and that were pushed with it."""
-    rows = lk.sql(
-        "SELECT max(policy_version) FROM tokens UNION ALL "
-        "SELECT max(TRY_CAST(json_extract_string(parameters, '$.version') AS BIGINT)) FROM job_runs WHERE kind = 'push'"
-    )
-    return [version for (version,) in rows.iter_rows()]
-
-
-async def _refuse_older(version: int, engines: Sequence["Engine"]) -> None:
-    """Raise UsageError: an engine has that version already, or was given a newer one."""
+async def check_version_rises(version: int, engines: Sequence["Engine"]) -> None:
+    """Raise UsageError if an engine has that version already, or was given a newer one."""
     for engine in engines:
-        newest, has = await engine.newest_version(), await engine.version()
-        free = 0 if newest is None else newest + (has == newest)  # one that it could not load is nobody's yet
+        newest, current = await engine.newest_version(), await engine.version()
+        # The newest version is free if the engine could not load it.
+        free = 0 if newest is None else newest + (current == newest)
         if version < free:
             raise UsageError(
                 f"{engine.url} was given version {newest} already, and one version means one set of weights: give "
-                f"--version {free} or more, none at all, or --again if these are the weights that version {version} had"
+                f"--version {free} or more, no --version, or --again if version {version} already had these weights"
             )
 
 
-async def _pushed(
-    fleet: "Fleet",
-    source: "Source",
+async def push_weights(
+    targets: "SyncTargets",
+    source: "WeightSource",
     reference: "Reference | None",
     version: int,
     adapter: str | None,
     folder: Path | None,
 ) -> "Push":
-    from trainer.sync import Weights
-    from trainer.sync.disk import DiskSync
-    from trainer.sync.lora import adapter_name
+    """Load the weights into the engines, from their folder or from one that is written first."""
+    from trainer.sync.folders import DiskSync, format_adapter_name
+    from trainer.sync.targets import Weights
 
     if source.folder is not None:
-        name = None if adapter is None else adapter_name(adapter, version)
-        return await fleet.deliver(Weights(version=version, folder=source.folder.absolute(), adapter=name), reference)
+        name = None if adapter is None else format_adapter_name(adapter, version)
+        return await targets.deliver(Weights(version=version, folder=source.folder.absolute(), adapter=name), reference)
     sync = DiskSync(
-        fleet,
+        targets,
         source.write,
-        folder or source.pushed,
+        folder or source.default_folder,
         reference=None if reference is None else lambda: reference,
-        adapter=None if adapter is None else partial(adapter_name, adapter),
+        adapter=None if adapter is None else partial(format_adapter_name, adapter),
     )
     await sync.push(version)
-    done = await sync.wait()
-    assert done is not None
-    return done
+    outcome = await sync.wait()
+    assert outcome is not None
+    return outcome
 
 
-def _note(lk: "Lake", done: "Push", parameters: dict[str, object]) -> None:
-    """A job with its metrics, at the version as their step."""
-    from trainer.runs.metrics import metrics_frame
-
-    held = {delivery.url: delivery.after for delivery in done.deliveries}
-    with lk.job(kind="push", parameters=parameters | {"version": done.version, "versions": held}) as job:
-        job.write("metrics", metrics_frame([(done.version, done.metrics())]))
-        job.counts |= {"engines": len(done.deliveries), "failed": len(done.failed)}
-
-
-def _line(delivery: "Delivery", version: int) -> str:
+def format_delivery(delivery: "WeightDelivery", version: int) -> str:
+    """Return the line that reports an engine's outcome."""
     before = "none" if delivery.before is None else f"{delivery.before}"
     if delivery.error is None:
-        said = "" if delivery.parity is None else f"; {delivery.parity}"
-        return f"{delivery.url}: version {before} -> {version} in {delivery.seconds:.2f} s{said}"
+        parity = "" if delivery.parity is None else f"; {delivery.parity}"
+        return f"{delivery.url}: version {before} -> {version} in {delivery.seconds:.2f} s{parity}"
     if delivery.after == version != delivery.before:
-        return f"{delivery.url}: version {before} -> {version}, and not to be used: {delivery.error}"
-    has = "unknown" if delivery.after is None else f"{delivery.after}"
-    had = before if delivery.after == delivery.before else f"{before} -> {has}"
-    return f"{delivery.url}: version {had}, not {version}: {delivery.error}"
+        return f"{delivery.url}: version {before} -> {version}, but must not be used: {delivery.error}"
+    after = "unknown" if delivery.after is None else f"{delivery.after}"
+    change = before if delivery.after == delivery.before else f"{before} -> {after}"
+    return f"{delivery.url}: version {change}, not {version}: {delivery.error}"

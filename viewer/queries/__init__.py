@@ -1,50 +1,23 @@
 """Every read of the viewer, one module per subject: pure functions (lake, arguments) -> small Polars frame.
 
-Nothing here knows Streamlit. Values are bound parameters, never pasted into SQL; filters, order and paging happen in
-SQL with LIMIT, and texts are cut there, so that no screen depends on the size of the lake. Ids are int64; unknown stays
-NULL.
+Queries do not use Streamlit. They bind values as parameters and never paste them into SQL. SQL filters, orders and
+pages with LIMIT, and cuts texts, so that no page depends on the size of the lake. Ids are int64; unknown stays NULL.
 """
 
-from collections.abc import Mapping
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import polars as pl
 
 from lake.read import snapshot
 
-__all__ = [
-    "EXCERPT",
-    "PAGE_ROWS",
-    "Params",
-    "Reads",
-    "Row",
-    "Sort",
-    "Window",
-    "count",
-    "like",
-    "literal",
-    "only_row",
-    "order_by",
-]
-
-
-class Reads(snapshot.Reads, Protocol):
-    """What queries are asked of: `viewer.pinned.Reader`."""
-
-    def holding(self, text: str) -> pl.DataFrame:
-        """The episodes that hold a text; see `lake.search.find.holding`."""
-        ...
-
-    def members(self, group_id: int) -> list[int]:
-        """The episodes of a group as it was collected, those among them that readers do not see any more; sorted."""
-        ...
-
-    def locked(self, query: str) -> pl.DataFrame:
-        """Rows of one SELECT that nobody vouches for; see `viewer.locked_sql.Answers.rows`."""
-        ...
-
-
+P = ParamSpec("P")
+T = TypeVar("T")
 Params = dict[str, Any]
 Row = dict[str, Any]
 
@@ -52,22 +25,40 @@ EXCERPT = 240
 """Characters of a text in a table cell."""
 PAGE_ROWS = 25
 """Rows of a table page."""
+NO_ADVANTAGES = "(SELECT * FROM advantages WHERE false)"
+"""The relation that queries join where no credit is chosen."""
+
+
+class LakeReader(snapshot.SnapshotReader, Protocol):
+    """The lake as queries read it: `viewer.reader.Reader`."""
+
+    def holding(self, text: str) -> pl.DataFrame:
+        """Return the episodes that hold a text; see `lake.search.query.search_episodes`."""
+        ...
+
+    def members(self, group_id: int) -> list[int]:
+        """Return the sorted episodes that a group was collected with, retracted ones included."""
+        ...
+
+    def locked(self, query: str) -> pl.DataFrame:
+        """Return the rows of an untrusted SELECT; see `viewer.reader.Reader.locked`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ListWindow:
     """A page of a list: `limit` rows after the first `offset`."""
 
     limit: int = PAGE_ROWS
     offset: int = 0
 
     @classmethod
-    def page(cls, number: int, rows: int = PAGE_ROWS) -> "Window":
-        """The page with a number from 1."""
+    def page(cls, number: int, rows: int = PAGE_ROWS) -> "ListWindow":
+        """Return the window of a page, counted from 1."""
         return cls(rows, (number - 1) * rows)
 
     def params(self) -> Params:
-        """Values of $limit and $offset."""
+        """Return the values of $limit and $offset."""
         return {"limit": self.limit, "offset": self.offset}
 
 
@@ -79,8 +70,8 @@ class Sort:
     descending: bool = False
 
     @classmethod
-    def named(cls, text: str | None) -> "Sort | None":
-        """What an address calls it: the column's name, after a `-` if the largest come first."""
+    def parse(cls, text: str | None) -> "Sort | None":
+        """Read the form in an address: the column's name, with a `-` in front for descending order."""
         name = (text or "").removeprefix("-")
         return cls(name, (text or "").startswith("-")) if name else None
 
@@ -88,29 +79,29 @@ class Sort:
         return f"-{self.column}" if self.descending else self.column
 
 
-def order_by(sort: Sort | None, columns: Mapping[str, tuple[str, ...]], usual: str) -> str:
-    """What a list is ordered by: a column, what is not known last, then as usual.
+def order_by(sort: Sort | None, columns: Mapping[str, tuple[str, ...]], default: str) -> str:
+    """Return the terms of ORDER BY: the sort column with NULLs last, then the default order.
 
     Args:
-        columns: SQL of what may order it, by name; further terms decide among equals of the first. Any other name
-            changes nothing.
+        columns: SQL terms by the name of a sort column; further terms break ties of the first. An unknown name leaves
+            the default order.
     """
     if sort is None or sort.column not in columns:
-        return usual
+        return default
     direction = "DESC" if sort.descending else "ASC"
     terms = [f"{term} {direction} NULLS LAST" for term in columns[sort.column]]
-    return ", ".join([*terms, usual])
+    return ", ".join([*terms, default])
 
 
-def themselves(*names: str) -> dict[str, tuple[str, ...]]:
-    """Columns that are ordered by their own values, for `order_by`."""
+def build_sort_terms(*names: str) -> dict[str, tuple[str, ...]]:
+    """Return the `columns` of `order_by` for columns that are ordered by their values."""
     return {name: (f'"{name}"',) for name in names}
 
 
-def replies(where: str) -> str:
-    """SQL of what came back from steps: episode_id, step_index (of the step that was answered), is_error, is_empty.
+def build_replies_sql(where: str) -> str:
+    """Return SQL of the replies to steps: episode_id, step_index (of the answered step), is_error, is_empty.
 
-    It is the state of the next step, so the last step of an episode has no row.
+    A reply is the state of the next step, so the last step of an episode has no row.
 
     Args:
         where: a condition on the next step.
@@ -122,39 +113,78 @@ def replies(where: str) -> str:
     )"""
 
 
-def only_row(frame: pl.DataFrame) -> Row | None:
-    """The first row as a dictionary, or None of an empty frame."""
-    return frame.row(0, named=True) if frame.height else None
-
-
-def count(lake: Reads, query: str, params: Params | None = None) -> int:
-    """The value of a query that counts."""
-    return int(lake.sql(query, params).item())
-
-
-def literal(value: Any) -> str:
-    """A value as SQL, for queries that leave the viewer: on its own pages values are bound."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(literal, value))}]"
-    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
-
-
-def taken(steps: str) -> str:
-    """SQL of what a step did: its text and its tool calls, without the ids of calls, which are random."""
+def build_action_sql(steps: str) -> str:
+    """Return SQL of a step's action: its text and its tool calls without their ids, which are random."""
     return f"({steps}.action, without_call_ids({steps}.tool_calls))"
 
 
-def in_spans(frame: pl.DataFrame, most: int = 400) -> pl.DataFrame:
-    """Rows along `x` (integers), which becomes the first of its span, with `last`: `most` equal spans at most."""
+def build_id_list(ids: Any) -> str:
+    """Return ids for `IN (...)`. Literal ids let the lake read only the files that hold them."""
+    return ", ".join(map(str, ids)) or "NULL"
+
+
+def get_first_row(frame: pl.DataFrame) -> Row | None:
+    """Return the first row as a dictionary, or None for an empty frame."""
+    return frame.row(0, named=True) if frame.height else None
+
+
+def count(lake: LakeReader, query: str, params: Params | None = None) -> int:
+    """Return the value of a query that counts."""
+    return int(lake.sql(query, params).item())
+
+
+def quote_literal(value: Any) -> str:
+    """Return a value as SQL, for queries that leave the viewer; the viewer's pages bind values."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(quote_literal, value))}]"
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)
+
+
+def build_like_pattern(pattern: str) -> str:
+    r"""Return a LIKE pattern (ESCAPE '\') for a text in which `*` matches any characters."""
+    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    return escaped.replace("*", "%")
+
+
+def bin_spans(frame: pl.DataFrame, limit: int = 400) -> pl.DataFrame:
+    """Bin rows along the integer column `x` into at most `limit` equal spans; `x` and `last` become a span's ends."""
     if frame.is_empty():
         return frame.with_columns(last=pl.col("x"))
     first, last = frame.select(pl.col("x").min().alias("first"), pl.col("x").max().alias("last")).row(0)
-    width = -(-(last - first + 1) // most)
+    width = -(-(last - first + 1) // limit)
     start = first + (pl.col("x") - first) // width * width
     return frame.with_columns(x=start, last=start + width - 1)
 
 
-def like(pattern: str) -> str:
-    r"""A LIKE pattern (ESCAPE '\') for a text in which `*` stands for anything."""
-    escaped = pattern.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    return escaped.replace("*", "%")
+def cache_answers(
+    size: int,
+) -> Callable[[Callable[Concatenate[LakeReader, P], T]], Callable[Concatenate[LakeReader, P], T]]:
+    """Cache the last `size` answers of a query over all readers, for queries too expensive to repeat in one state.
+
+    Unlike `functools.lru_cache` the cache does not keep a reader alive. When a reader is collected, the next question
+    drops its answers. Arguments must be hashable. Callers share the answers and must not change them.
+    """
+
+    def wrap(query: Callable[Concatenate[LakeReader, P], T]) -> Callable[Concatenate[LakeReader, P], T]:
+        answers: OrderedDict[tuple[Hashable, ...], T] = OrderedDict()
+        lock = threading.Lock()
+
+        @wraps(query)
+        def ask(lake: LakeReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            key = (weakref.ref(lake), args, tuple(sorted(kwargs.items())))
+            with lock:
+                for stale in [key for key in answers if cast("weakref.ref[LakeReader]", key[0])() is None]:
+                    del answers[stale]
+                if key in answers:
+                    answers.move_to_end(key)
+                    return answers[key]
+            answer = query(lake, *args, **kwargs)
+            with lock:
+                answers[key] = answer
+                while len(answers) > size:
+                    answers.popitem(last=False)
+            return answer
+
+        return ask
+
+    return wrap

@@ -1,68 +1,70 @@
-"""Annotations: what people said of episodes and steps, what is left to say, and how far two of them agree."""
+"""Annotations: labels of episodes and steps by people, queues of unlabelled episodes, and agreement with scorers."""
 
 from dataclasses import dataclass, replace
 
 import polars as pl
 
 from lake.judgements.scores import ENV_RETURN
-from lake.write.annotations import HUMAN
-from viewer.queries import EXCERPT, Reads, Sort, Window, count, literal, order_by, themselves
-from viewer.queries.episodes import EpisodeFilter, listed
+from lake.write.scores import HUMAN
+from viewer.queries import EXCERPT, LakeReader, ListWindow, Sort, build_sort_terms, count, order_by, quote_literal
+from viewer.queries.episodes import EpisodeFilter, list_episodes
 
-ORDERS = themselves("at", "author", "label", "value", "run_id", "rollout_index", "step_index") | {
+ORDERS = build_sort_terms("at", "author", "label", "value", "run_id", "rollout_index", "step_index") | {
     "task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")
 }
 """Columns that may order the list."""
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """What is left of a list whose filter is `unlabelled`, as seen from one of its episodes."""
+class QueuePosition:
+    """The unlabelled part of a list whose filter is `unlabelled`, seen from one of its episodes."""
 
-    left: int
+    unlabelled: int
     total: int
     """Episodes of the list without that filter."""
     first: int | None
-    """The first that is left; None: none is."""
+    """The first unlabelled episode; None: all are labelled."""
     previous: int | None
-    """The nearest that is left before the episode, and after it, in the order of the list."""
+    """The nearest unlabelled episode before this one."""
     next: int | None
+    """The nearest after it."""
 
 
-def queue(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int | None = None) -> Queue:
-    """What is left to label; an episode that has its label meanwhile still has neighbours."""
-    left = listed(lake, wanted, order)
-    every = listed(lake, replace(wanted, unlabelled=None), order)
-    first = left[0] if len(left) else None
-    at = None if episode_id is None else every.index_of(episode_id)
-    if at is None:
-        return Queue(len(left), len(every), first, None, None)
-    is_left = every.is_in(left.implode())
-    before, after = every[:at].filter(is_left[:at]), every[at + 1 :].filter(is_left[at + 1 :])
-    return Queue(
-        len(left),
-        len(every),
-        first,
+def read_queue(
+    lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, episode_id: int | None = None
+) -> QueuePosition:
+    """Return the queue of a list. An episode that has its label keeps its neighbours."""
+    unlabelled = list_episodes(lake, episode_filter, order)
+    episodes = list_episodes(lake, replace(episode_filter, unlabelled=None), order)
+    before = after = episodes.clear()
+    if episode_id is not None and (index := episodes.index_of(episode_id)) is not None:
+        is_unlabelled = episodes.is_in(unlabelled.implode())
+        before = episodes[:index].filter(is_unlabelled[:index])
+        after = episodes[index + 1 :].filter(is_unlabelled[index + 1 :])
+    return QueuePosition(
+        len(unlabelled),
+        len(episodes),
+        unlabelled[0] if len(unlabelled) else None,
         before[-1] if len(before) else None,
         after[0] if len(after) else None,
     )
 
 
-def answers(lake: Reads, label: str, limit: int = 9) -> list[float] | list[str]:
-    """What is said under a label most often: its numbers, or else its words; in their order."""
-    found = lake.sql(
+def list_answers(lake: LakeReader, label: str, limit: int = 9) -> list[float] | list[str]:
+    """Return the most frequent answers under a label in their order: its numbers, or else its words."""
+    answers = lake.sql(
         """
         SELECT value, CASE WHEN value IS NULL THEN text END AS words, count(*) AS times FROM latest_annotations
         WHERE label = ? GROUP BY ALL ORDER BY times DESC, value, words
         """,
         [label],
     )
-    values = found["value"].drop_nulls().head(limit).sort().to_list()
-    return values or found["words"].drop_nulls().head(limit).sort().to_list()
+    values = answers["value"].drop_nulls().head(limit).sort().to_list()
+    return values or answers["words"].drop_nulls().head(limit).sort().to_list()
 
 
-def of_episode(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """What counts of an episode and its steps: step_index, label, value, text (cut), author, at; by step."""
+def read_annotations_of(lake: LakeReader, episode_id: int) -> pl.DataFrame:
+    """Return the current annotations of an episode by step: step_index, label, value, text (cut), author, at."""
     query = f"""
         SELECT step_index, label, value, left(text, {EXCERPT}) AS text, author, "at"
         FROM latest_annotations WHERE episode_id = ? ORDER BY step_index NULLS FIRST, label, author
@@ -70,13 +72,13 @@ def of_episode(lake: Reads, episode_id: int) -> pl.DataFrame:
     return lake.sql(query, [episode_id])
 
 
-def total(lake: Reads) -> int:
-    """Number of annotations that count."""
+def count_annotations(lake: LakeReader) -> int:
+    """Count the current annotations."""
     return count(lake, "SELECT count(*) FROM latest_annotations")
 
 
-def page(lake: Reads, window: Window, sort: Sort | None = None) -> pl.DataFrame:
-    """A page of the annotations that count, each with its episode; the newest first if nothing else is asked for."""
+def read_page(lake: LakeReader, window: ListWindow, sort: Sort | None = None) -> pl.DataFrame:
+    """Return a page of the current annotations with their episodes, the newest first by default."""
     query = f"""
         SELECT a."at", a.author, a.label, a.value, left(a.text, {EXCERPT}) AS text, e.run_id, e.task_id,
                e.rollout_index, a.step_index, a.episode_id
@@ -86,8 +88,8 @@ def page(lake: Reads, window: Window, sort: Sort | None = None) -> pl.DataFrame:
     return lake.sql(query, window.params())
 
 
-def labels(lake: Reads, limit: int = 100) -> list[str]:
-    """Labels in use, those of most annotations first."""
+def list_labels(lake: LakeReader, limit: int = 100) -> list[str]:
+    """Return the labels in use, the most frequent first."""
     query = "SELECT label FROM latest_annotations GROUP BY label ORDER BY count(*) DESC, label LIMIT ?"
     return lake.sql(query, [limit])["label"].to_list()
 
@@ -95,13 +97,13 @@ def labels(lake: Reads, limit: int = 100) -> list[str]:
 _PEOPLE = f"(scorer = '{HUMAN}' OR starts_with(scorer, '{HUMAN}.'))"
 
 
-def scorers(lake: Reads, limit: int = 100) -> pl.DataFrame:
-    """How far each scorer agrees with what people said of whole episodes, those that contradict them most first.
+def compare_scorers(lake: LakeReader, limit: int = 100) -> pl.DataFrame:
+    """Compare each scorer with people on whole episodes, the scorers that contradict them most first.
 
-    people (the scorer that stands for a label: `human`, `human.LABEL`), scorer (`env_return` too), episodes (that both
-    judged); same and kappa as in `agreement`, of two answers: at least the middle of its range on these episodes, or
-    less, with the middles people_from and scorer_from; rank is Spearman's correlation. All three are NULL where a side
-    says the same of all episodes: then nothing tells its high from its low.
+    people is the scorer of a label (`human`, `human.LABEL`); scorer may be `env_return`. episodes counts those that
+    both judged. same and kappa are as in `compute_agreement`, of high and low answers: high is at least the middle of
+    the side's range on these episodes (people_from, scorer_from). rank is Spearman's correlation. All three are NULL if
+    a side gives all episodes the same value.
     """
     query = f"""
         WITH said AS MATERIALIZED (
@@ -133,31 +135,32 @@ def scorers(lake: Reads, limit: int = 100) -> pl.DataFrame:
             FROM (SELECT *, p >= people_from AS is_high, s >= scorer_from AS is_up FROM pairs) GROUP BY people, scorer
         ) ORDER BY rank NULLS LAST, same, people, scorer LIMIT ?
         """
-    found = lake.sql(query, [limit])
-    # DuckDB's correlation of what does not vary is no number.
-    return found.with_columns(pl.col("kappa", "rank").fill_nan(None))
+    scorers = lake.sql(query, [limit])
+    # DuckDB returns NaN for the correlation of constant values.
+    return scorers.with_columns(pl.col("kappa", "rank").fill_nan(None))
 
 
-def disagreed(people: str, scorer: str, people_from: float, scorer_from: float) -> str:
-    """A SELECT of the episodes of which a row of `scorers` says that the two disagree, for a list (`sql=`)."""
+def build_disagreements_sql(people: str, scorer: str, people_from: float, scorer_from: float) -> str:
+    """Return a SELECT of the episodes on which a row of `compare_scorers` disagrees, for a list (`sql=`)."""
     machine = (
         f"SELECT episode_id, {ENV_RETURN} AS value FROM episodes"
         if scorer == ENV_RETURN
-        else f"SELECT episode_id, value FROM current_scores WHERE scorer = {literal(scorer)} AND step_index IS NULL"
+        else "SELECT episode_id, value FROM current_scores "
+        f"WHERE scorer = {quote_literal(scorer)} AND step_index IS NULL"
     )
     return (
         f"SELECT p.episode_id FROM current_scores AS p JOIN ({machine}) AS s USING (episode_id) "
-        f"WHERE p.scorer = {literal(people)} AND p.step_index IS NULL "
+        f"WHERE p.scorer = {quote_literal(people)} AND p.step_index IS NULL "
         f"AND (p.value >= {people_from!r}) <> (s.value >= {scorer_from!r}) ORDER BY p.episode_id"
     )
 
 
-def agreement(lake: Reads, limit: int = 100) -> pl.DataFrame:
-    """How far two authors agree, by label: label, first, second, places, same, kappa; those of most places first.
+def compute_agreement(lake: LakeReader, limit: int = 100) -> pl.DataFrame:
+    """Return how far two authors agree by label: label, first, second, places, same, kappa; most places first.
 
-    places are the episodes and steps that both put the label on, same the share of them with the same answer (the
-    number, or else the words). kappa is what is left of it beyond chance, (same - c) / (1 - c), where c is the share
-    that two would have in common who answer as often as these but at random (Cohen 1960); NULL where c is 1.
+    places are the episodes and steps that both authors labelled. same is the share of them with the same answer (the
+    number, or else the words). kappa is the agreement beyond chance, (same - c) / (1 - c), where c is the agreement of
+    two authors who answer as often as these but at random (Cohen 1960); NULL where c is 1.
     """
     query = """
         WITH said AS (

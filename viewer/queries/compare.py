@@ -1,7 +1,7 @@
-"""What changed between two sets of episodes: runs, ranges of rounds, versions of a policy, credit jobs.
+"""Comparison of two sets of episodes: runs, ranges of rounds, versions of a policy, credit jobs, and their tools.
 
-Everything is by task, because tasks differ more than policies do: a mean over episodes moves when other tasks are
-drawn. What one side does not know of a task is NULL, and the task is then left out of that figure, not counted as 0.
+Figures are by task, because tasks differ more than policies do: a mean over episodes moves when other tasks are drawn.
+A task without a value on one side is NULL there and is left out of the figure; it does not count as 0.
 """
 
 import math
@@ -12,38 +12,38 @@ import numpy as np
 import polars as pl
 
 from lake.judgements.credit import Credit
-from lake.judgements.scores import current_rows
-from lake.statistics.intervals import TAIL, Floats, spread_of_mean, t_quantile
-from viewer.queries import Params, Reads, Row, Sort, Window, in_spans, outcomes
+from lake.judgements.scores import current_scores_sql
+from lake.statistics import TAIL, Floats, spread_of_mean, t_quantile
+from viewer.queries import LakeReader, ListWindow, Params, Row, Sort, bin_spans, outcomes
 from viewer.queries.runs import Axis
 
 BINS = 12
-"""Points of reward against length at most."""
+"""Largest number of bins of outcome against length."""
 _FALLS = 5
-"""Falls of a run that are looked into, the largest first."""
+"""Falls of a run that are tested, the largest first."""
 
-_WALKED = """
+_FAULTS = """
     SELECT episode_id, judged_actions AS judged, active_invalid AS invalid, judged_states AS seen,
            active_errors AS errors
     FROM episode_steps
     """
-"""SQL of what is wrong with an episode's steps, each figure beside how many steps it is known of."""
+"""SQL of faulty steps by episode, and of the number of steps for which each fault is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A set of episodes; None filters nothing."""
+    """A set of episodes; None leaves none out."""
 
     run: str | None = None
     rounds: tuple[int, int] | None = None
     """The first and the last."""
     policy_version: int | None = None
     credit: Credit | None = None
-    """Episodes that these advantages cover; without one, the advantages of the current credit are read."""
+    """Only episodes with these advantages; None: all, with the advantages of the current credit."""
 
-    def episodes(self, lake: Reads, score: str | None = None) -> tuple[str, Params]:
-        """SQL of the episodes with their outcome, and its parameters."""
-        judged, params = outcomes.judged(lake, score)
+    def episodes(self, lake: LakeReader, score: str | None = None) -> tuple[str, Params]:
+        """Return SQL of the episodes with their outcome, and its parameters."""
+        relation, params = outcomes.build_relation(lake, score)
         clauses = ["true"]
         if self.run is not None:
             clauses.append("run_id = $run")
@@ -56,27 +56,31 @@ class Side:
             params |= {"version": self.policy_version}
         if self.credit is not None:
             clauses.append(f"episode_id IN (SELECT episode_id FROM {self.credit.rows})")
-        return f"SELECT * FROM {judged} WHERE {' AND '.join(clauses)}", params
+        return f"SELECT * FROM {relation} WHERE {' AND '.join(clauses)}", params
 
 
 FIGURES = ("outcome", "num_steps", "truncated", "invalid", "tool_errors", "completion_tokens", "disagree", "size")
-"""Figures of a task: mean outcome and steps; shares of truncated episodes, of steps with an invalid action, and of
-steps whose state is an error text, each among those where it is known; mean completion tokens; by the advantages, the
-share of steps whose A_E and A_S have opposite signs, and the mean |A|."""
+"""Figures of a task, each over the episodes or steps that record it.
+
+Mean outcome and steps; shares of truncated episodes, of steps with an invalid action, and of steps whose state is an
+error text; mean completion tokens; share of steps whose A_E and A_S have opposite signs; mean |A|.
+"""
 
 
-def by_task(lake: Reads, side: Side, current: Credit | None, score: str | None = None) -> pl.DataFrame:
-    """A side's tasks: task_id, episodes, scored, deviation (of the outcome), worst, best (episodes), and `FIGURES`.
+def read_tasks(lake: LakeReader, side: Side, current: Credit | None, score: str | None = None) -> pl.DataFrame:
+    """Return a side's tasks: task_id, episodes, scored, deviation (of the outcome), worst, best, and `FIGURES`.
+
+    worst and best are episodes.
 
     Args:
-        current: the advantages of a side that names none.
+        current: the advantages of a side without a credit.
     """
     mine, params = side.episodes(lake, score)
     credit = side.credit or current
     advantages = credit.rows if credit else "(SELECT * FROM advantages WHERE false)"
     query = f"""
         WITH mine AS MATERIALIZED ({mine}),
-        walked AS ({_WALKED} WHERE episode_id IN (SELECT episode_id FROM mine)),
+        walked AS ({_FAULTS} WHERE episode_id IN (SELECT episode_id FROM mine)),
         weighed AS (
             SELECT episode_id, count(a_episode * a_step) AS signed,
                    count(*) FILTER (a_episode * a_step < 0) AS disagree,
@@ -96,12 +100,12 @@ def by_task(lake: Reads, side: Side, current: Credit | None, score: str | None =
     return lake.sql(query, params or None)
 
 
-def scores(lake: Reads, side: Side) -> pl.DataFrame:
-    """What scorers say of a side's episodes, under their current versions: task_id, scorer, value (their mean)."""
+def read_scores(lake: LakeReader, side: Side) -> pl.DataFrame:
+    """Return the mean current scores of a side's episodes: task_id, scorer, value."""
     mine, params = side.episodes(lake)
     query = f"""
         SELECT e.task_id, s.scorer, avg(s.value) AS value
-        FROM ({mine}) AS e JOIN {current_rows(lake)} AS s USING (episode_id)
+        FROM ({mine}) AS e JOIN {current_scores_sql(lake)} AS s USING (episode_id)
         WHERE s.step_index IS NULL AND s.value IS NOT NULL GROUP BY ALL ORDER BY ALL
         """
     return lake.sql(query, params or None)
@@ -110,27 +114,34 @@ def scores(lake: Reads, side: Side) -> pl.DataFrame:
 Frames = tuple[pl.DataFrame, pl.DataFrame]
 
 
-def figures(tasks_AB: Frames, scores_AB: Frames) -> pl.DataFrame:
-    """Each figure on both sides: figure, a, b, difference (b - a), low, high, tasks, only_a, only_b, is_paired.
+def compare_figures(tasks_AB: Frames, scores_AB: Frames) -> pl.DataFrame:
+    """Return each figure on both sides: figure, a, b, difference (b - a), low, high, tasks, only_a, only_b, is_paired.
 
-    Each task counts once. If both sides know the figure of P >= 2 tasks, it is paired: a and b are means over these,
-    and the 95 % interval is d +- t s / sqrt(P), with d the mean and s the sample deviation of the tasks' differences,
-    and t Student's quantile with the degrees of freedom of `lake.statistics.intervals.spread_of_mean`. If not, as where
-    each round draws other tasks, a and b are means over each side's own n tasks, and the interval is
-    d +- t sqrt(s_a^2 / n_a + s_b^2 / n_b) with the degrees of freedom of Welch (1947): wider, as tasks differ.
+    Each task counts once. If both sides have the figure for P >= 2 tasks, it is paired: a and b are means over these
+    tasks. The 95 % interval is d +- t s / sqrt(P), with d the mean and s the sample deviation of the tasks'
+    differences, and t Student's quantile with the degrees of freedom of `lake.statistics.spread_of_mean`.
 
-    NULL where a side knows nothing; no interval where nothing differs or too little is known. Figures that nobody knows
-    are left out. tasks counts those that both sides know, only_a and only_b the others.
+    Otherwise, as where each round draws other tasks, a and b are means over each side's own n tasks. The interval is d
+    +- t sqrt(s_a^2 / n_a + s_b^2 / n_b) with the degrees of freedom of Welch (1947). It is wider, because tasks differ.
+
+    A side without a value is NULL. There is no interval where nothing differs or values are too few. Figures without a
+    value on both sides are left out. tasks counts the tasks of both sides, only_a and only_b the others.
 
     Args:
-        tasks_AB: of `by_task`.
-        scores_AB: of `scores`; they come last, as `score NAME`.
+        tasks_AB: of `read_tasks`.
+        scores_AB: of `read_scores`; they come last, as `score NAME`.
     """
-    one, other = (
-        {name: _known(frame, name) for name in FIGURES} | _by_scorer(said)
-        for frame, said in zip(tasks_AB, scores_AB, strict=True)
-    )
-    rows = [_compared(name, one.get(name, {}), other.get(name, {})) for name in one | other]
+    values_AB: list[dict[str, dict[str, float]]] = []
+    for tasks, scores in zip(tasks_AB, scores_AB, strict=True):
+        values = {
+            name: dict(tasks.select("task_id", pl.col(name).cast(pl.Float64)).drop_nulls().iter_rows())
+            for name in FIGURES
+        }
+        for task, scorer, score in scores.iter_rows():
+            values.setdefault(f"score {scorer}", {})[task] = score
+        values_AB.append(values)
+    a, b = values_AB
+    rows = [_compare_figure(name, a.get(name, {}), b.get(name, {})) for name in a | b]
     types: list[tuple[tuple[str, ...], type[pl.DataType]]] = [
         (("figure",), pl.String),
         (("a", "b", "difference", "low", "high"), pl.Float64),
@@ -145,24 +156,31 @@ TASK_ORDERS = ("task_id", "a", "b", "difference", "a_episodes", "b_episodes", "a
 """Columns that may order tasks."""
 
 
-def tasks(tasks_AB: Frames, window: Window, sort: Sort | None = None) -> pl.DataFrame:
-    """A page of the tasks of both sides, those that fell most first, those of one side last.
+def compare_tasks(tasks_AB: Frames, window: ListWindow, sort: Sort | None = None) -> pl.DataFrame:
+    """Return a page of the tasks of both sides, the largest falls first and the tasks of one side last.
 
-    task_id; a and b, the mean outcomes, of a_episodes and b_episodes; difference (b - a) with its 95 % interval
-    d +- t sqrt(s_a^2 / n_a + s_b^2 / n_b), where s are sample deviations, n the scored episodes, and t has the degrees
-    of freedom of Welch (1947); NULL with fewer than two on a side, or where none differ. a_steps and b_steps are
-    means. a_episode and b_episode are the two to look at: those that show the difference most.
+    task_id; a and b, the mean outcomes, of a_episodes and b_episodes; difference (b - a) with its 95 % interval d +- t
+    sqrt(s_a^2 / n_a + s_b^2 / n_b), where s are sample deviations, n the scored episodes, and t has the degrees of
+    freedom of Welch (1947). The interval is NULL with fewer than two episodes on a side, or where none differ. a_steps
+    and b_steps are means. a_episode and b_episode show the difference most.
     """
-    page = _ordered(_beside(tasks_AB), sort).slice(window.offset, window.limit)
+    order = sort if sort is not None and sort.column in TASK_ORDERS else Sort("difference")
+    number = pl.col("task_id").cast(pl.Int64, strict=False)
+    first = [number, pl.col("task_id")] if order.column == "task_id" else [pl.col(order.column)]
+    keys = [*first, pl.col("difference"), number, pl.col("task_id")]
+    falls = [order.descending] * len(first) + [False] * 3
+    page = _join_tasks(tasks_AB).sort(keys, descending=falls, nulls_last=True).slice(window.offset, window.limit)
     ends = [
-        _welch(row["difference"], *((row[f"{side}_deviation"], row[f"{side}_scored"]) for side in "ab"))
+        _compute_welch_interval(
+            row["difference"], *((row[f"{side}_deviation"], row[f"{side}_scored"]) for side in "ab")
+        )
         for row in page.iter_rows(named=True)
     ]
     low, high = ([pair[side] for pair in ends] for side in (0, 1))
     return page.with_columns(pl.Series("low", low, dtype=pl.Float64), pl.Series("high", high, dtype=pl.Float64))
 
 
-def _beside(tasks_AB: Frames) -> pl.DataFrame:
+def _join_tasks(tasks_AB: Frames) -> pl.DataFrame:
     names = ("episodes", "scored", "deviation", "worst", "best", "outcome", "num_steps")
     a, b = (
         frame.select("task_id", *(pl.col(name).alias(f"{side}_{name}") for name in names))
@@ -180,43 +198,26 @@ def _beside(tasks_AB: Frames) -> pl.DataFrame:
     )
 
 
-def _ordered(frame: pl.DataFrame, sort: Sort | None) -> pl.DataFrame:
-    """By what is asked for, what is not known last, then by the difference and the task's name."""
-    asked = sort if sort is not None and sort.column in TASK_ORDERS else Sort("difference")
-    number = pl.col("task_id").cast(pl.Int64, strict=False)
-    first = [number, pl.col("task_id")] if asked.column == "task_id" else [pl.col(asked.column)]
-    keys = [*first, pl.col("difference"), number, pl.col("task_id")]
-    falls = [asked.descending] * len(first) + [False] * 3
-    return frame.sort(keys, descending=falls, nulls_last=True)
-
-
-def rounds(lake: Reads, run: str) -> tuple[int, int] | None:
-    """The first and the last round of a run; None if none is known."""
-    query = "SELECT min(collection_round) AS first, max(collection_round) AS last FROM episodes WHERE run_id = ?"
+def find_range(lake: LakeReader, run: str, axis: Axis) -> tuple[int, int] | None:
+    """Return the first and the last round, or policy version, of a run; None if it has none."""
+    query = f"SELECT min({axis}) AS first, max({axis}) AS last FROM episodes WHERE run_id = ?"
     first, last = lake.sql(query, [run]).row(0)
     return None if first is None else (first, last)
 
 
-def versions(lake: Reads, run: str) -> tuple[int, int] | None:
-    """The first and the last version of the policy that played a run; None if none is known."""
-    query = "SELECT min(policy_version) AS first, max(policy_version) AS last FROM episodes WHERE run_id = ?"
-    first, last = lake.sql(query, [run]).row(0)
-    return None if first is None else (first, last)
+def find_steepest_falls(lake: LakeReader, runs: Sequence[str], score: str | None = None) -> pl.DataFrame:
+    """Return the largest fall of each run's mean outcome between two rounds: run_id, before, after, fall (> 0).
 
-
-def steepest(lake: Reads, runs: Sequence[str], score: str | None = None) -> pl.DataFrame:
-    """Where the mean outcome of each run fell most from a round to the next: run_id, before, after, fall (> 0).
-
-    Rounds without a scored episode are passed over. Of the largest `_FALLS` falls of a run the first counts that is
-    beyond chance: its interval, that of `figures`, is below 0 also at a level of 5 % by the number of falls that there
-    could have been (Bonferroni), for the largest of many differences is large by itself. A run without one is left out.
+    Rounds without a scored episode are skipped. Of the `_FALLS` largest falls of a run, the first one beyond chance
+    counts: its interval, as in `compare_figures`, is below 0 at a level of 5 % divided by the number of possible falls
+    (Bonferroni), because the largest of many differences is large by chance. A run without such a fall is left out.
     """
-    judged, params = outcomes.judged(lake, score)
+    relation, params = outcomes.build_relation(lake, score)
     query = f"""
         SELECT run_id, before, collection_round AS after, fall, pairs FROM (
             SELECT run_id, collection_round, lag(collection_round) OVER w AS before,
                    lag(avg(outcome)) OVER w - avg(outcome) AS fall, count(*) OVER (PARTITION BY run_id) - 1 AS pairs
-            FROM {judged} WHERE run_id IN (SELECT unnest($runs::VARCHAR[])) AND collection_round IS NOT NULL
+            FROM {relation} WHERE run_id IN (SELECT unnest($runs::VARCHAR[])) AND collection_round IS NOT NULL
             GROUP BY run_id, collection_round HAVING count(outcome) > 0
             WINDOW w AS (PARTITION BY run_id ORDER BY collection_round)
         )
@@ -224,36 +225,35 @@ def steepest(lake: Reads, runs: Sequence[str], score: str | None = None) -> pl.D
         QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY fall DESC, after) <= {_FALLS}
         ORDER BY run_id, fall DESC, after
         """
-    found = lake.sql(query, params | {"runs": list(runs)})
-    seen: set[str] = set()
-    fell = []
-    for row in found.iter_rows(named=True):
-        fell.append(row["run_id"] not in seen and _has_fallen(lake, row, score))
-        seen |= {row["run_id"]} if fell[-1] else set()
-    return found.filter(pl.Series(fell, dtype=pl.Boolean)).drop("pairs")
+    falls = lake.sql(query, params | {"runs": list(runs)})
+    fallen_runs: set[str] = set()
+    is_first = []
+    for row in falls.iter_rows(named=True):
+        is_first.append(row["run_id"] not in fallen_runs and _has_fallen(lake, row, score))
+        fallen_runs |= {row["run_id"]} if is_first[-1] else set()
+    return falls.filter(pl.Series(is_first, dtype=pl.Boolean)).drop("pairs")
 
 
-def _has_fallen(lake: Reads, fall: Row, score: str | None) -> bool:
-    """Whether the interval of a fall of a run's outcome (run_id, before, after; one of `pairs`) is below 0.
+def _has_fallen(lake: LakeReader, fall: Row, score: str | None) -> bool:
+    """Return whether the interval of a fall (run_id, before, after; one of `pairs`) is below 0.
 
-    Where all tasks of both rounds fell by the same there is no interval, and no doubt.
+    If all tasks of both rounds fell by the same amount, there is no interval and the fall is certain.
     """
-    judged, params = outcomes.judged(lake, score, fall["run_id"])
+    relation, params = outcomes.build_relation(lake, score, fall["run_id"])
     query = f"""
         SELECT task_id, avg(outcome) FILTER (collection_round = $before) AS before,
                avg(outcome) FILTER (collection_round = $after) AS after
-        FROM {judged} WHERE run_id = $run AND collection_round IN ($before, $after) GROUP BY task_id
+        FROM {relation} WHERE run_id = $run AND collection_round IN ($before, $after) GROUP BY task_id
         """
-    asked = {"run": fall["run_id"], "before": fall["before"], "after": fall["after"]}
-    means = lake.sql(query, params | asked)
-    one, other = (dict(means.select("task_id", name).drop_nulls().iter_rows()) for name in ("before", "after"))
-    row = _compared("outcome", one, other, tail=TAIL / fall["pairs"])
+    means = lake.sql(query, params | {"run": fall["run_id"], "before": fall["before"], "after": fall["after"]})
+    before, after = (dict(means.select("task_id", name).drop_nulls().iter_rows()) for name in ("before", "after"))
+    row = _compare_figure("outcome", before, after, tail=TAIL / fall["pairs"])
     high = row.get("high")
     return high < 0 if high is not None else bool(row["is_paired"]) and row["difference"] < 0
 
 
-def sharing_tasks(lake: Reads, runs: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of runs that have two tasks or more in common, those of most first; of each the one named first leads."""
+def list_runs_sharing_tasks(lake: LakeReader, runs: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of runs with two or more common tasks, most tasks first; each pair in the order of `runs`."""
     query = """
         WITH mine AS (
             SELECT DISTINCT run_id, task_id, list_position($runs::VARCHAR[], run_id) AS place FROM episodes
@@ -265,15 +265,12 @@ def sharing_tasks(lake: Reads, runs: Sequence[str]) -> list[tuple[str, str]]:
     return lake.sql(query, {"runs": list(runs)}).rows()
 
 
-def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.DataFrame:
-    """A run along an axis, in order: x, episodes, and those of `FIGURES` that take no advantages.
-
-    NULL where nothing is known.
-    """
-    judged, params = outcomes.judged(lake, score, run)
+def read_figures_over(lake: LakeReader, run: str, axis: Axis, score: str | None = None) -> pl.DataFrame:
+    """Return a run along an axis, in order: x, episodes, and the `FIGURES` that take no advantages; NULL: unknown."""
+    relation, params = outcomes.build_relation(lake, score, run)
     query = f"""
-        WITH mine AS MATERIALIZED (SELECT * FROM {judged} WHERE run_id = $run AND {axis} IS NOT NULL),
-        walked AS ({_WALKED} WHERE run_id = $run)
+        WITH mine AS MATERIALIZED (SELECT * FROM {relation} WHERE run_id = $run AND {axis} IS NOT NULL),
+        walked AS ({_FAULTS} WHERE run_id = $run)
         SELECT {axis} AS x, count(*) AS episodes, avg(outcome) AS outcome,
                avg(completion_tokens) AS completion_tokens, avg(num_steps) AS num_steps,
                avg((status = 'truncated')::INT) AS truncated, sum(invalid) / nullif(sum(judged), 0) AS invalid,
@@ -283,26 +280,26 @@ def over(lake: Reads, run: str, axis: Axis, score: str | None = None) -> pl.Data
     return lake.sql(query, params | {"run": run})
 
 
-def scores_over(lake: Reads, run: str, axis: Axis) -> pl.DataFrame:
-    """Means of a run's scores along an axis: scorer, x and last (equal, or the ends of a span), value, episodes."""
+def read_scores_over(lake: LakeReader, run: str, axis: Axis) -> pl.DataFrame:
+    """Return mean scores of a run along an axis: scorer, x and last (equal, or the ends of a span), value, episodes."""
     query = f"""
         SELECT s.scorer, e.{axis} AS x, avg(s.value) AS value, count(*) AS episodes
-        FROM episodes AS e JOIN {current_rows(lake)} AS s USING (episode_id)
+        FROM episodes AS e JOIN {current_scores_sql(lake)} AS s USING (episode_id)
         WHERE e.run_id = $run AND e.{axis} IS NOT NULL AND s.step_index IS NULL AND s.value IS NOT NULL
         GROUP BY ALL ORDER BY ALL
         """
-    found = in_spans(lake.sql(query, {"run": run}))
+    spans = bin_spans(lake.sql(query, {"run": run}))
     mean = (pl.col("value") * pl.col("episodes")).sum() / pl.col("episodes").sum()
-    return found.group_by("scorer", "x", "last").agg(mean, pl.col("episodes").sum()).sort("scorer", "x")
+    return spans.group_by("scorer", "x", "last").agg(mean, pl.col("episodes").sum()).sort("scorer", "x")
 
 
-def by_length(lake: Reads, one: Side, other: Side, score: str | None = None) -> pl.DataFrame:
-    """Mean outcome against length: side (A, B), steps, last, episodes, outcome (of those scored; NULL of none).
+def read_outcome_by_length(lake: LakeReader, side_a: Side, side_b: Side, score: str | None = None) -> pl.DataFrame:
+    """Return the mean outcome by length: side (A, B), steps, last, episodes, outcome (of those scored; NULL of none).
 
-    steps and last are the ends of a bin; the bins are at most `BINS` of equal width.
+    steps and last are the ends of at most `BINS` bins of equal width.
     """
     frames = []
-    for side in (one, other):
+    for side in (side_a, side_b):
         mine, params = side.episodes(lake, score)
         sums = "num_steps, count(*) AS episodes, count(outcome) AS scored, sum(outcome) AS total"
         frames.append(lake.sql(f"SELECT {sums} FROM ({mine}) GROUP BY num_steps", params or None))
@@ -323,61 +320,135 @@ def by_length(lake: Reads, one: Side, other: Side, score: str | None = None) -> 
     return pl.concat(of_sides).select("side", "steps", "last", "episodes", "outcome").sort("steps", "side")
 
 
-def flips(lake: Reads, one: Credit, other: Credit) -> Row:
-    """Two credits, step by step: steps (with an advantage in both), flipped (those of opposite signs)."""
+def count_flips(lake: LakeReader, credit_a: Credit, credit_b: Credit) -> Row:
+    """Compare two credits step by step: steps (with an advantage in both), flipped (those of opposite signs)."""
     query = f"""
         SELECT count(*) AS steps, count(*) FILTER (a.advantage * b.advantage < 0) AS flipped
-        FROM {one.rows} AS a JOIN {other.rows} AS b ON a.episode_id = b.episode_id AND a.step_index = b.step_index
+        FROM {credit_a.rows} AS a JOIN {credit_b.rows} AS b
+        ON a.episode_id = b.episode_id AND a.step_index = b.step_index
         WHERE a.advantage IS NOT NULL AND b.advantage IS NOT NULL
         """
     return lake.sql(query).row(0, named=True)
 
 
-def _known(frame: pl.DataFrame, name: str) -> dict[str, float]:
-    return dict(frame.select("task_id", pl.col(name).cast(pl.Float64)).drop_nulls().iter_rows())
-
-
-def _by_scorer(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for task, scorer, value in frame.iter_rows():
-        found.setdefault(f"score {scorer}", {})[task] = value
-    return found
-
-
-def _compared(name: str, one: dict[str, float], other: dict[str, float], *, tail: float = TAIL) -> Row:
-    """A row of `figures`, of values by task; `tail` is the probability outside on each side of the interval."""
-    common = sorted(one.keys() & other.keys())
-    counts = {"tasks": len(common), "only_a": len(one) - len(common), "only_b": len(other) - len(common)}
+def _compare_figure(name: str, values_a: dict[str, float], values_b: dict[str, float], *, tail: float = TAIL) -> Row:
+    """Return a row of `compare_figures` from values by task; `tail` is the probability outside on each side."""
+    common = sorted(values_a.keys() & values_b.keys())
+    counts = {"tasks": len(common), "only_a": len(values_a) - len(common), "only_b": len(values_b) - len(common)}
     is_paired = len(common) >= 2
     a_P, b_P = (
-        np.array([values[task] for task in (common if is_paired else sorted(values))]) for values in (one, other)
+        np.array([values[task] for task in (common if is_paired else sorted(values))])
+        for values in (values_a, values_b)
     )
     a, b = (float(value_P.mean()) if len(value_P) else None for value_P in (a_P, b_P))
     row: Row = {"figure": name, "a": a, "b": b, "is_paired": is_paired} | counts
     if a is None or b is None:
         return row
     if is_paired:
-        found = spread_of_mean(b_P - a_P)
-        low, high = (found and found.interval(tail)) or (None, None)
+        spread = spread_of_mean(b_P - a_P)
+        low, high = (spread and spread.interval(tail)) or (None, None)
     else:
-        low, high = _welch(b - a, _sample(a_P), _sample(b_P), tail=tail)
+        low, high = _compute_welch_interval(b - a, _describe_sample(a_P), _describe_sample(b_P), tail=tail)
     return row | {"difference": b - a, "low": low, "high": high}
 
 
-def _sample(value_P: Floats) -> tuple[float | None, int]:
-    """The sample deviation, None of fewer than two values, and how many there are."""
+def _describe_sample(value_P: Floats) -> tuple[float | None, int]:
+    """Return the sample deviation (None of fewer than two values) and the number of values."""
     return (float(value_P.std(ddof=1)) if len(value_P) > 1 else None), len(value_P)
 
 
-def _welch(
-    difference: float | None, one: tuple[float | None, int], other: tuple[float | None, int], *, tail: float = TAIL
+def _compute_welch_interval(
+    difference: float | None,
+    sample_a: tuple[float | None, int],
+    sample_b: tuple[float | None, int],
+    *,
+    tail: float = TAIL,
 ) -> tuple[float | None, float | None]:
-    """The interval of a difference of two means (Welch 1947, Biometrika 34), of deviations and sizes."""
-    if difference is None or one[0] is None or other[0] is None:
+    """Return the interval of a difference of two means (Welch 1947, Biometrika 34), from deviations and sizes."""
+    (deviation_a, count_a), (deviation_b, count_b) = sample_a, sample_b
+    if difference is None or deviation_a is None or deviation_b is None:
         return None, None
-    a, b = one[0] ** 2 / one[1], other[0] ** 2 / other[1]
+    a, b = deviation_a**2 / count_a, deviation_b**2 / count_b
     if a + b == 0:
         return None, None
-    df = (a + b) ** 2 / (a**2 / (one[1] - 1) + b**2 / (other[1] - 1))
+    df = (a + b) ** 2 / (a**2 / (count_a - 1) + b**2 / (count_b - 1))
     half = t_quantile(max(1.0, df), tail) * math.sqrt(a + b)
     return difference - half, difference + half
+
+
+TOOL_SAMPLE = 20_000
+"""Largest number of episodes whose calls are read; more are sampled by a hash of their ids."""
+
+
+def build_calls_sql(where: str = "true") -> str:
+    """Return SQL of tool calls: episode_id, tool, failed.
+
+    The state after a step (`steps.state_is_error`) is its last reply. So the last call of a step counts, and only where
+    the next step records whether its state is an error: never for the last step of an episode.
+
+    Args:
+        where: a condition on the step that made the call, `s`, and the next step, `n`.
+    """
+    paths = ("function.name", "name")
+    names = ", ".join(f"json_extract_string(s.tool_calls, '$[#-1].{path}')" for path in paths)
+    return f"""
+        SELECT s.episode_id, coalesce({names}) AS tool, n.state_is_error AS failed
+        FROM steps AS s JOIN steps AS n ON n.episode_id = s.episode_id AND n.step_index = s.step_index + 1
+        WHERE s.tool_calls <> '[]' AND n.state_is_error IS NOT NULL AND {where}
+        """
+
+
+def read_tools_over(lake: LakeReader, run: str, axis: Axis) -> pl.DataFrame:
+    """Return the tools of a run along an axis: x, last, tool, calls, failed, share; by x, then tool.
+
+    A run with more than `TOOL_SAMPLE` episodes is sampled. On a long axis x and last are the ends of a span.
+    """
+    mine = f"SELECT episode_id, {axis} AS x FROM episodes WHERE run_id = $run AND {axis} IS NOT NULL"
+    spans = bin_spans(_read_shares(lake, mine, {"run": run}, "x, tool", "s.run_id = $run AND n.run_id = $run"))
+    sums = spans.group_by("x", "last", "tool").agg(pl.col("calls", "failed").sum()).sort("x", "tool")
+    return sums.with_columns(share=pl.col("failed") / pl.col("calls"))
+
+
+def read_tools(lake: LakeReader, side: Side) -> pl.DataFrame:
+    """Return the tools of a set of episodes, of at most `TOOL_SAMPLE`: tool, calls, failed, share."""
+    mine, params = side.episodes(lake)
+    where = "true" if side.run is None else "s.run_id = $run AND n.run_id = $run"
+    return _read_shares(lake, f"SELECT episode_id FROM ({mine})", params, "tool", where)
+
+
+def compare_tools(tools_a: pl.DataFrame, tools_b: pl.DataFrame) -> pl.DataFrame:
+    """Compare the tools of two sets (`read_tools`), the largest rise of failures first.
+
+    tool, a_calls, a_share, b_calls, b_share, difference (b_share - a_share; NULL if one side never calls the tool).
+    """
+    a, b = (
+        frame.select("tool", *(pl.col(name).alias(f"{side}_{name}") for name in ("calls", "share")))
+        for side, frame in zip("ab", (tools_a, tools_b), strict=True)
+    )
+    return (
+        a.join(b, on="tool", how="full", coalesce=True)
+        .with_columns(difference=pl.col("b_share") - pl.col("a_share"))
+        .sort(["difference", "b_share", "tool"], descending=[True, True, False], nulls_last=True)
+    )
+
+
+def sum_tools(over_rounds: pl.DataFrame) -> pl.DataFrame:
+    """Sum the tools of a run, most failures first: tool, calls, failed, share, first (first x with a failure).
+
+    Args:
+        over_rounds: of `read_tools_over`.
+    """
+    calls_, failed = pl.col("calls").sum(), pl.col("failed").sum()
+    first = pl.col("x").filter(pl.col("failed") > 0).min()
+    tools = over_rounds.group_by("tool").agg(calls_, failed, (failed / calls_).alias("share"), first.alias("first"))
+    return tools.sort(["failed", "calls", "tool"], descending=[True, True, False])
+
+
+def _read_shares(lake: LakeReader, mine: str, params: Params, by: str, where: str) -> pl.DataFrame:
+    query = f"""
+        WITH drawn AS MATERIALIZED ({mine} ORDER BY hash(episode_id) LIMIT {TOOL_SAMPLE})
+        SELECT {by}, count(*) AS calls, count(*) FILTER (failed) AS failed, avg(failed::INT) AS share
+        FROM drawn JOIN ({build_calls_sql(where)}) USING (episode_id)
+        WHERE tool IS NOT NULL GROUP BY {by} ORDER BY {by}
+        """
+    return lake.sql(query, params or None)

@@ -1,137 +1,33 @@
-"""The list of episodes (filter, order, pages, neighbours), and one episode: facts, documents, a text in full."""
+"""The list of episodes: its filter, order, pages, neighbours and facets, its excerpts of a search, and its download."""
 
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
 
 import polars as pl
 
-from lake.judgements.scores import scores_of as scores_now
-from lake.write.rows import put_back
-from viewer.queries import Params, Reads, Row, Sort, Window, like, only_row, order_by, outcomes, sql
-from viewer.queries.once import once
-
-TEXT = 3000
-"""Characters of a text that a transcript shows at first."""
-JSON = 200_000
-"""Longest JSON document that is taken apart; a longer one is shown as text."""
-
-TextColumn = Literal["state", "action", "reasoning", "context", "tool_calls"]
-_SHOWN = ("ground_truth", "initial_messages", "final_observation")
-"""Documents that every episode's page shows."""
-EpisodeColumn = Literal["initial_messages", "final_observation", "tools", "ground_truth", "sampling", "extra", "error"]
-
-
-def episode(lake: Reads, episode_id: int) -> Row | None:
-    """An episode's facts without its documents; None if there is no such episode."""
-    # Tokens and cost of an episode that only its calls tell: their sum, if every call does.
-    told = ("prompt_tokens", "completion_tokens", "cost")
-    sums = ", ".join(f"if(count({name}) = count(*), sum({name}), NULL) AS {name}" for name in told)
-    query = f"""
-        SELECT e.episode_id, e.group_id, e.run_id, e.task_id, e.rollout_index, e.attempt, e.collection_round,
-               e.environment, e.split, e.agent_id, e.policy, e.policy_version, e.status, e.terminated, e.stop_reason,
-               e.env_return, e.num_steps, {", ".join(f"coalesce(e.{name}, s.{name}) AS {name}" for name in told)},
-               e.seed, e.expected_group_size, e.started_at, e.ended_at, epoch(e.ended_at - e.started_at) AS seconds,
-               e.source_format, e.source_uri, e.source_id, left(e.error, $text) AS error
-        FROM episodes AS e CROSS JOIN (SELECT {sums} FROM steps WHERE episode_id = $episode) AS s
-        WHERE e.episode_id = $episode
-        """
-    return only_row(lake.sql(query, {"episode": episode_id, "text": TEXT}))
-
-
-def related(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """The episode that this one came out of, then those that came out of it, by step; `is_parent` tells them apart.
-
-    A parent that readers no longer see has its id alone.
-    """
-    query = """
-        SELECT r.episode_id = $episode AS is_parent, r.relation, r.parent_step_index,
-               CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END AS episode_id,
-               e.run_id, e.task_id, e.rollout_index, e.collection_round, e.attempt, e.agent_id
-        FROM related_episodes AS r
-        LEFT JOIN episodes AS e
-        ON e.episode_id = CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END
-        WHERE $episode IN (r.episode_id, r.parent_episode_id)
-        ORDER BY is_parent DESC, r.parent_step_index NULLS LAST, e.rollout_index, e.agent_id, episode_id
-        """
-    return lake.sql(query, {"episode": episode_id})
-
-
-def document(lake: Reads, episode_id: int, column: EpisodeColumn, limit: int = JSON) -> tuple[str | None, int]:
-    """A document of an episode, cut after `limit` characters, and its whole length."""
-    # What a page shows of them is read together: the second one is remembered then.
-    read = _SHOWN if column in _SHOWN else (column,)
-    cut = ", ".join(f"left({name}, $limit) AS {name}, coalesce(length({name}), 0) AS {name}_length" for name in read)
-    found = lake.sql(f"SELECT {cut} FROM episodes WHERE episode_id = $e", {"e": episode_id, "limit": limit})
-    row = whole(lake, found, {column: f"{column}_length"}, limit).row(0, named=True)
-    return row[column], int(row[f"{column}_length"])
-
-
-def whole(lake: Reads, frame: pl.DataFrame, lengths: dict[str, str], limit: int) -> pl.DataFrame:
-    """Documents with what was moved to `blobs` put back, cut again, and their whole lengths."""
-
-    def find(hashes: list[str]) -> pl.DataFrame:
-        return lake.sql("SELECT sha256, media_type, payload FROM blobs WHERE list_contains($h, sha256)", {"h": hashes})
-
-    back = put_back(frame, list(lengths), find)
-    for column, length in lengths.items():
-        # What was cut in SQL holds no reference: those documents are short.
-        is_back = back[column].ne_missing(frame[column])
-        whole = pl.when(is_back).then(pl.col(column).str.len_chars()).otherwise(pl.col(length))
-        back = back.with_columns(whole.alias(length), pl.col(column).str.slice(0, limit))
-    return back
-
-
-def text(lake: Reads, episode_id: int, step_index: int, column: TextColumn, limit: int) -> str:
-    """A text of a step, cut after `limit` characters."""
-    query = f"SELECT left({column}, $limit) AS t, 0 AS n FROM steps WHERE episode_id = $episode AND step_index = $step"
-    found = lake.sql(query, {"episode": episode_id, "step": step_index, "limit": limit})
-    return str(whole(lake, found, {"t": "n"}, limit)["t"].item() or "") if found.height else ""
-
-
-def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """What scorers say, each under its current version, the whole episode first: scorer, step_index, value, reason.
-
-    error says why there is no value.
-    """
-    found = scores_now(lake, [episode_id], ("value", "reason", "error"))
-    ended = lake.sql("SELECT job_id, ended_at FROM job_runs")
-    first = found.with_columns(pl.col("reason", "error").str.slice(0, JSON)).join(ended, on="job_id", how="left")
-    ordered = first.sort(
-        *(pl.col("step_index").is_not_null(), "ended_at", "scorer", "step_index"),
-        descending=[False, True, False, False],
-        nulls_last=True,
-    )
-    return ordered.select("scorer", "step_index", "value", "reason", "error").head(200)
-
-
-def outcome(lake: Reads, episode_id: int, run: str) -> tuple[str, float | None]:
-    """What the episode's run goes by (`env_return`, or a scorer), and what it says of the episode; NULL if unknown."""
-    name = outcomes.of_run(lake, run, None)
-    judged, params = outcomes.judged(lake, name)
-    value = lake.sql(f"SELECT outcome FROM {judged} WHERE episode_id = $episode", params | {"episode": episode_id})
-    return name, value.item()
-
-
-_TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
-_USUAL_ORDER = "b.block, e.rollout_index, e.attempt, e.episode_id"
-# Runs, rounds and tasks are few, and numbers are quicker to order than texts.
-_BLOCKS = f"""(
-    SELECT run_id, collection_round, task_id,
-           row_number() OVER (ORDER BY e.run_id, e.collection_round NULLS FIRST, {_TASK_ORDER}) AS block
-    FROM (SELECT DISTINCT run_id, collection_round, task_id FROM episodes) AS e
-)"""
-_SAME = "b.{0} IS NOT DISTINCT FROM e.{0}"
-_OF_BLOCK = " AND ".join(map(_SAME.format, ("run_id", "collection_round", "task_id")))
-
-
-ORDERS = {
-    name: (f"e.{name}",) for name in ("run_id", "rollout_index", "status", "outcome", "num_steps", "stop_reason")
-} | {
-    "task_id": ("TRY_CAST(e.task_id AS BIGINT)", "e.task_id"),
-    "collection_round": ("e.collection_round", "e.policy_version"),
-    "policy_version": ("e.policy_version", "e.collection_round"),
-}
-"""Columns that may order the list; a round's episodes are ordered by version too."""
+from lake.cli.options import format_ids
+from lake.errors import UsageError
+from lake.judgements.scores import ENV_RETURN, read_scores_of
+from lake.search import index
+from lake.search.query import search_reasons
+from viewer.queries import (
+    EXCERPT,
+    LakeReader,
+    ListWindow,
+    Params,
+    Row,
+    Sort,
+    build_id_list,
+    build_like_pattern,
+    cache_answers,
+    order_by,
+    outcomes,
+    quote_literal,
+    sql,
+)
 
 FACETS = {
     "tool": "SELECT episode_id, unnest(tools_called) AS value FROM episode_steps",
@@ -145,155 +41,282 @@ FACETS = {
     "flag": "SELECT episode_id, unnest(string_split(flags, ',')) AS value FROM current_advantages WHERE flags <> ''",
     "tag": "SELECT episode_id, label AS value FROM latest_annotations",
 }
-"""Pairs of an episode and a value, by facet: tools it calls, tools of which a call failed, where it has an error (its
-end, a state that is an error text, a malformed action), who scores it, flags of the current credit, labels that people
-gave."""
-EACH_ONCE = {"tool", "failed", "error"}
-"""Facets that name no pair twice."""
+"""SQL of (episode_id, value) by facet.
 
-RANGES = {"steps": "num_steps", "round": "collection_round", "version": "policy_version"}
-"""Columns of whole numbers that are filtered from and to, by the name that their ends have in a filter."""
+tool and failed are called tools and tools with a failed call. error says where an episode has one: its end, a state
+that is an error text, or a malformed action. flag is of the current credit, tag a label that a person gave.
+"""
+UNIQUE_FACETS = {"tool", "failed", "error"}
+"""Facets whose SQL holds each pair once."""
 
-_CLAUSES = {
-    "run": "e.run_id = $run",
-    "task": r"e.task_id LIKE $task ESCAPE '\'",
-    "status": "e.status IN (SELECT unnest($status))",
-    "group": """(e.group_id = $group OR e.episode_id IN (
-        SELECT episode_id FROM groupings WHERE group_id = $group
-    ))""",
-    "low": "e.outcome >= $low",
-    "high": "e.outcome <= $high",
-    "collection_round": "e.collection_round = $collection_round",
-    "policy_version": "e.policy_version = $policy_version",
-    **{f"{name}_from": f"e.{column} >= ${name}_from" for name, column in RANGES.items()},
-    **{f"{name}_to": f"e.{column} <= ${name}_to" for name, column in RANGES.items()},
-    "update": """e.episode_id IN (
-        SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update
-    )""",
-} | {
-    name: f"e.episode_id IN (SELECT episode_id FROM ({pairs}) WHERE value = ${name})" for name, pairs in FACETS.items()
-}
-_CLAUSES["tool"] = "e.episode_id IN (SELECT episode_id FROM episode_steps WHERE list_contains(tools_called, $tool))"
+
+class FieldKind(StrEnum):
+    """How a value of a filter is written in an address."""
+
+    TEXT = "text"
+    PATTERN = "pattern"
+    """A text with `*` for any characters."""
+    ID = "id"
+    """13 characters of base32."""
+    COUNT = "count"
+    """A whole number from 0."""
+    NUMBER = "number"
+    """A finite number."""
+    FLAG = "flag"
+    """`true`; otherwise left out."""
+    STATUSES = "statuses"
+    """Any of `lake.tables.STATUSES`; the parameter repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterParameter:
+    """A query parameter of an address that holds a filter, and the name of a bound value in its SQL."""
+
+    name: str
+    kind: FieldKind = FieldKind.TEXT
+    label: str | None = None
+    """The words of its chip; None: the chip of another parameter covers it."""
+    optional_sql: str | None = None
+    """Replaces `{NAME}` in the condition of its field where the parameter has a value; None: the value is required."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterField:
+    """One field of `EpisodeFilter`: its SQL, its parameters and its labels."""
+
+    name: str
+    condition: str | None
+    """SQL about `e`, which is `episodes` with `outcome`; None: the field is no condition on a column."""
+    parameters: tuple[FilterParameter, ...]
+    """Several for a field that holds a tuple."""
+    has_input: bool
+    """Whether the page draws a number field for it from this table."""
+
+
+def _define(
+    condition: str | None,
+    *parameters: FilterParameter,
+    kind: FieldKind = FieldKind.TEXT,
+    key: str | None = None,
+    label: str | None = None,
+    default: Any = None,
+    has_input: bool = False,
+) -> Any:
+    """Define a field of `EpisodeFilter` and its row of `FIELDS`; the default of key and label is the field's name."""
+    row = {"condition": condition, "parameters": parameters, "has_input": has_input}
+    return field(default=default, metadata=row | {"kind": kind, "key": key, "label": label})
+
+
+def _define_facet(facet: str, label: str | None = None) -> Any:
+    pairs = f"SELECT episode_id FROM ({FACETS[facet]}) WHERE value = ${facet}"
+    if facet == "tool":  # list_contains is faster than a search among unnested elements.
+        pairs = "SELECT episode_id FROM episode_steps WHERE list_contains(tools_called, $tool)"
+    return _define(f"e.episode_id IN ({pairs})", label=label)
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes; None filters nothing."""
+    """Conditions on episodes; None leaves none out. Each line is the one description of its field (`FIELDS`)."""
 
-    run: str | None = None
-    task: str | None = None
-    """Exact, or with `*` for anything."""
-    status: tuple[str, ...] = ()
+    run: str | None = _define("e.run_id = $run")
+    task: str | None = _define(r"e.task_id LIKE $task ESCAPE '\'", kind=FieldKind.PATTERN)
+    status: tuple[str, ...] = _define("e.status IN (SELECT unnest($status))", kind=FieldKind.STATUSES, default=())
     """Any of these."""
-    group: int | None = None
-    """As collected, or of a grouping."""
-    score: str | None = None
-    """The outcome that the list shows, filters and orders by (`viewer.queries.outcomes`); it leaves no episode out."""
-    low: float | None = None
+    group: int | None = _define(
+        "(e.group_id = $group OR e.episode_id IN (SELECT episode_id FROM groupings WHERE group_id = $group))",
+        kind=FieldKind.ID,
+    )
+    """A collected group or one of a grouping."""
+    score: str | None = _define(None, label="outcome")
+    """The outcome that the list shows, filters and orders by (`viewer.queries.outcomes`). It leaves no episode out."""
+    low: float | None = _define(
+        "e.outcome >= $min", kind=FieldKind.NUMBER, key="min", label="outcome from", has_input=True
+    )
     """Smallest outcome; leaves unscored episodes out."""
-    high: float | None = None
+    high: float | None = _define(
+        "e.outcome <= $max", kind=FieldKind.NUMBER, key="max", label="outcome to", has_input=True
+    )
     """Largest outcome; leaves unscored episodes out."""
-    unscored: bool = False
+    unscored: bool = _define("e.outcome IS NULL", kind=FieldKind.FLAG, default=False)
     """Only episodes without an outcome."""
-    text: str | None = None
-    """Words that a step, or the messages of the episode, hold (`lake.search.find.holding`)."""
-    collection_round: int | None = None
-    policy_version: int | None = None
-    update: tuple[int, int] | None = None
+    text: str | None = _define(None)
+    """Words that a step, or the messages of the episode, hold (`lake.search`)."""
+    collection_round: int | None = _define(
+        "e.collection_round = $round", kind=FieldKind.COUNT, key="round", has_input=True
+    )
+    policy_version: int | None = _define(
+        "e.policy_version = $version", kind=FieldKind.COUNT, key="version", label="policy version", has_input=True
+    )
+    tool: str | None = _define_facet("tool")
+    """A value of the facet of this name (`FACETS`), as for the next five fields."""
+    failed: str | None = _define_facet("failed", "failed call")
+    error: str | None = _define_facet("error")
+    scorer: str | None = _define_facet("scorer")
+    flag: str | None = _define_facet("flag")
+    tag: str | None = _define_facet("tag")
+    steps_from: int | None = _define(
+        "e.num_steps >= $steps_from", kind=FieldKind.COUNT, label="steps from", has_input=True
+    )
+    """Smallest number of steps. Both ends of each range are included."""
+    steps_to: int | None = _define("e.num_steps <= $steps_to", kind=FieldKind.COUNT, label="steps to", has_input=True)
+    round_from: int | None = _define("e.collection_round >= $round_from", kind=FieldKind.COUNT, label="round from")
+    round_to: int | None = _define("e.collection_round <= $round_to", kind=FieldKind.COUNT, label="round to")
+    version_from: int | None = _define("e.policy_version >= $version_from", kind=FieldKind.COUNT, label="version from")
+    version_to: int | None = _define("e.policy_version <= $version_to", kind=FieldKind.COUNT, label="version to")
+    update: tuple[int, int] | None = _define(
+        "e.episode_id IN (SELECT episode_id FROM trained_batches WHERE job_id = $job AND optimizer_step = $update)",
+        FilterParameter("job", FieldKind.ID),
+        FilterParameter("update", FieldKind.COUNT, "update"),
+    )
     """(training job, optimizer step): the episodes that the update consumed."""
-    tool: str | None = None
-    """The value of this facet, as of those that follow (`FACETS`)."""
-    failed: str | None = None
-    error: str | None = None
-    scorer: str | None = None
-    flag: str | None = None
-    tag: str | None = None
-    unlabelled: tuple[str, str | None] | None = None
-    """(label, author): episodes on which, or on whose steps, the author has not put the label; None: nobody has."""
-    sql: str | None = None
-    """A SELECT whose rows name the episodes (`viewer.queries.sql.named`)."""
-    about: str | None = None
-    """What that SELECT asks for, in words; filters nothing."""
-    steps_from: int | None = None
-    """The smallest number of steps; the other ends of `RANGES` follow, each included."""
-    steps_to: int | None = None
-    round_from: int | None = None
-    round_to: int | None = None
-    version_from: int | None = None
-    version_to: int | None = None
+    unlabelled: tuple[str, str | None] | None = _define(
+        "e.episode_id NOT IN (SELECT episode_id FROM latest_annotations WHERE label = $unlabelled{by})",
+        FilterParameter("unlabelled", label="without label"),
+        FilterParameter("by", label="label by", optional_sql=" AND author = $by"),
+    )
+    """(label, author): episodes on which, or on whose steps, the author has not put the label; None: no author has."""
+    sql: str | None = _define(None)
+    """A SELECT whose rows name the episodes (`viewer.queries.sql.list_named_episodes`)."""
+    about: str | None = _define(None, label="query")
+    """The subject of that SELECT in words; leaves no episode out."""
 
     @property
-    def is_looked_up(self) -> bool:
-        """Whether a part of it is no SQL over the lake's tables: the episodes must be found before it can be."""
+    def has_lookup(self) -> bool:
+        """Whether a search or a query must find the episodes first, because the lake's tables have no column for it."""
         return self.text is not None or self.sql is not None
 
     @property
     def narrows(self) -> bool:
-        """Whether it asks for anything that an episode may lack."""
+        """Whether the filter can leave an episode out."""
         return replace(self, score=None, about=None) != EpisodeFilter()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Position of an episode in a filtered list."""
+FIELDS = tuple(
+    FilterField(
+        column.name,
+        column.metadata["condition"],
+        column.metadata["parameters"]
+        or (FilterParameter(key, column.metadata["kind"], column.metadata["label"] or key),),
+        column.metadata["has_input"],
+    )
+    for column in fields(EpisodeFilter)
+    for key in (column.metadata["key"] or column.name,)
+)
+"""The table of the fields of `EpisodeFilter`: SQL, addresses, chips and number fields all come from it."""
 
-    position: int
-    """From 1."""
-    total: int
-    previous: int | None
-    next: int | None
+
+def build_conditions(episode_filter: EpisodeFilter) -> tuple[list[str], Params]:
+    """Return the filter as conditions on `e` (`episodes` with `outcome`) and their parameters, without its lookups."""
+    clauses: list[str] = []
+    params: Params = {}
+    for row in FIELDS:
+        value = getattr(episode_filter, row.name)
+        if row.condition is None or value is None or value is False or value == ():
+            continue
+        condition = row.condition
+        for parameter, part in zip(row.parameters, value if len(row.parameters) > 1 else (value,), strict=True):
+            if parameter.optional_sql is not None:
+                condition = condition.replace(f"{{{parameter.name}}}", "" if part is None else parameter.optional_sql)
+            if parameter.kind is FieldKind.PATTERN:
+                params[parameter.name] = build_like_pattern(part)
+            elif parameter.kind is FieldKind.STATUSES:
+                params[parameter.name] = list(part)
+            elif parameter.kind is not FieldKind.FLAG and part is not None:
+                params[parameter.name] = part
+        clauses.append(condition)
+    return clauses, params
 
 
-def page(lake: Reads, wanted: EpisodeFilter, order: Sort | None, window: Window) -> pl.DataFrame:
-    """A page of the list; of a search, `found_step` is the first step that holds the text, NULL in messages."""
-    is_near = window.offset + window.limit <= FIRST and not wanted.is_looked_up
-    shown = (first if is_near else listed)(lake, wanted, order).slice(window.offset, window.limit)
-    judged, params = outcomes.judged(lake, wanted.score, wanted.run)
-    params |= {f"id{number}": value for number, value in enumerate(shown)}
+def apply_lookups(lake: LakeReader, episode_filter: EpisodeFilter, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows (with a column `episode_id`) whose episodes the filter's search and query find.
+
+    Raises:
+        QueryError: the query has no result.
+    """
+    if episode_filter.text is not None:
+        rows = rows.join(lake.holding(episode_filter.text), on="episode_id", how="semi", maintain_order="left")
+    if episode_filter.sql is not None:
+        named = sql.list_named_episodes(lake, episode_filter.sql)
+        rows = rows.join(named, on="episode_id", how="semi", maintain_order="left")
+    return rows
+
+
+_TASK_ORDER = "TRY_CAST(e.task_id AS BIGINT) NULLS LAST, e.task_id"
+_DEFAULT_ORDER = "b.block, e.rollout_index, e.attempt, e.episode_id"
+# A lake has few runs, rounds and tasks, and numbers sort faster than texts.
+_BLOCKS = f"""(
+    SELECT run_id, collection_round, task_id,
+           row_number() OVER (ORDER BY e.run_id, e.collection_round NULLS FIRST, {_TASK_ORDER}) AS block
+    FROM (SELECT DISTINCT run_id, collection_round, task_id FROM episodes) AS e
+)"""
+_SAME_BLOCK = " AND ".join(
+    f"b.{name} IS NOT DISTINCT FROM e.{name}" for name in ("run_id", "collection_round", "task_id")
+)
+ORDERS = {
+    name: (f"e.{name}",) for name in ("run_id", "rollout_index", "status", "outcome", "num_steps", "stop_reason")
+} | {
+    "task_id": ("TRY_CAST(e.task_id AS BIGINT)", "e.task_id"),
+    "collection_round": ("e.collection_round", "e.policy_version"),
+    "policy_version": ("e.policy_version", "e.collection_round"),
+}
+"""Columns that may order the list. Episodes of one round are ordered by version too."""
+FIRST = 1000
+"""Episodes that are found without ordering the whole list, which takes three times as long."""
+
+
+@cache_answers(16)
+def list_first_episodes(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None) -> pl.Series:
+    """Return the first `FIRST` ids of `list_episodes`, for a filter without a lookup."""
+    return _order_episodes(lake, episode_filter, order, f"LIMIT {FIRST}")["episode_id"]
+
+
+@cache_answers(8)
+def list_episodes(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None) -> pl.Series:
+    """Return the ids of the list in order, int64 [E].
+
+    Without a sort column, episodes that a query names keep the order of the query.
+
+    Raises:
+        QueryError: the query of the filter has no result.
+    """
+    rows = apply_lookups(lake, episode_filter, _order_episodes(lake, episode_filter, order))
+    if episode_filter.sql is not None and order is None:
+        named = sql.list_named_episodes(lake, episode_filter.sql)
+        rows = named.join(rows, on="episode_id", how="semi", maintain_order="left")
+    return rows["episode_id"]
+
+
+def _order_episodes(
+    lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, limit: str = ""
+) -> pl.DataFrame:
+    relation, params, where = _build_filtered_relation(lake, episode_filter)
     query = f"""
-        SELECT episode_id, outcome, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy,
-               policy_version, status, num_steps, completion_tokens, stop_reason
-        FROM {judged} WHERE episode_id IN ({", ".join(f"$id{number}" for number in range(len(shown))) or "NULL"})
+        SELECT e.episode_id FROM {relation} AS e JOIN {_BLOCKS} AS b ON {_SAME_BLOCK}
+        WHERE {where} ORDER BY {order_by(order, ORDERS, _DEFAULT_ORDER)} {limit}
         """
-    return with_facts(lake, wanted, shown, lake.sql(query, params or None))
+    return lake.sql(query, params or None)
 
 
-def with_facts(lake: Reads, wanted: EpisodeFilter, shown: pl.Series, facts: pl.DataFrame) -> pl.DataFrame:
-    """Episodes in their order with what is known of each; of a search, with `found_step` and `found_steps`."""
-    if wanted.text is not None:
-        found = lake.holding(wanted.text).rename({"step_index": "found_step", "steps": "found_steps"})
-        facts = facts.join(found, on="episode_id", how="left")
-    return shown.to_frame().join(facts, on="episode_id", how="left", maintain_order="left")
+def _build_filtered_relation(lake: LakeReader, episode_filter: EpisodeFilter) -> tuple[str, Params, str]:
+    """Return episodes with `outcome` as SQL, the parameters, and the filter as a condition on `e`, without lookups."""
+    relation, outcome_params = outcomes.build_relation(lake, episode_filter.score, episode_filter.run)
+    clauses, params = build_conditions(episode_filter)
+    return relation, params | outcome_params, " AND ".join(clauses) or "true"
 
 
-def known(lake: Reads) -> frozenset[str]:
-    """Columns of the list of which any episode has a value."""
-    always = ("run_id", "task_id", "rollout_index", "status", "outcome", "num_steps")
-    maybe = ("collection_round", "policy_version", "stop_reason")
-    found = lake.sql(f"SELECT {', '.join(f'count({name}) > 0 AS {name}' for name in maybe)} FROM episodes")
-    return frozenset(always) | {name for name, has in found.row(0, named=True).items() if has}
-
-
-def scores_of(lake: Reads, episode_ids: tuple[int, ...]) -> pl.DataFrame:
-    """What each scorer says of whole episodes now: episode_id, scorer, value."""
-    found = scores_now(lake, episode_ids)
-    return found.filter(pl.col("step_index").is_null()).select("episode_id", "scorer", "value")
-
-
-@once(64)
-def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
-    """Figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none)."""
-    judged, params, where = _filtered(lake, wanted)
-    if not wanted.is_looked_up:
+@cache_answers(64)
+def compute_totals(lake: LakeReader, episode_filter: EpisodeFilter) -> Row:
+    """Return figures of all episodes of a filter: episodes, groups, scored, mean_return, mean_steps (NULL of none)."""
+    relation, params, where = _build_filtered_relation(lake, episode_filter)
+    if not episode_filter.has_lookup:
         query = f"""
             SELECT count(*) AS episodes, count(DISTINCT e.group_id) AS groups, count(e.outcome) AS scored,
                    avg(e.outcome) AS mean_return, avg(e.num_steps) AS mean_steps
-            FROM {judged} AS e WHERE {where}
+            FROM {relation} AS e WHERE {where}
             """
         return lake.sql(query, params or None).row(0, named=True)
-    query = f"SELECT e.episode_id, e.group_id, e.outcome, e.num_steps FROM {judged} AS e WHERE {where}"
-    found = looked_up(lake, wanted, lake.sql(query, params or None))
-    figures = found.select(
+    query = f"SELECT e.episode_id, e.group_id, e.outcome, e.num_steps FROM {relation} AS e WHERE {where}"
+    figures = apply_lookups(lake, episode_filter, lake.sql(query, params or None)).select(
         pl.len().alias("episodes"),
         pl.col("group_id").n_unique().alias("groups"),
         pl.col("outcome").count().alias("scored"),
@@ -303,95 +326,274 @@ def totals(lake: Reads, wanted: EpisodeFilter) -> Row:
     return figures.row(0, named=True)
 
 
-def place(lake: Reads, wanted: EpisodeFilter, order: Sort | None, episode_id: int) -> Place | None:
-    """Position of an episode in the list; None if the filter leaves it out."""
-    if not wanted.is_looked_up:
-        ids = first(lake, wanted, order)
-        at = ids.index_of(episode_id)
-        if len(ids) < FIRST or (at is not None and at + 1 < FIRST):
-            return _place(ids, at, len(ids) if len(ids) < FIRST else totals(lake, wanted)["episodes"])
-    ids = listed(lake, wanted, order)
-    return _place(ids, ids.index_of(episode_id), len(ids))
+def read_page(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, window: ListWindow) -> pl.DataFrame:
+    """Return a page of the list. A search adds `found_step`, the first step that holds the text (NULL: a message)."""
+    is_near = window.offset + window.limit <= FIRST and not episode_filter.has_lookup
+    episode_ids = (list_first_episodes if is_near else list_episodes)(lake, episode_filter, order)
+    episode_ids = episode_ids.slice(window.offset, window.limit)
+    relation, params = outcomes.build_relation(lake, episode_filter.score, episode_filter.run)
+    id_params = {f"id{number}": value for number, value in enumerate(episode_ids)}
+    query = f"""
+        SELECT episode_id, outcome, group_id, run_id, task_id, rollout_index, attempt, collection_round, policy,
+               policy_version, status, num_steps, completion_tokens, stop_reason
+        FROM {relation} WHERE episode_id IN ({", ".join(f"${name}" for name in id_params) or "NULL"})
+        """
+    return _join_facts(lake, episode_filter, episode_ids, lake.sql(query, params | id_params or None))
 
 
-def _place(ids: pl.Series, at: int | None, total: int) -> Place | None:
-    if at is None:
+def _join_facts(
+    lake: LakeReader, episode_filter: EpisodeFilter, episode_ids: pl.Series, facts: pl.DataFrame
+) -> pl.DataFrame:
+    """Return episodes in order with their facts and, for a search, with `found_step` and `found_steps`."""
+    if episode_filter.text is not None:
+        hits = lake.holding(episode_filter.text).rename({"step_index": "found_step", "steps": "found_steps"})
+        facts = facts.join(hits, on="episode_id", how="left")
+    return episode_ids.to_frame().join(facts, on="episode_id", how="left", maintain_order="left")
+
+
+def find_filled_columns(lake: LakeReader) -> frozenset[str]:
+    """Return the columns of the list in which any episode has a value."""
+    always = ("run_id", "task_id", "rollout_index", "status", "outcome", "num_steps")
+    optional = ("collection_round", "policy_version", "stop_reason")
+    counts = lake.sql(f"SELECT {', '.join(f'count({name}) > 0 AS {name}' for name in optional)} FROM episodes")
+    return frozenset(always) | {name for name, is_filled in counts.row(0, named=True).items() if is_filled}
+
+
+def read_scores(lake: LakeReader, episode_ids: tuple[int, ...]) -> pl.DataFrame:
+    """Return the current scores of whole episodes: episode_id, scorer, value."""
+    scores = read_scores_of(lake, episode_ids)
+    return scores.filter(pl.col("step_index").is_null()).select("episode_id", "scorer", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class ListPosition:
+    """Position of an episode in a filtered list."""
+
+    position: int
+    """From 1."""
+    total: int
+    previous: int | None
+    """The episode before it."""
+    next: int | None
+    """The episode after it."""
+
+
+def find_position(
+    lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None, episode_id: int
+) -> ListPosition | None:
+    """Return the position of an episode in the list; None if the filter leaves it out."""
+    total = None
+    if not episode_filter.has_lookup:
+        ids = list_first_episodes(lake, episode_filter, order)
+        offset = ids.index_of(episode_id)
+        if len(ids) < FIRST or (offset is not None and offset + 1 < FIRST):
+            total = len(ids) if len(ids) < FIRST else compute_totals(lake, episode_filter)["episodes"]
+    if total is None:
+        ids = list_episodes(lake, episode_filter, order)
+        offset, total = ids.index_of(episode_id), len(ids)
+    if offset is None:
         return None
-    return Place(at + 1, total, ids[at - 1] if at else None, ids[at + 1] if at + 1 < len(ids) else None)
+    following = ids[offset + 1] if offset + 1 < len(ids) else None
+    return ListPosition(offset + 1, total, ids[offset - 1] if offset else None, following)
 
 
-FIRST = 1000
-"""Episodes that are found without ordering the whole list, which takes three times as long: most look no further."""
+FIRST_VALUES = 12
+"""Values of a facet that are shown at first."""
+ALL_VALUES = 500
+"""Values that are shown on request."""
 
 
-@once(16)
-def first(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> pl.Series:
-    """The first `FIRST` of `listed`, of a filter that is SQL alone (not `is_looked_up`)."""
-    return _ordered(lake, wanted, order, f"LIMIT {FIRST}")["episode_id"]
+@dataclass(frozen=True, slots=True)
+class FacetValues:
+    """Values of a facet among the rows of a list, the most frequent first."""
+
+    frame: pl.DataFrame
+    """value, number (of episodes, or groups)."""
+    total: int
+    """Number of values."""
 
 
-@once(8)
-def listed(lake: Reads, wanted: EpisodeFilter, order: Sort | None) -> pl.Series:
-    """The episodes of the whole list in order, int64 [E]: its pages and the neighbours of its episodes.
-
-    The usual order of episodes that a query names is the query's.
+def count_facet_values(
+    lake: LakeReader, facet: str, episode_filter: EpisodeFilter, limit: int = FIRST_VALUES
+) -> FacetValues:
+    """Count the episodes of a filter by value of a facet. An episode with several values counts for each.
 
     Raises:
         QueryError: the query of the filter has no result.
     """
-    found = looked_up(lake, wanted, _ordered(lake, wanted, order))
-    if wanted.sql is not None and order is None:
-        found = sql.named(lake, wanted.sql).join(found, on="episode_id", how="semi", maintain_order="left")
-    return found["episode_id"]
+    params: Params = {}
+    if episode_filter.has_lookup:
+        among = "SELECT unnest($ids::BIGINT[])"
+        params = {"ids": list_episodes(lake, episode_filter, None).to_list()}
+    else:
+        relation, params, where = _build_filtered_relation(lake, episode_filter)
+        among = f"SELECT e.episode_id FROM {relation} AS e WHERE {where}"
+        if where == "true":
+            among, params = "", {}
+    # A count of distinct episodes would take seconds on millions of pairs.
+    pairs = FACETS[facet] if facet in UNIQUE_FACETS else f"SELECT DISTINCT episode_id, value FROM ({FACETS[facet]})"
+    if among:
+        pairs = f"SELECT value FROM ({pairs}) WHERE episode_id IN ({among})"
+    return count_values(lake, pairs, params, limit)
 
 
-def _ordered(lake: Reads, wanted: EpisodeFilter, order: Sort | None, limit: str = "") -> pl.DataFrame:
-    judged, params, where = _filtered(lake, wanted)
+def count_values(lake: LakeReader, pairs: str, params: Params, limit: int, number: str = "count(*)") -> FacetValues:
+    """Count rows by value. `pairs` is SQL with a column `value`; `number` is what counts."""
     query = f"""
-        SELECT e.episode_id FROM {judged} AS e JOIN {_BLOCKS} AS b ON {_OF_BLOCK}
-        WHERE {where} ORDER BY {order_by(order, ORDERS, _USUAL_ORDER)} {limit}
+        SELECT value, {number} AS number, count(*) OVER () AS total FROM ({pairs}) WHERE value <> ''
+        GROUP BY value ORDER BY number DESC, value LIMIT {limit}
         """
-    return lake.sql(query, params or None)
+    frame = lake.sql(query, params or None)
+    return FacetValues(frame.drop("total"), int(frame["total"][0]) if frame.height else 0)
 
 
-def looked_up(lake: Reads, wanted: EpisodeFilter, rows: pl.DataFrame) -> pl.DataFrame:
-    """Those of rows (`episode_id` among their columns) whose episodes the text and the query of a filter find, too.
+PART_ROWS = 20_000
+"""Rows of a download that are in memory at a time."""
+_MOST_IDS = 500
+"""Largest number of episodes that a predicate names by id."""
+_OMITTED = "write_id, content_hash, blob_ids, initial_messages, final_observation, tools, ground_truth, sampling, extra"
+_PARAMETER = re.compile(r"\$(\w+)")
 
-    Raises:
-        QueryError: the query has no result.
+
+def read_parts(lake: LakeReader, episode_filter: EpisodeFilter, order: Sort | None) -> Iterator[pl.DataFrame]:
+    """Yield the rows of the list in order: columns of `episodes` without its documents, and `outcome`; ids as text.
+
+    A search adds `found_step` and `found_steps`. There is at least one part.
     """
-    if wanted.text is not None:
-        rows = rows.join(lake.holding(wanted.text), on="episode_id", how="semi", maintain_order="left")
-    if wanted.sql is not None:
-        rows = rows.join(sql.named(lake, wanted.sql), on="episode_id", how="semi", maintain_order="left")
-    return rows
+    episodes = list_episodes(lake, episode_filter, order)
+    relation, params = outcomes.build_relation(lake, episode_filter.score, episode_filter.run)
+    query = f"""
+        SELECT episode_id, outcome, * EXCLUDE (episode_id, outcome, {_OMITTED})
+        FROM {relation} WHERE episode_id IN (SELECT unnest($ids::BIGINT[]))
+        """
+    for first in range(0, max(len(episodes), 1), PART_ROWS):
+        part = episodes.slice(first, PART_ROWS)
+        facts = lake.sql(query, params | {"ids": part.to_list()})
+        yield format_ids(_join_facts(lake, episode_filter, part, facts))
 
 
-def _filtered(lake: Reads, wanted: EpisodeFilter) -> tuple[str, Params, str]:
-    """Episodes with `outcome` as SQL, the parameters of a query with them, and the filter, but for its text, on `e`."""
-    judged, of_outcome = outcomes.judged(lake, wanted.score, wanted.run)
-    clauses, params = conditions(wanted)
-    return judged, params | of_outcome, " AND ".join(clauses) or "true"
+def build_predicate(lake: LakeReader, episode_filter: EpisodeFilter) -> str | None:
+    """Return the filter as SQL over `episodes`, for commands; "" without conditions, None if it would be too long.
+
+    Episodes that a search or a query found are named by id if they are few.
+    """
+    if episode_filter.has_lookup:
+        return build_id_predicate(lake, episode_filter)
+    clauses, params = build_conditions(episode_filter)
+    predicate = " ".join(" AND ".join(clauses).split()).replace("e.outcome", "$outcome").replace("e.", "")
+    values = {name: quote_literal(value) for name, value in params.items()}
+    values["outcome"] = _build_outcome_sql(lake, episode_filter)
+    # One pass over the text: SQL inside a value stays as it is.
+    return _PARAMETER.sub(lambda match: values[match[1]], predicate)
 
 
-def conditions(wanted: EpisodeFilter) -> tuple[list[str], Params]:
-    """The filter as SQL about `e`, which is `episodes` with `outcome`, and its parameters; without text and query."""
-    job, update = wanted.update or (None, None)
-    values: Params = asdict(wanted) | {
-        "task": None if wanted.task is None else like(wanted.task),
-        "status": list(wanted.status) or None,
-        "update": update,
-    }
-    params = {name: values[name] for name in _CLAUSES if values[name] is not None}
-    clauses = [_CLAUSES[name] for name in params]
-    if update is not None:
-        params["job"] = job
-    if wanted.unscored:
-        clauses.append("e.outcome IS NULL")
-    if wanted.unlabelled is not None:
-        label, author = wanted.unlabelled
-        params |= {"label": label} | ({} if author is None else {"author": author})
-        by = "" if author is None else " AND author = $author"
-        labelled = f"SELECT episode_id FROM latest_annotations WHERE label = $label{by}"
-        clauses.append(f"e.episode_id NOT IN ({labelled})")
-    return clauses, params
+def build_id_predicate(lake: LakeReader, episode_filter: EpisodeFilter) -> str | None:
+    """Return the episodes of a list by their ids as SQL over `episodes`; None for more than `_MOST_IDS`."""
+    ids = list_episodes(lake, episode_filter, None)
+    return None if len(ids) > _MOST_IDS else f"episode_id IN ({build_id_list(ids)})"
+
+
+def _build_outcome_sql(lake: LakeReader, episode_filter: EpisodeFilter) -> str:
+    """Return an episode's outcome as SQL over `episodes`."""
+    score = episode_filter.score or outcomes.find_score_of_credit(lake)
+    if episode_filter.run is not None:
+        score = outcomes.choose_score_of_run(lake, episode_filter.run, score)
+    if score == ENV_RETURN:
+        return ENV_RETURN
+    condition = "WHERE s.episode_id = episodes.episode_id AND s.step_index IS NULL"
+    value = f"SELECT s.value FROM current_scores AS s {condition}"
+    if score is not None:
+        name, separator, version = score.partition("@")
+        if separator:
+            value = (
+                f"SELECT s.value FROM latest_scores AS s {condition} AND s.scorer_version = {quote_literal(version)}"
+            )
+        return f"({value} AND s.scorer = {quote_literal(name)})"
+    scorers = outcomes.find_scorers_of_runs(lake)
+    if not scorers:
+        return ENV_RETURN
+    pairs = ", ".join(f"({quote_literal(run)}, {quote_literal(scorer)})" for run, scorer in scorers.items())
+    return f"coalesce({ENV_RETURN}, ({value} AND (s.run_id, s.scorer) IN ({pairs})))"
+
+
+_STEP_TEXTS = {
+    "action": "action",
+    "tool_calls": "tool call",
+    "reasoning": "reasoning",
+    "state": "state",
+    "context": "message",
+}
+"""Columns of a step from the most to the least telling, and their names in a list."""
+_EPISODE_TEXTS = {"error": "error", "initial_messages": "first messages", "final_observation": "last messages"}
+_CONTEXT = 60
+"""Characters of an excerpt before the hit."""
+_DOCUMENTS = frozenset({"tool_calls", "context", "initial_messages", "final_observation"})
+
+
+def compile_hits(text: str) -> re.Pattern[str]:
+    """Return the pattern of the terms that excerpts mark. Raises UsageError: the text has no letter and no digit."""
+    return re.compile("|".join(re.escape(term.text) for term in index.parse_terms(text)), re.IGNORECASE)
+
+
+def get_longest_term(text: str) -> str:
+    """Return the longest term of a search, for a page that marks one text; empty without terms."""
+    try:
+        return max((term.text for term in index.parse_terms(text)), key=len)
+    except UsageError:
+        return ""
+
+
+def read_excerpts(lake: LakeReader, text: str, page: pl.DataFrame) -> pl.DataFrame:
+    """Return episode_id, found_in (the kind of text) and excerpt (around the first hit) for the rows of a page."""
+    pattern = compile_hits(text)
+    rows = [
+        *_read_hit_texts(lake, page, "steps", _STEP_TEXTS),
+        *_read_hit_texts(lake, page, "episodes", _EPISODE_TEXTS),
+    ]
+    excerpts: dict[int, tuple[str, str | None] | None] = {}
+    for row in rows:
+        excerpts[row["episode_id"]] = None
+        for name, label in (_STEP_TEXTS | _EPISODE_TEXTS).items():
+            column = row.get(name)
+            column_text = index.document_text(column) if name in _DOCUMENTS else column
+            if (excerpt := _cut_excerpt(column_text, pattern)) is not None:
+                excerpts[row["episode_id"]] = label, excerpt
+                break
+    reasons = search_reasons(lake, index.parse_terms(text), page["episode_id"].to_list())
+    without_step = set(page.filter(pl.col("found_step").is_null())["episode_id"])
+    for row in reasons.iter_rows(named=True):
+        episode = row["episode_id"]
+        if episode in without_step or excerpts.get(episode) is None:
+            excerpts[episode] = f"said by {row['by']}", _cut_excerpt(row["text"], pattern)
+    schema = {"episode_id": pl.Int64, "found_in": pl.String, "excerpt": pl.String}
+    columns = [(episode, *(excerpt or (None, None))) for episode, excerpt in excerpts.items()]
+    return pl.DataFrame(columns, schema=schema, orient="row")
+
+
+def _read_hit_texts(lake: LakeReader, page: pl.DataFrame, table: str, columns: dict[str, str]) -> list[Row]:
+    """Return the texts of steps, or of whole episodes, in which the search found a hit."""
+    is_step = table == "steps"
+    hits = page.filter(pl.col("found_step").is_not_null() if is_step else pl.col("found_step").is_null())
+    if hits.is_empty():
+        return []
+    condition = f"episode_id IN ({build_id_list(hits['episode_id'])})"
+    params: Params = {}
+    if is_step:
+        condition += (
+            " AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))"
+        )
+        params = {"episodes": hits["episode_id"].to_list(), "steps": hits["found_step"].to_list()}
+    query = f"SELECT episode_id, {', '.join(columns)} FROM {table} WHERE {condition}"
+    return lake.sql(query, params or None).to_dicts()
+
+
+def _cut_excerpt(text: str | None, pattern: re.Pattern[str]) -> str | None:
+    """Return the text around its first hit; None without one."""
+    flat = " ".join((text or "").split())
+    match = pattern.search(flat)
+    if match is None:
+        return None
+    begin = max(match.start() - _CONTEXT, 0)
+    before = "\N{HORIZONTAL ELLIPSIS}" if begin else ""
+    after = "\N{HORIZONTAL ELLIPSIS}" if len(flat) > begin + EXCERPT else ""
+    return before + flat[begin : begin + EXCERPT] + after

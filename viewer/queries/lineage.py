@@ -1,31 +1,49 @@
-"""Lineage: jobs with their parameters and counts, and the input that was rejected."""
+"""Lineage: jobs with parameters and counts, rejects, retractions, and differences between two states of a lake."""
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import polars as pl
 
-from lake.documents import json_object
+from lake.documents import parse_json_object
 from lake.judgements import credit as judgement
 from lake.judgements.credit import Credit
-from viewer.queries import EXCERPT, Params, Reads, Row, Sort, Window, count, only_row, order_by, themselves
+from lake.read.history import Difference, compare_snapshots
+from lake.read.snapshot import Snapshot, SnapshotReader
+from lake.read.text_table import count_noun
+from lake.tables import TABLES
+from viewer.queries import (
+    EXCERPT,
+    LakeReader,
+    ListWindow,
+    Params,
+    Row,
+    Sort,
+    build_sort_terms,
+    count,
+    get_first_row,
+    order_by,
+)
 
 DOCUMENT = 100_000
-"""Characters of a document that a page shows."""
+"""Largest number of characters of a document on a page."""
 
 
-JOB_ORDERS = themselves("kind", "status", "run_id", "started_at", "seconds", "rows_in", "rows_out", "rows_dropped")
+JOB_ORDERS = build_sort_terms(
+    "kind", "status", "run_id", "started_at", "seconds", "rows_in", "rows_out", "rows_dropped"
+)
 """Columns that may order jobs."""
-REJECT_ORDERS = themselves("reason", "source_uri", "position", "source_format", "run_id", "at")
+REJECT_ORDERS = build_sort_terms("reason", "source_uri", "position", "source_format", "run_id", "at")
 """Columns that may order rejects."""
 
 
-def jobs_page(
-    lake: Reads, kind: str | None, status: str | None, window: Window, sort: Sort | None = None
+def read_jobs(
+    lake: LakeReader, kind: str | None, status: str | None, window: ListWindow, sort: Sort | None = None
 ) -> pl.DataFrame:
-    """A page of the jobs, newest first if nothing else is asked for."""
-    where, params = _conditions(kind=kind, status=status)
+    """Return a page of the jobs, by default the newest first."""
+    where, params = _build_conditions(kind=kind, status=status)
     query = f"""
         SELECT job_id, kind, status, run_id, parameters, started_at, seconds, rows_in, rows_out, rows_dropped,
                left(error, {EXCERPT}) AS error
@@ -35,36 +53,36 @@ def jobs_page(
     return lake.sql(query, params | window.params())
 
 
-def jobs_total(lake: Reads, kind: str | None, status: str | None) -> int:
-    """Number of jobs of a filter."""
-    where, params = _conditions(kind=kind, status=status)
+def count_jobs(lake: LakeReader, kind: str | None, status: str | None) -> int:
+    """Count the jobs of a filter."""
+    where, params = _build_conditions(kind=kind, status=status)
     return count(lake, f"SELECT count(*) FROM job_runs WHERE {where}", params or None)
 
 
-def job_kinds(lake: Reads) -> list[str]:
-    """Kinds of the jobs there are."""
+def list_job_kinds(lake: LakeReader) -> list[str]:
+    """Return the kinds of the lake's jobs."""
     return lake.sql("SELECT DISTINCT kind FROM job_runs ORDER BY kind LIMIT 100")["kind"].to_list()
 
 
-def job(lake: Reads, job_id: int) -> Row | None:
-    """A job with its documents (cut), or None if there is no such job."""
+def read_job(lake: LakeReader, job_id: int) -> Row | None:
+    """Return a job with its documents (cut); None for an unknown job."""
     query = f"""
         SELECT r.* REPLACE (left(r.parameters, {DOCUMENT}) AS parameters, left(r.counts, {DOCUMENT}) AS counts,
                             left(r.error, {DOCUMENT}) AS error, left(r.input_snapshot, {DOCUMENT}) AS input_snapshot),
                s.code_hash, s.package_version
         FROM job_runs AS r JOIN jobs AS s ON s.job_id = r.job_id AND s.event = 'started' WHERE r.job_id = ?
         """
-    return only_row(lake.sql(query, [job_id]))
+    return get_first_row(lake.sql(query, [job_id]))
 
 
-def settings(document: str | None) -> dict[str, str]:
-    """A job's parameters, one for each value: `config.gamma` of nested ones, lists as JSON; {} of what is no object."""
+def flatten_settings(document: str | None) -> dict[str, str]:
+    """Flatten a job's parameters: `config.gamma` for nested ones, lists as JSON; {} unless an object."""
     flat: dict[str, str] = {}
-    todo: list[tuple[str, Any]] = [("", json_object(document))]
-    while todo:
-        path, value = todo.pop()
+    stack: list[tuple[str, Any]] = [("", parse_json_object(document))]
+    while stack:
+        path, value = stack.pop()
         if isinstance(value, Mapping) and value:
-            todo += [(f"{path}.{name}" if path else str(name), inner) for name, inner in value.items()]
+            stack += [(f"{path}.{name}" if path else str(name), inner) for name, inner in value.items()]
         elif path:
             is_word = isinstance(value, str) and not _is_json(value)
             flat[path] = str(value) if is_word else json.dumps(value, ensure_ascii=False)
@@ -72,7 +90,7 @@ def settings(document: str | None) -> dict[str, str]:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text would look like a number, a list, ... without quotes."""
+    """Return whether a text would read as a number, a list, ... without quotes."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -80,66 +98,64 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def jobs_beside(lake: Reads, one: int, other: int) -> pl.DataFrame:
-    """The parameters of two jobs, as `beside` has them."""
+def compare_jobs(lake: LakeReader, job_a: int, job_b: int) -> pl.DataFrame:
+    """Compare the parameters of two jobs as in `compare_settings`."""
     query = "SELECT job_id, parameters FROM job_runs WHERE job_id IN (?, ?)"
-    found = dict(lake.sql(query, [one, other]).iter_rows())
-    return beside(found.get(one), found.get(other))
+    parameters = dict(lake.sql(query, [job_a, job_b]).iter_rows())
+    return compare_settings(parameters.get(job_a), parameters.get(job_b))
 
 
-def beside(one: str | None, other: str | None) -> pl.DataFrame:
-    """Parameters of two jobs side by side, those that differ first: setting, a, b, differs; NULL where a job has none.
+def compare_settings(parameters_a: str | None, parameters_b: str | None) -> pl.DataFrame:
+    """Compare parameters of two jobs, given as JSON, different ones first: setting, a, b, differs.
 
-    Args:
-        one: the first job's parameters, as JSON.
-        other: the second's.
+    A setting that a job lacks is NULL.
     """
-    a, b = settings(one), settings(other)
+    a, b = flatten_settings(parameters_a), flatten_settings(parameters_b)
     rows = [(name, a.get(name), b.get(name), a.get(name) != b.get(name)) for name in a.keys() | b.keys()]
     schema = {"setting": pl.String, "a": pl.String, "b": pl.String, "differs": pl.Boolean}
     return pl.DataFrame(rows, schema, orient="row").sort(["differs", "setting"], descending=[True, False])
 
 
-def jobs_of_runs(lake: Reads, one: str, other: str) -> pl.DataFrame:
-    """The newest job of each kind that both runs have: kind, a, b (ids), a_parameters, b_parameters; by kind."""
+def pair_newest_jobs(lake: LakeReader, run_a: str, run_b: str) -> pl.DataFrame:
+    """Return the newest job of each kind that both runs have: kind, a, b (ids), a_parameters, b_parameters; by kind."""
     newest = """
         SELECT kind, job_id, parameters FROM job_runs WHERE run_id = ${0}
         QUALIFY row_number() OVER (PARTITION BY kind ORDER BY started_at DESC, job_id) = 1
         """
     query = f"""
         SELECT kind, a.job_id AS a, b.job_id AS b, a.parameters AS a_parameters, b.parameters AS b_parameters
-        FROM ({newest.format("one")}) AS a JOIN ({newest.format("other")}) AS b USING (kind) ORDER BY kind
+        FROM ({newest.format("run_a")}) AS a JOIN ({newest.format("run_b")}) AS b USING (kind) ORDER BY kind
         """
-    return lake.sql(query, {"one": one, "other": other})
+    return lake.sql(query, {"run_a": run_a, "run_b": run_b})
 
 
-def settings_between(lake: Reads, one: str, other: str) -> list[str]:
-    """Names of the parameters that the newest jobs of two runs, kind by kind, were told differently."""
+def list_differing_settings(lake: LakeReader, run_a: str, run_b: str) -> list[str]:
+    """Return the names of the parameters that differ between the newest jobs of two runs, kind by kind."""
     names: dict[str, None] = {}
-    for row in jobs_of_runs(lake, one, other).iter_rows(named=True):
-        names |= dict.fromkeys(beside(row["a_parameters"], row["b_parameters"]).filter("differs")["setting"])
+    for row in pair_newest_jobs(lake, run_a, run_b).iter_rows(named=True):
+        names |= dict.fromkeys(compare_settings(row["a_parameters"], row["b_parameters"]).filter("differs")["setting"])
     return list(names)
 
 
-def like_it(lake: Reads, job_id: int, beside: int | None = None, limit: int = 200) -> pl.DataFrame:
-    """Other jobs of a job's kind, the newest first: job_id, kind, run_id, parameters (cut), started_at.
+def list_similar_jobs(lake: LakeReader, job_id: int, required_id: int | None = None, limit: int = 200) -> pl.DataFrame:
+    """Return other jobs of a job's kind, the newest first: job_id, kind, run_id, parameters (cut), started_at.
 
-    `beside` is among them however old it is, if it is one.
+    The limit never cuts the job `required_id`.
     """
     query = f"""
         SELECT job_id, kind, run_id, left(parameters, {DOCUMENT}) AS parameters, started_at FROM job_runs
         WHERE kind = (SELECT any_value(kind) FROM job_runs WHERE job_id = $job) AND job_id <> $job
-        ORDER BY job_id IS NOT DISTINCT FROM $beside DESC, started_at DESC, job_id LIMIT $limit
+        ORDER BY job_id IS NOT DISTINCT FROM $required DESC, started_at DESC, job_id LIMIT $limit
         """
-    return lake.sql(query, {"job": job_id, "beside": beside, "limit": limit}).sort(
+    return lake.sql(query, {"job": job_id, "required": required_id, "limit": limit}).sort(
         "started_at", descending=True, nulls_last=True, maintain_order=True
     )
 
 
-def taken_back(lake: Reads, episode_ids: Sequence[int]) -> list[Row]:
-    """Why episodes were taken back, the last time of each, newest first: episode_id, kind, at, reason, superseded_by.
+def read_retractions(lake: LakeReader, episode_ids: Sequence[int]) -> list[Row]:
+    """Return the last retraction of each episode, newest first: episode_id, kind, at, reason, superseded_by.
 
-    None of those that never were.
+    Episodes without a retraction are left out.
     """
     query = """
         SELECT episode_id, kind, "at", left(reason, 1000) AS reason, superseded_by FROM current_retractions
@@ -150,17 +166,18 @@ def taken_back(lake: Reads, episode_ids: Sequence[int]) -> list[Row]:
     return lake.sql(query, {"episodes": list(episode_ids)}).to_dicts()
 
 
-def group_taken_back(lake: Reads, group_id: int) -> list[Row]:
-    """As `taken_back`, of the episodes that a group was collected with."""
-    return taken_back(lake, lake.members(group_id))
+def read_group_retractions(lake: LakeReader, group_id: int) -> list[Row]:
+    """Return `read_retractions` for the episodes that a group was collected with."""
+    return read_retractions(lake, lake.members(group_id))
 
 
-def changed_groups(lake: Reads, credit: Credit) -> pl.DataFrame:
-    """The groups that make a credit older than the data, by name: run_id, task_id, collection_round, lost, joined, ...
+def read_changed_groups(lake: LakeReader, credit: Credit) -> pl.DataFrame:
+    """Return the groups that make a credit older than the data: run_id, task_id, collection_round, lost, joined, ...
 
-    As `lake.judgements.credit.changed_groups` has them; of a grouping, the names are those of any of its episodes.
+    Columns are those of `lake.judgements.credit.read_changed_groups`. Names of a grouping's group are those of any of
+    its episodes.
     """
-    found = judgement.changed_groups(lake, credit)
+    groups = judgement.find_changed_groups(lake, credit)
     query = """
         SELECT group_id, any_value(run_id) AS run_id, any_value(task_id) AS task_id,
                any_value(collection_round) AS collection_round
@@ -169,12 +186,12 @@ def changed_groups(lake: Reads, credit: Credit) -> pl.DataFrame:
               FROM groupings AS g JOIN episodes AS e USING (episode_id))
         WHERE group_id IN (SELECT unnest($groups::BIGINT[])) GROUP BY group_id
         """
-    named = lake.sql(query, {"groups": found["group_id"].to_list()})
-    return found.join(named, on="group_id", how="left", maintain_order="left")
+    names = lake.sql(query, {"groups": groups["group_id"].to_list()})
+    return groups.join(names, on="group_id", how="left", maintain_order="left")
 
 
-def taken_back_since(lake: Reads, credit: Credit, limit: int = 20) -> pl.DataFrame:
-    """Why episodes were taken back since a credit was computed: kind, reason (cut), episodes; most episodes first."""
+def count_retractions_since(lake: LakeReader, credit: Credit, limit: int = 20) -> pl.DataFrame:
+    """Count the episodes retracted since a credit was computed: kind, reason (cut), episodes; most first."""
     query = f"""
         SELECT kind, left(reason, {EXCERPT}) AS reason, count(DISTINCT episode_id) AS episodes FROM retractions
         WHERE "at" > (SELECT max(ended_at) FROM job_runs WHERE series_id = $series AND status = 'succeeded')
@@ -183,11 +200,11 @@ def taken_back_since(lake: Reads, credit: Credit, limit: int = 20) -> pl.DataFra
     return lake.sql(query, {"series": credit.series_id, "limit": limit})
 
 
-def rejects_page(
-    lake: Reads, reason: str | None, run: str | None, window: Window, sort: Sort | None = None
+def read_rejects(
+    lake: LakeReader, reason: str | None, run: str | None, window: ListWindow, sort: Sort | None = None
 ) -> pl.DataFrame:
-    """A page of the rejects, newest first if nothing else is asked for."""
-    where, params = _conditions(reason=reason, run_id=run)
+    """Return a page of the rejects, by default the newest first."""
+    where, params = _build_conditions(reason=reason, run_id=run)
     query = f"""
         SELECT reject_id, "at", run_id, source_uri, source_format, position, reason, left(message, {EXCERPT}) AS message
         FROM rejects WHERE {where}
@@ -197,26 +214,102 @@ def rejects_page(
     return lake.sql(query, params | window.params())
 
 
-def rejects_total(lake: Reads, reason: str | None, run: str | None) -> int:
-    """Number of rejects of a filter."""
-    where, params = _conditions(reason=reason, run_id=run)
+def count_rejects(lake: LakeReader, reason: str | None, run: str | None) -> int:
+    """Count the rejects of a filter."""
+    where, params = _build_conditions(reason=reason, run_id=run)
     return count(lake, f"SELECT count(*) FROM rejects WHERE {where}", params or None)
 
 
-def reject_reasons(lake: Reads) -> dict[str, int]:
-    """Number of rejects by reason."""
+def count_reject_reasons(lake: LakeReader) -> dict[str, int]:
+    """Count the rejects by reason."""
     return dict(lake.sql("SELECT reason, count(*) FROM rejects GROUP BY reason ORDER BY reason").iter_rows())
 
 
-def reject(lake: Reads, reject_id: int) -> Row | None:
-    """A reject with its text (cut) and raw_length, or None if there is no such reject."""
+def read_reject(lake: LakeReader, reject_id: int) -> Row | None:
+    """Return a reject with its text (cut) and raw_length; None for an unknown reject."""
     query = f"""
         SELECT * EXCLUDE (raw), left(raw, {DOCUMENT}) AS raw, length(raw) AS raw_length FROM rejects WHERE reject_id = ?
         """
-    return only_row(lake.sql(query, [reject_id]))
+    return get_first_row(lake.sql(query, [reject_id]))
 
 
-def _conditions(**equal: str | None) -> tuple[str, Params]:
-    """The WHERE clause of columns that must equal a value (None: any), and its parameters."""
+def _build_conditions(**equal: str | None) -> tuple[str, Params]:
+    """Return the WHERE clause of columns that must equal a value (None: any), and its parameters."""
     params: Params = {name: value for name, value in equal.items() if value is not None}
     return " AND ".join(f"{name} = ${name}" for name in params) or "true", params
+
+
+_NEWER = {
+    "newer scores": ("scores",),
+    "newer credit": ("advantages", "credit_groups"),
+    "newer annotations": ("annotations",),
+    "newer training": ("batches", "checkpoints", "metrics"),
+}
+"""Words for a change of tables that pages show."""
+
+
+class CountedState(SnapshotReader, Protocol):
+    """A state of a lake that counts the rows of its tables without reading them."""
+
+    def rows(self, table: str) -> int:
+        """Return the number of rows of a table, hidden ones included."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanges:
+    """Differences between two states of a lake."""
+
+    episodes: Difference
+    """As `trajlake diff` shows them."""
+    tables: pl.DataFrame
+    """Tables with a different number of rows: table, before, after."""
+    series: pl.DataFrame
+    """Scores that differ: scorer, series_id, new, gone, other (another value); most first.
+
+    A score without a value counts as no score.
+    """
+    flips: pl.DataFrame
+    """Advantages with a different sign: series_id, episodes, steps; most steps first."""
+
+
+def compare_states(before: Snapshot, after: Snapshot) -> StateChanges:
+    """Compare two states of one lake."""
+    difference = compare_snapshots(before, after)
+    rows = [(name, before.size(name)[1], after.size(name)[1]) for name in TABLES]
+    counts = pl.DataFrame(rows, schema={"table": pl.String, "before": pl.Int64, "after": pl.Int64}, orient="row")
+    was, now = pl.col("before").is_not_null(), pl.col("after").is_not_null()
+    series = difference.scores.group_by("scorer", "series_id").agg(
+        (now & ~was).sum().alias("new"), (was & ~now).sum().alias("gone"), (was & now).sum().alias("other")
+    )
+    flips = difference.flips.group_by("series_id").agg(
+        pl.col("episode_id").n_unique().alias("episodes"), pl.len().alias("steps")
+    )
+    return StateChanges(
+        difference,
+        counts.filter(pl.col("before") != pl.col("after")),
+        series.sort(pl.sum_horizontal("new", "gone", "other"), "scorer", "series_id", descending=[True, False, False]),
+        flips.sort("steps", "series_id", descending=[True, False]),
+    )
+
+
+def describe_news(before: CountedState, after: CountedState) -> str | None:
+    """Describe in a few words how a state differs from an earlier one: new episodes, or else all differences.
+
+    Rows are only ever added, so their number shows a change. Episodes are compared only if their number, or that of
+    retractions, differs.
+    """
+
+    def differ(*tables: str) -> bool:
+        return any(before.rows(table) != after.rows(table) for table in tables)
+
+    news = []
+    if differ("episodes", "retractions"):
+        old_ids, new_ids = (
+            set(state.sql("SELECT episode_id FROM episodes")["episode_id"].to_list()) for state in (before, after)
+        )
+        if added := len(new_ids - old_ids):
+            return count_noun(added, "new episode")
+        if removed := len(old_ids - new_ids):
+            news.append(f"{count_noun(removed, 'episode')} taken back")
+    news += [words for words, tables in _NEWER.items() if differ(*tables)]
+    return ", ".join(news) or None

@@ -1,80 +1,80 @@
-"""How episodes went: by the return that the environment recorded, or by what a scorer says of them.
+"""Outcomes of episodes: the return that the environment recorded, or the score of a scorer.
 
-A choice of outcome (`score`) is `env_return`, the name of a scorer, or None for the usual one. That is the score of
-the current credit, as everywhere (`lake.judgements.scores.find_score`). Without credit it is each run's own:
-`env_return` where an episode of the run has one, else the first scorer that has values for most of its episodes
-(`own`). Lists, rates and orders read `judged` instead of `episodes`, which turns a choice into SQL: its column
-`outcome` is NULL where it is not known.
+A choice of outcome (`score`) is `env_return`, the name of a scorer, or None for the usual outcome. The usual outcome is
+the score of the current credit, as in every command (`lake.judgements.credit.find_score`). Without credit each run has
+one: `env_return` if an episode of the run has a return, else a scorer (`find_scorers_of_runs`). Lists, rates and orders
+read `build_relation` instead of `episodes`. Its column `outcome` is NULL where the outcome is unknown.
 """
 
 import polars as pl
 
-from lake.judgements.scores import ENV_RETURN, current_rows, current_scorers, episode_score_rows, find_score
-from viewer.queries import Params, Reads
+from lake.judgements.credit import find_score
+from lake.judgements.scores import ENV_RETURN, current_scores_sql, episode_scores_sql, read_current_scorers
+from viewer.queries import LakeReader, Params
 
 _RETURNS = f"(SELECT *, {ENV_RETURN} AS outcome FROM episodes)"
 
 
-def judged(lake: Reads, score: str | None, run: str | None = None) -> tuple[str, Params]:
-    """A table expression, `episodes` with the column `outcome`, and the parameters that a query with it takes.
+def build_relation(lake: LakeReader, score: str | None, run: str | None = None) -> tuple[str, Params]:
+    """Return `episodes` with the column `outcome` as SQL, and the parameters of a query with it.
 
     Args:
-        run: the one that the query is about, if it is about one: its own outcome alone is then looked up.
+        run: the only run of the query, if it has one; the usual outcome of other runs is then not looked up.
     """
-    score = of_run(lake, run, score) if run is not None else score or of_credit(lake)
+    score = choose_score_of_run(lake, run, score) if run is not None else score or find_score_of_credit(lake)
     if score == ENV_RETURN:
         return _RETURNS, {}
     if score is not None:
-        return _joined("s.value", episode_score_rows(lake, score)), {}
-    found = own(lake)
-    if not found:
+        return _join_scores("s.value", episode_scores_sql(lake, score)), {}
+    scorers = find_scorers_of_runs(lake)
+    if not scorers:
         return _RETURNS, {}
-    chosen = "(run_id, scorer) IN (SELECT (unnest($own_runs::VARCHAR[]), unnest($own_scorers::VARCHAR[])))"
-    params: Params = {"own_runs": list(found), "own_scorers": list(found.values())}
-    scores = f"(SELECT episode_id, value FROM {current_rows(lake)} WHERE step_index IS NULL AND {chosen})"
-    return _joined(f"coalesce(e.{ENV_RETURN}, s.value)", scores), params
+    pairs = "(run_id, scorer) IN (SELECT (unnest($own_runs::VARCHAR[]), unnest($own_scorers::VARCHAR[])))"
+    params: Params = {"own_runs": list(scorers), "own_scorers": list(scorers.values())}
+    scores = f"(SELECT episode_id, value FROM {current_scores_sql(lake)} WHERE step_index IS NULL AND {pairs})"
+    return _join_scores(f"coalesce(e.{ENV_RETURN}, s.value)", scores), params
 
 
-def of_group(lake: Reads, group_id: int, score: str | None) -> tuple[str, Params]:
-    """`judged` with the members of a group among its rows, as collected or as a grouping (`trajlake group`) has them.
+def _join_scores(outcome: str, scores: str) -> str:
+    rows = f"(SELECT episode_id, value FROM {scores})"
+    return f"(SELECT e.*, {outcome} AS outcome FROM episodes AS e LEFT JOIN {rows} AS s USING (episode_id))"
+
+
+def build_group_relation(lake: LakeReader, group_id: int, score: str | None) -> tuple[str, Params]:
+    """Return `build_relation` with the members of a collected group or of a group of a grouping.
 
     A credit with a grouping names groups that no episode was collected in.
     """
-    relation, params = judged(lake, score)
+    relation, params = build_relation(lake, score)
     if lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE group_id = ?)", [group_id]).item():
         return relation, params
-    return regrouped(relation, f"group_id = {group_id:d}"), params
+    return build_regrouped_relation(relation, f"group_id = {group_id:d}"), params
 
 
-def regrouped(relation: str, which: str) -> str:
-    """The rows of a relation that are in groups of `groupings` for which a condition holds, with these groups."""
-    members = f"SELECT DISTINCT episode_id, group_id FROM groupings WHERE {which}"
+def build_regrouped_relation(relation: str, condition: str) -> str:
+    """Return the rows of a relation that are in the `groupings` of a condition, with the groups of these."""
+    members = f"SELECT DISTINCT episode_id, group_id FROM groupings WHERE {condition}"
     return (
         f"(SELECT e.* REPLACE (g.group_id AS group_id) FROM {relation} AS e JOIN ({members}) AS g USING (episode_id))"
     )
 
 
-def _joined(outcome: str, scores: str) -> str:
-    rows = f"(SELECT episode_id, value FROM {scores})"
-    return f"(SELECT e.*, {outcome} AS outcome FROM episodes AS e LEFT JOIN {rows} AS s USING (episode_id))"
+def choose_score_of_run(lake: LakeReader, run: str, score: str | None) -> str:
+    """Return the score that a choice stands for in a run."""
+    return score or find_score_of_credit(lake) or find_scorers_of_runs(lake).get(run, ENV_RETURN)
 
 
-def of_run(lake: Reads, run: str, score: str | None) -> str:
-    """What a choice means for a run."""
-    return score or of_credit(lake) or own(lake).get(run, ENV_RETURN)
-
-
-def of_credit(lake: Reads) -> str | None:
-    """The score of the current credit; None without credit."""
+def find_score_of_credit(lake: LakeReader) -> str | None:
+    """Return the score of the current credit; None without credit."""
     usual = find_score(lake)
     return None if usual.estimator is None else usual.name
 
 
-def own(lake: Reads) -> dict[str, str]:
-    """The scorer that stands for each run without any return; runs that no scorer scored are left out.
+def find_scorers_of_runs(lake: LakeReader) -> dict[str, str]:
+    """Return the scorer whose score is the outcome of each run without returns, by run; unscored runs are left out.
 
-    Of the scorers with values for more than half of a run's episodes the one whose first job began first, so that a
-    score that comes later changes no outcome; if there is none, the one with values for most of them.
+    Among the scorers with values for more than half of a run's episodes, the one whose first job began first counts, so
+    that a later score changes no outcome. Without such a scorer, the one with the most values counts.
     """
     runs = lake.sql(
         "SELECT run_id, count(*) AS episodes FROM episodes GROUP BY run_id HAVING count(env_return) = 0 ORDER BY run_id"
@@ -82,7 +82,7 @@ def own(lake: Reads) -> dict[str, str]:
     if runs.is_empty():
         return {}
     query = f"""
-        SELECT run_id, scorer, count(*) AS scored FROM {current_rows(lake)}
+        SELECT run_id, scorer, count(*) AS scored FROM {current_scores_sql(lake)}
         WHERE step_index IS NULL AND value IS NOT NULL AND run_id IN (SELECT unnest($runs))
         GROUP BY run_id, scorer
         """
@@ -94,14 +94,14 @@ def own(lake: Reads) -> dict[str, str]:
         GROUP BY scorer
         """
     )
-    found = counts.join(runs, on="run_id").join(began, on="scorer", how="left")
-    found = found.with_columns(is_of_most=2 * pl.col("scored") > pl.col("episodes"))
-    by = ["is_of_most", pl.when("is_of_most").then("began"), "scored", "scorer"]
-    found = found.sort(by, descending=[True, False, True, False], nulls_last=True)
-    return dict(found.unique("run_id", keep="first", maintain_order=True).select("run_id", "scorer").iter_rows())
+    scorers = counts.join(runs, on="run_id").join(began, on="scorer", how="left")
+    scorers = scorers.with_columns(is_majority=2 * pl.col("scored") > pl.col("episodes"))
+    keys = ["is_majority", pl.when("is_majority").then("began"), "scored", "scorer"]
+    scorers = scorers.sort(keys, descending=[True, False, True, False], nulls_last=True)
+    return dict(scorers.unique("run_id", keep="first", maintain_order=True).select("run_id", "scorer").iter_rows())
 
 
-def names(lake: Reads) -> list[str]:
-    """What can be chosen: `env_return`, then the scorers of episodes in alphabetical order."""
-    found = current_scorers(lake).filter("of_episodes")["scorer"]
-    return [ENV_RETURN, *(name for name in found if name != ENV_RETURN)]
+def list_choices(lake: LakeReader) -> list[str]:
+    """Return the outcomes that a reader can choose: `env_return`, then the scorers of episodes by name."""
+    scorers = read_current_scorers(lake).filter("of_episodes")["scorer"]
+    return [ENV_RETURN, *(name for name in scorers if name != ENV_RETURN)]

@@ -1,8 +1,8 @@
-"""Runs: what a lake holds, and how a run's outcomes develop.
+"""Runs: figures of a lake, and how the outcomes of a run develop.
 
-A success is an outcome (`viewer.queries.outcomes`: `score` chooses it) of at least a threshold that the reader chooses.
-Rates and means are over scored episodes; of none they are NULL. Intervals are those of `trajlake eval`
-(`lake.statistics.intervals.success_interval`).
+A success is an outcome (`viewer.queries.outcomes`; `score` chooses it) of at least the reader's threshold. Rates and
+means are over scored episodes and NULL without any. Intervals are those of `trajlake eval`
+(`lake.statistics.success_interval`).
 """
 
 from typing import Literal
@@ -10,15 +10,15 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from lake.statistics.intervals import success_interval
-from viewer.queries import Reads, Row, Sort, Window, count, order_by, outcomes, themselves
+from lake.statistics import success_interval
+from viewer.queries import LakeReader, ListWindow, Row, Sort, build_sort_terms, count, order_by, outcomes
 
 Axis = Literal["collection_round", "policy_version"]
 
 POINTS = 400
-"""Points of a curve at most: beyond, neighbouring rounds are put together."""
+"""Largest number of points of a curve; a longer curve merges neighbouring rounds."""
 
-# One row per group: dead when two or more siblings are scored and all the same.
+# One row per group, which is dead if two or more siblings are scored and all scored the same.
 _GROUPS = """
     SELECT run_id, group_id, min(collection_round) AS collection_round, min(policy_version) AS policy_version,
            count(outcome) >= 2 AS judged, count(outcome) >= 2 AND min(outcome) = max(outcome) AS dead
@@ -26,35 +26,35 @@ _GROUPS = """
     """
 
 
-def overview(lake: Reads, score: str | None = None) -> Row:
-    """Figures of the whole lake: episodes, runs, tasks, scored, steps, groups, judged_groups, dead_groups, rejects."""
-    judged, params = outcomes.judged(lake, score)
+def read_overview(lake: LakeReader, score: str | None = None) -> Row:
+    """Return figures of the lake: episodes, runs, tasks, scored, steps, groups, judged_groups, dead_groups, rejects."""
+    relation, params = outcomes.build_relation(lake, score)
     query = f"""
         SELECT * FROM (
             SELECT count(*) AS episodes, count(DISTINCT run_id) AS runs, count(DISTINCT task_id) AS tasks,
                    count(outcome) AS scored, coalesce(sum(num_steps), 0)::BIGINT AS steps
-            FROM {judged}
+            FROM {relation}
         ), (
             SELECT count(*) AS groups, count(*) FILTER (judged) AS judged_groups, count(*) FILTER (dead) AS dead_groups
-            FROM ({_GROUPS.format(episodes=judged)})
+            FROM ({_GROUPS.format(episodes=relation)})
         ), (SELECT count(*) AS rejects FROM rejects)
         """
     return lake.sql(query, params or None).row(0, named=True)
 
 
-def names(lake: Reads, limit: int = 1000) -> list[str]:
-    """Names of the runs, in alphabetical order, at most `limit`."""
-    found = lake.sql("SELECT DISTINCT run_id FROM episodes ORDER BY run_id LIMIT ?", [limit])
-    return found["run_id"].to_list()
+def list_names(lake: LakeReader, limit: int = 1000) -> list[str]:
+    """Return the names of at most `limit` runs in alphabetical order."""
+    query = "SELECT DISTINCT run_id FROM episodes ORDER BY run_id LIMIT ?"
+    return lake.sql(query, [limit])["run_id"].to_list()
 
 
-def total(lake: Reads) -> int:
-    """Number of runs."""
+def count_runs(lake: LakeReader) -> int:
+    """Count the runs."""
     return count(lake, "SELECT count(DISTINCT run_id) FROM episodes")
 
 
-def exists(lake: Reads, run: str) -> bool:
-    """Whether a run has episodes."""
+def has_episodes(lake: LakeReader, run: str) -> bool:
+    """Return whether a run has episodes."""
     return bool(lake.sql("SELECT EXISTS (SELECT 1 FROM episodes WHERE run_id = ?)", [run]).item())
 
 
@@ -70,42 +70,42 @@ _RUNS = """
     ) AS g USING (run_id)
     LEFT JOIN (SELECT run_id, max(started_at) AS latest FROM job_runs GROUP BY run_id) AS j USING (run_id)
     """
-ORDERS = themselves(
+ORDERS = build_sort_terms(
     *("run_id", "environment", "policy", "episodes", "tasks", "rounds"),
     *("success", "mean_return", "mean_steps", "dead_share"),
 )
 """Columns that may order runs."""
 
 
-def page(
-    lake: Reads, success_at: float, window: Window, score: str | None = None, sort: Sort | None = None
+def read_page(
+    lake: LakeReader, success_at: float, window: ListWindow, score: str | None = None, sort: Sort | None = None
 ) -> pl.DataFrame:
-    """A page of the runs, the most recently recorded first if nothing else is asked for."""
-    judged, params = outcomes.judged(lake, score)
+    """Return a page of the runs, by default the most recently recorded first."""
+    relation, params = outcomes.build_relation(lake, score)
     query = f"""
-        {_RUNS.format(judged=judged, groups=_GROUPS.format(episodes=judged))}
+        {_RUNS.format(judged=relation, groups=_GROUPS.format(episodes=relation))}
         GROUP BY e.run_id ORDER BY {order_by(sort, ORDERS, "max(j.latest) DESC NULLS LAST, e.run_id")}
         LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"success_at": success_at} | window.params())
 
 
-def run(lake: Reads, name: str, success_at: float, score: str | None = None) -> Row:
-    """The row of one run, as in `page`."""
-    judged, params = outcomes.judged(lake, score, name)
-    mine = f"(SELECT * FROM {judged} WHERE run_id = $run)"
+def read_run(lake: LakeReader, name: str, success_at: float, score: str | None = None) -> Row:
+    """Return the row of one run, as in `read_page`."""
+    relation, params = outcomes.build_relation(lake, score, name)
+    mine = f"(SELECT * FROM {relation} WHERE run_id = $run)"
     query = f"{_RUNS.format(judged=mine, groups=_GROUPS.format(episodes=mine))} GROUP BY e.run_id"
     return lake.sql(query, params | {"success_at": success_at, "run": name}).row(0, named=True)
 
 
 TRAINED = 50
-"""Runs that only trained which are listed at most."""
+"""Largest number of listed runs without episodes."""
 
 
-def without_episodes(lake: Reads, limit: int = TRAINED) -> pl.DataFrame:
-    """Runs that were trained here and have no episodes, the newest first: run_id, job_id, parameters, status, ...
+def list_runs_without_episodes(lake: LakeReader, limit: int = TRAINED) -> pl.DataFrame:
+    """Return the trained runs without episodes, the newest first: run_id, job_id, parameters, status, ...
 
-    The newest training job of each; updates are those with a batch; total is the number of runs.
+    The job is the newest training job of the run. updates counts updates with a batch; total is the number of runs.
     """
     query = """
         SELECT *, count(*) OVER () AS total FROM (
@@ -121,24 +121,24 @@ def without_episodes(lake: Reads, limit: int = TRAINED) -> pl.DataFrame:
     return lake.sql(query, [limit])
 
 
-def axes(lake: Reads, run: str) -> list[Axis]:
-    """Axes along which a run has two values or more, the most useful first."""
+def list_axes(lake: LakeReader, run: str) -> list[Axis]:
+    """Return the axes along which a run has several values, the most useful first."""
     query = """
         SELECT count(DISTINCT collection_round) AS collection_round, count(DISTINCT policy_version) AS policy_version
         FROM episodes WHERE run_id = ?
         """
-    found = lake.sql(query, [run]).row(0, named=True)
-    known: list[Axis] = ["collection_round", "policy_version"]
-    return [axis for axis in known if found[axis] > 1]
+    counts = lake.sql(query, [run]).row(0, named=True)
+    axes: list[Axis] = ["collection_round", "policy_version"]
+    return [axis for axis in axes if counts[axis] > 1]
 
 
-def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | None = None) -> pl.DataFrame:
-    """Outcomes of a run along an axis, in order of x: x and last are the ends of each of at most `POINTS` points.
+def read_curve(lake: LakeReader, run: str, axis: Axis, success_at: float, score: str | None = None) -> pl.DataFrame:
+    """Return outcomes of a run along an axis, in order of x; x and last are the ends of at most `POINTS` points.
 
-    low and high are the interval of success; sd_return is the sample deviation, NULL of one; mean_tokens are completion
-    tokens, of the episodes that know them.
+    low and high are the interval of success. sd_return is the sample deviation, NULL of one episode. mean_tokens are
+    completion tokens of the episodes that record them.
     """
-    judged, params = outcomes.judged(lake, score, run)
+    relation, params = outcomes.build_relation(lake, score, run)
     query = f"""
         WITH span AS (
             SELECT min({axis}) AS first, greatest(1, ceil((max({axis}) - min({axis}) + 1) / {POINTS}))::BIGINT AS width
@@ -149,25 +149,25 @@ def curve(lake: Reads, run: str, axis: Axis, success_at: float, score: str | Non
                    avg((outcome >= $success_at)::INT) AS success, avg(outcome) AS mean_return,
                    stddev_samp(outcome) AS sd_return, avg(num_steps) AS mean_steps,
                    avg(completion_tokens) AS mean_tokens, avg((status = 'truncated')::INT) AS truncated_share
-            FROM {judged}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
+            FROM {relation}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         ),
         groups AS (
             SELECT first + ({axis} - first) // width * width AS x, avg(dead::INT) FILTER (judged) AS dead_share
-            FROM ({_GROUPS.format(episodes=judged)}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
+            FROM ({_GROUPS.format(episodes=relation)}), span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x
         )
         SELECT x, x + width - 1 AS last, episodes, scored, success,
                mean_return, sd_return, mean_steps, mean_tokens, truncated_share, dead_share
         FROM points LEFT JOIN groups USING (x), span ORDER BY x
         """
     points = lake.sql(query, params | {"run": run, "success_at": success_at})
-    intervals = _intervals(lake, run, axis, success_at, score)
+    intervals = _read_intervals(lake, run, axis, success_at, score)
     columns = [*points.columns[:5], "low", "high", *points.columns[5:]]
     return points.join(intervals, on="x", how="left", maintain_order="left").select(columns)
 
 
-def _intervals(lake: Reads, run: str, axis: Axis, success_at: float, score: str | None) -> pl.DataFrame:
-    """Return x, low and high of the points of `curve` with a scored episode: the interval over the point's tasks."""
-    judged, params = outcomes.judged(lake, score, run)
+def _read_intervals(lake: LakeReader, run: str, axis: Axis, success_at: float, score: str | None) -> pl.DataFrame:
+    """Return x, low and high for the points of `read_curve` with a scored episode: intervals over tasks."""
+    relation, params = outcomes.build_relation(lake, score, run)
     query = f"""
         WITH span AS (
             SELECT min({axis}) AS first, greatest(1, ceil((max({axis}) - min({axis}) + 1) / {POINTS}))::BIGINT AS width
@@ -176,52 +176,59 @@ def _intervals(lake: Reads, run: str, axis: Axis, success_at: float, score: str 
         tasks AS (
             SELECT first + ({axis} - first) // width * width AS x, count(outcome) AS trials,
                    count(*) FILTER (outcome >= $success_at) AS wins
-            FROM {judged}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x, environment, task_id
+            FROM {relation}, span WHERE run_id = $run AND {axis} IS NOT NULL GROUP BY x, environment, task_id
         )
         SELECT x, trials, wins, count(*) AS tasks FROM tasks WHERE trials > 0 GROUP BY ALL ORDER BY ALL
         """
     alike = lake.sql(query, params | {"run": run, "success_at": success_at})
     rows = []
-    for (x,), part in alike.group_by("x", maintain_order=True):
-        tasks_P = part["tasks"].to_numpy()
-        wins_P, trials_P = (np.repeat(part[name].to_numpy().astype(np.float64), tasks_P) for name in ("wins", "trials"))
+    for (x,), tasks in alike.group_by("x", maintain_order=True):
+        tasks_P = tasks["tasks"].to_numpy()
+        wins_P, trials_P = (
+            np.repeat(tasks[name].to_numpy().astype(np.float64), tasks_P) for name in ("wins", "trials")
+        )
         rows.append((x, *success_interval(wins_P, trials_P)))
     schema = {"x": alike.schema["x"], "low": pl.Float64(), "high": pl.Float64()}
     return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 _HARDEST = "success NULLS LAST, mean_return, TRY_CAST(task_id AS BIGINT) NULLS LAST, task_id"
-TASK_ORDERS = themselves("episodes", "scored", "success", "mean_return") | {
+TASK_ORDERS = build_sort_terms("episodes", "scored", "success", "mean_return") | {
     "task_id": ("TRY_CAST(task_id AS BIGINT)", "task_id")
 }
 """Columns that may order tasks."""
 
 
-def tasks(
-    lake: Reads, run: str, success_at: float, window: Window, score: str | None = None, sort: Sort | None = None
+def read_tasks(
+    lake: LakeReader,
+    run: str,
+    success_at: float,
+    window: ListWindow,
+    score: str | None = None,
+    sort: Sort | None = None,
 ) -> pl.DataFrame:
-    """A page of a run's tasks: task_id, episodes, scored, success, mean_return.
+    """Return a page of a run's tasks, by default the least successful first.
 
-    The least successful come first if nothing else is asked for.
+    task_id, episodes, scored, success, mean_return.
     """
-    judged, params = outcomes.judged(lake, score, run)
+    relation, params = outcomes.build_relation(lake, score, run)
     query = f"""
         SELECT task_id, count(*) AS episodes, count(outcome) AS scored,
                avg((outcome >= $success_at)::INT) AS success, avg(outcome) AS mean_return
-        FROM {judged} WHERE run_id = $run GROUP BY task_id
+        FROM {relation} WHERE run_id = $run GROUP BY task_id
         ORDER BY {order_by(sort, TASK_ORDERS, _HARDEST)}
         LIMIT $limit OFFSET $offset
         """
     return lake.sql(query, params | {"run": run, "success_at": success_at} | window.params())
 
 
-def task_histogram(lake: Reads, run: str, success_at: float, score: str | None = None) -> pl.DataFrame:
-    """How many tasks succeed how often: success (rounded to a twentieth; NULL = unscored), tasks; in order."""
-    judged, params = outcomes.judged(lake, score, run)
+def count_tasks_by_success(lake: LakeReader, run: str, success_at: float, score: str | None = None) -> pl.DataFrame:
+    """Count a run's tasks by success (rounded to a twentieth; NULL: unscored), in order: success, tasks."""
+    relation, params = outcomes.build_relation(lake, score, run)
     query = f"""
         SELECT round(success * 20) / 20 AS success, count(*) AS tasks FROM (
             SELECT task_id, avg((outcome >= $success_at)::INT) AS success
-            FROM {judged} WHERE run_id = $run GROUP BY task_id
+            FROM {relation} WHERE run_id = $run GROUP BY task_id
         ) GROUP BY ALL ORDER BY success NULLS FIRST
         """
     return lake.sql(query, params | {"run": run, "success_at": success_at})

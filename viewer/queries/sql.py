@@ -1,4 +1,4 @@
-"""SQL of the reader's own: its rows, the episodes that they name, and what a query may mention."""
+"""SQL that the reader writes: its rows, the episodes that they name, and the names that a query may use."""
 
 from dataclasses import dataclass
 
@@ -6,52 +6,52 @@ import polars as pl
 
 from lake import ids
 from lake.errors import QueryError
-from viewer.queries import Reads
+from viewer.queries import LakeReader
 
 EPISODE = "episode_id"
 """The column whose values name episodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What a query may mention, each in alphabetical order."""
+class SqlNames:
+    """Names that a query may use, each list in alphabetical order."""
 
     tables: dict[str, list[tuple[str, str]]]
-    """Tables and views, each with its columns and their types."""
+    """Tables and views with their columns and the types of these."""
     functions: list[str]
-    """Functions and macros, those of the lake among them."""
+    """Functions and macros, including those of the lake."""
     keywords: list[tuple[str, bool]]
-    """Words of SQL itself, in capitals, and whether one must be quoted to be a name."""
+    """Keywords in capitals, and whether one must be quoted to be a name."""
 
 
-def rows(lake: Reads, query: str) -> pl.DataFrame:
-    """Rows of one SELECT, run in a locked process. Raises QueryError: it has no result (`viewer.locked_sql`)."""
+def read_rows(lake: LakeReader, query: str) -> pl.DataFrame:
+    """Return the rows of one SELECT, run in a locked process (`viewer.reader`). Raises QueryError: no result."""
     return lake.locked(query)
 
 
-def named(lake: Reads, query: str) -> pl.DataFrame:
-    """The episodes that the rows of a query name, in the order of their first rows: episode_id.
+def list_named_episodes(lake: LakeReader, query: str) -> pl.DataFrame:
+    """Return the episodes that the rows of a query name, in the order of their first rows: episode_id.
 
     Raises:
         QueryError: the query has no result, or no column `episode_id` of ids.
     """
-    found = lake.locked(query)
-    if not names_episodes(found):
+    rows = lake.locked(query)
+    if not has_episode_ids(rows):
         raise QueryError("rows name episodes by a column `episode_id` of ids; add it to what the query selects")
-    values = found[EPISODE]
-    if values.dtype == pl.String:
-        texts = [text for text in values.to_list() if text is not None and ids.is_text(text)]
-        values = pl.Series(EPISODE, [ids.from_text(text) for text in texts], dtype=pl.Int64)
-    return values.drop_nulls().unique(maintain_order=True).to_frame()
+    episode_ids = rows[EPISODE]
+    if episode_ids.dtype == pl.String:
+        texts = [text for text in episode_ids.to_list() if text is not None and ids.is_text(text)]
+        episode_ids = pl.Series(EPISODE, [ids.from_text(text) for text in texts], dtype=pl.Int64)
+    return episode_ids.drop_nulls().unique(maintain_order=True).to_frame()
 
 
-def names_episodes(found: pl.DataFrame) -> bool:
-    """Whether rows have a column that can name episodes: numbers, or ids as people see them."""
-    return found.schema.get(EPISODE) in (pl.Int64, pl.String)
+def has_episode_ids(rows: pl.DataFrame) -> bool:
+    """Return whether rows have a column that can name episodes: numbers, or ids as text."""
+    return rows.schema.get(EPISODE) in (pl.Int64, pl.String)
 
 
-def names(lake: Reads) -> Names:
-    """What a query of this lake may mention."""
+def list_names(lake: LakeReader) -> SqlNames:
+    """Return the names that a query of this lake may use."""
     columns = lake.sql(
         """
         SELECT table_name, column_name, lower(data_type) FROM information_schema.columns
@@ -76,4 +76,4 @@ def names(lake: Reads) -> Names:
         GROUP BY ALL ORDER BY ALL
         """
     )
-    return Names(tables, functions.to_series().to_list(), keywords.rows())
+    return SqlNames(tables, functions.to_series().to_list(), keywords.rows())

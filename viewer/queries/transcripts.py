@@ -1,33 +1,152 @@
-"""What a transcript reads: a line for each step, opened steps in full, where a text occurs, and what trained on it.
+"""One episode: its facts, documents and scores, the steps of its transcript, and episodes side by side.
 
-The lines hold excerpts alone, so that a thousand steps with texts of megabytes are a small answer. The texts of a step
-are read when it is opened.
+The line of a step holds excerpts only, so that a thousand steps with megabytes of text are a small answer. Opening a
+step reads its texts.
 """
 
 import json
 from collections.abc import Sequence
+from typing import Literal
 
 import polars as pl
 
-from lake.judgements.scores import scores_of
-from viewer.queries import Params, Reads, Window, replies, taken
-from viewer.queries.episodes import JSON, TEXT, whole
+from lake.judgements.credit import Credit
+from lake.judgements.scores import read_scores_of
+from lake.write.rows import put_back
+from viewer.queries import (
+    EXCERPT,
+    NO_ADVANTAGES,
+    LakeReader,
+    ListWindow,
+    Params,
+    Row,
+    build_action_sql,
+    build_id_list,
+    build_replies_sql,
+    get_first_row,
+    outcomes,
+)
 
+TEXT = 3000
+"""Characters of a text that a transcript shows at first."""
+JSON = 200_000
+"""Longest JSON document that is parsed; a longer one is shown as text."""
 HEAD = 240
 """Characters of an action in the line of its step."""
 ENCODINGS, CHECKPOINTS = 4, 8
-"""Encodings of a step, and checkpoints that were asked about it, at most."""
+"""Largest number of encodings of a step, and of checkpoints that rescored it."""
 SCORES = 10_000
-"""Scores of steps at most."""
+"""Largest number of scores of steps."""
 UPDATES = 20
-"""Updates of a training run that are named."""
+"""Updates of a training run that are listed."""
+
+TextColumn = Literal["state", "action", "reasoning", "context", "tool_calls"]
+EpisodeColumn = Literal["initial_messages", "final_observation", "tools", "ground_truth", "sampling", "extra", "error"]
+_PAGE_DOCUMENTS = ("ground_truth", "initial_messages", "final_observation")
+"""Documents that the page of every episode shows."""
 
 
-def outline(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
-    """A line for each step of a window, in order: excerpts, reward, times, and what is wrong with it.
+def read_episode(lake: LakeReader, episode_id: int) -> Row | None:
+    """Return an episode's facts without its documents; None for an unknown episode.
 
-    `tool` and `arguments` are of the first of `calls` tool calls. `doing` is equal where the whole action is. `began`
-    is in seconds after the episode's first known start.
+    Where the episode has no token counts or cost, they are the sums over its calls, if every call has them.
+    """
+    summed = ("prompt_tokens", "completion_tokens", "cost")
+    sums = ", ".join(f"if(count({name}) = count(*), sum({name}), NULL) AS {name}" for name in summed)
+    query = f"""
+        SELECT e.episode_id, e.group_id, e.run_id, e.task_id, e.rollout_index, e.attempt, e.collection_round,
+               e.environment, e.split, e.agent_id, e.policy, e.policy_version, e.status, e.terminated, e.stop_reason,
+               e.env_return, e.num_steps, {", ".join(f"coalesce(e.{name}, s.{name}) AS {name}" for name in summed)},
+               e.seed, e.expected_group_size, e.started_at, e.ended_at, epoch(e.ended_at - e.started_at) AS seconds,
+               e.source_format, e.source_uri, e.source_id, left(e.error, $text) AS error
+        FROM episodes AS e CROSS JOIN (SELECT {sums} FROM steps WHERE episode_id = $episode) AS s
+        WHERE e.episode_id = $episode
+        """
+    return get_first_row(lake.sql(query, {"episode": episode_id, "text": TEXT}))
+
+
+def read_related_episodes(lake: LakeReader, episode_id: int) -> pl.DataFrame:
+    """Return the parent of an episode (`is_parent`), then its children by step. A retracted parent has only its id."""
+    query = """
+        SELECT r.episode_id = $episode AS is_parent, r.relation, r.parent_step_index,
+               CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END AS episode_id,
+               e.run_id, e.task_id, e.rollout_index, e.collection_round, e.attempt, e.agent_id
+        FROM related_episodes AS r
+        LEFT JOIN episodes AS e
+        ON e.episode_id = CASE WHEN r.episode_id = $episode THEN r.parent_episode_id ELSE r.episode_id END
+        WHERE $episode IN (r.episode_id, r.parent_episode_id)
+        ORDER BY is_parent DESC, r.parent_step_index NULLS LAST, e.rollout_index, e.agent_id, episode_id
+        """
+    return lake.sql(query, {"episode": episode_id})
+
+
+def read_document(
+    lake: LakeReader, episode_id: int, column: EpisodeColumn, limit: int = JSON
+) -> tuple[str | None, int]:
+    """Return a document of an episode, cut after `limit` characters, and its full length."""
+    # One query reads all documents of a page, so that the next one comes from the cache of answers.
+    columns = _PAGE_DOCUMENTS if column in _PAGE_DOCUMENTS else (column,)
+    cut = ", ".join(f"left({name}, $limit) AS {name}, coalesce(length({name}), 0) AS {name}_length" for name in columns)
+    frame = lake.sql(f"SELECT {cut} FROM episodes WHERE episode_id = $e", {"e": episode_id, "limit": limit})
+    row = restore_documents(lake, frame, {column: f"{column}_length"}, limit).row(0, named=True)
+    return row[column], int(row[f"{column}_length"])
+
+
+def restore_documents(lake: LakeReader, frame: pl.DataFrame, lengths: dict[str, str], limit: int) -> pl.DataFrame:
+    """Put the texts of `blobs` back into documents, cut them again, and set their full lengths.
+
+    Args:
+        lengths: the length column of each document column.
+    """
+
+    def read_blobs(hashes: list[str]) -> pl.DataFrame:
+        return lake.sql("SELECT sha256, media_type, payload FROM blobs WHERE list_contains($h, sha256)", {"h": hashes})
+
+    restored = put_back(frame, list(lengths), read_blobs)
+    for column, length in lengths.items():
+        # Documents that SQL cut hold no reference: a document with references is short.
+        is_restored = restored[column].ne_missing(frame[column])
+        full_length = pl.when(is_restored).then(pl.col(column).str.len_chars()).otherwise(pl.col(length))
+        restored = restored.with_columns(full_length.alias(length), pl.col(column).str.slice(0, limit))
+    return restored
+
+
+def read_text(lake: LakeReader, episode_id: int, step_index: int, column: TextColumn, limit: int) -> str:
+    """Return a text of a step, cut after `limit` characters."""
+    query = f"SELECT left({column}, $limit) AS t, 0 AS n FROM steps WHERE episode_id = $episode AND step_index = $step"
+    frame = lake.sql(query, {"episode": episode_id, "step": step_index, "limit": limit})
+    return str(restore_documents(lake, frame, {"t": "n"}, limit)["t"].item() or "") if frame.height else ""
+
+
+def read_all_scores(lake: LakeReader, episode_id: int) -> pl.DataFrame:
+    """Return the current scores of an episode and its steps: scorer, step_index, value, reason, error (no value).
+
+    Scores of the whole episode come first; at most 200 rows.
+    """
+    scores = read_scores_of(lake, [episode_id], ("value", "reason", "error"))
+    jobs = lake.sql("SELECT job_id, ended_at FROM job_runs")
+    rows = scores.with_columns(pl.col("reason", "error").str.slice(0, JSON)).join(jobs, on="job_id", how="left")
+    ordered = rows.sort(
+        *(pl.col("step_index").is_not_null(), "ended_at", "scorer", "step_index"),
+        descending=[False, True, False, False],
+        nulls_last=True,
+    )
+    return ordered.select("scorer", "step_index", "value", "reason", "error").head(200)
+
+
+def read_outcome(lake: LakeReader, episode_id: int, run: str) -> tuple[str, float | None]:
+    """Return the score that is the outcome of the episode's run, and its value; None if unknown."""
+    name = outcomes.choose_score_of_run(lake, run, None)
+    relation, params = outcomes.build_relation(lake, name)
+    value = lake.sql(f"SELECT outcome FROM {relation} WHERE episode_id = $episode", params | {"episode": episode_id})
+    return name, value.item()
+
+
+def read_outline(lake: LakeReader, episode_id: int, window: ListWindow) -> pl.DataFrame:
+    """Return a line for each step of a window, in order: excerpts, reward, times, and faults.
+
+    `tool` and `arguments` are of the first of `calls` tool calls. Steps with the same action have the same `doing`.
+    `began` is in seconds after the episode's first known start.
     """
     query = f"""
         WITH mine AS (
@@ -40,26 +159,25 @@ def outline(lake: Reads, episode_id: int, window: Window) -> pl.DataFrame:
                coalesce(called ->> '$[0].function.name', called ->> '$[0].name') AS tool,
                left(coalesce(called ->> '$[0].function.arguments', called ->> '$[0].arguments'), $head) AS arguments,
                coalesce(if(json_type(called) = 'ARRAY', json_array_length(called), NULL), 0)::INTEGER AS calls,
-               hash({taken("m")})::VARCHAR AS doing,
+               hash({build_action_sql("m")})::VARCHAR AS doing,
                epoch(started_at - min(started_at) OVER ()) AS began
-        FROM mine AS m LEFT JOIN {replies("episode_id = $episode")} AS r USING (episode_id, step_index)
+        FROM mine AS m LEFT JOIN {build_replies_sql("episode_id = $episode")} AS r USING (episode_id, step_index)
         ORDER BY m.step_index
         """
     return lake.sql(query, {"episode": episode_id, "head": HEAD} | window.params())
 
 
-def scales(lake: Reads, episode_id: int) -> tuple[float, bool]:
-    """The largest |reward| of an episode's steps (0 without any), and whether any step has one."""
+def read_reward_scale(lake: LakeReader, episode_id: int) -> tuple[float, bool]:
+    """Return the largest |reward| of an episode's steps (0 without any), and whether any step has one."""
     query = "SELECT coalesce(max(abs(reward)), 0), count(reward) > 0 FROM steps WHERE episode_id = ?"
     largest, is_any = lake.sql(query, [episode_id]).row(0)
     return float(largest), bool(is_any)
 
 
-def steps(lake: Reads, episode_id: int, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:
-    """Some of an episode's steps in order, with their texts cut after `limit` characters.
+def read_steps(lake: LakeReader, episode_id: int, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:
+    """Return some of an episode's steps in order, with their texts cut after `limit` characters.
 
-    The whole length of each text is in `*_length`. Documents are read up to `JSON` characters, or `limit` if that is
-    more.
+    `*_length` is the full length of each text. Documents are read up to `JSON` characters, or up to a larger `limit`.
     """
     limits = {"state": "text", "action": "text", "reasoning": "text", "context": "json", "tool_calls": "json"}
     cut = ", ".join(
@@ -72,25 +190,25 @@ def steps(lake: Reads, episode_id: int, indices: Sequence[int], limit: int = TEX
                r.is_empty AS reply_is_empty, model, policy_version, finish_reason,
                value_estimate, latency, prompt_tokens, completion_tokens, {cut}
         FROM steps AS s
-        LEFT JOIN {replies("episode_id = $episode AND list_contains($indices::INTEGER[], step_index - 1)")} AS r
-        USING (episode_id, step_index)
+        LEFT JOIN {build_replies_sql("episode_id = $episode AND list_contains($indices::INTEGER[], step_index - 1)")}
+        AS r USING (episode_id, step_index)
         WHERE episode_id = $episode AND list_contains($indices::INTEGER[], s.step_index) ORDER BY s.step_index
         """
     longest = max(JSON, limit)
     params: Params = {"episode": episode_id, "indices": list(indices), "text": limit, "json": longest}
     lengths = {"context": "context_length", "tool_calls": "tool_calls_length"}
-    return whole(lake, lake.sql(query, params), lengths, longest)
+    return restore_documents(lake, lake.sql(query, params), lengths, longest)
 
 
-def find(lake: Reads, episode_id: int, text: str) -> list[int]:
-    """Steps that hold a text in what a person reads of them, whatever the case.
+def find_steps(lake: LakeReader, episode_id: int, text: str) -> list[int]:
+    """Return the steps whose visible texts hold a text, without regard to case.
 
-    In stored JSON a text may stand escaped, once as a string, or twice inside the arguments of a call.
+    Stored JSON may escape the text once, as a string, or twice, inside the arguments of a call.
     """
-    once = json.dumps(text)[1:-1]
-    forms = list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], once, json.dumps(once)[1:-1]]))
+    escaped = json.dumps(text)[1:-1]
+    forms = list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], escaped, json.dumps(escaped)[1:-1]]))
     columns = ("action", "state", "reasoning", "context", "tool_calls")
-    found = " OR ".join(f"contains(lower({c}), f)" for c in columns)
+    match = " OR ".join(f"contains(lower({column}), f)" for column in columns)
     query = f"""
         WITH forms AS (SELECT lower(unnest($forms::VARCHAR[])) AS f),
         moved AS (
@@ -100,7 +218,7 @@ def find(lake: Reads, episode_id: int, text: str) -> list[int]:
         )
         SELECT step_index FROM steps
         WHERE episode_id = $episode AND (
-            EXISTS (SELECT 1 FROM forms WHERE {found})
+            EXISTS (SELECT 1 FROM forms WHERE {match})
             OR EXISTS (SELECT 1 FROM moved WHERE contains(context, sha256) OR contains(tool_calls, sha256))
         )
         ORDER BY step_index
@@ -108,10 +226,10 @@ def find(lake: Reads, episode_id: int, text: str) -> list[int]:
     return [int(index) for index in lake.sql(query, {"episode": episode_id, "forms": forms})["step_index"]]
 
 
-def trained(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """How often each step was trained on: step_index, times, runs (a list of run and its first updates).
+def count_training_uses(lake: LakeReader, episode_id: int) -> pl.DataFrame:
+    """Count how often updates used each step: step_index, times, runs (a list of run and its first updates).
 
-    Steps that no update took are left out.
+    Steps that no update used are left out.
     """
     query = f"""
         SELECT step_index, sum(times)::BIGINT AS times,
@@ -121,17 +239,17 @@ def trained(lake: Reads, episode_id: int) -> pl.DataFrame:
     return lake.sql(query, [episode_id])
 
 
-def scores(lake: Reads, episode_id: int) -> pl.DataFrame:
-    """What scorers say of steps, each under its current version: step_index, scorer, value, reason, error."""
-    found = scores_of(lake, [episode_id], ("value", "reason", "error")).filter(pl.col("step_index").is_not_null())
-    shown = found.sort("step_index", "scorer").head(SCORES)
-    return shown.select(
+def read_step_scores(lake: LakeReader, episode_id: int) -> pl.DataFrame:
+    """Return the current scores of steps: step_index, scorer, value, reason, error; the last two are cut."""
+    scores = read_scores_of(lake, [episode_id], ("value", "reason", "error"))
+    rows = scores.filter(pl.col("step_index").is_not_null()).sort("step_index", "scorer").head(SCORES)
+    return rows.select(
         "step_index", "scorer", "value", pl.col("reason").str.slice(0, HEAD), pl.col("error").str.slice(0, HEAD)
     )
 
 
-def tokens(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
-    """The tokens of a step's action, an encoding a row, the engine's own first: ids, log-probabilities, masks."""
+def read_tokens(lake: LakeReader, episode_id: int, step_index: int) -> pl.DataFrame:
+    """Return the tokens of a step's action, one encoding a row, the engine's first: ids, log-probabilities, masks."""
     query = """
         SELECT encoding_id, any_value(COLUMNS(* EXCLUDE (encoding_id))) FROM (
             SELECT encoding_id, provenance, n_action, n_trained, policy_version, temperature, logprobs_mode, engine,
@@ -139,12 +257,12 @@ def tokens(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
             FROM tokens WHERE episode_id = $episode AND step_index = $step
         ) GROUP BY encoding_id ORDER BY 2, encoding_id LIMIT $most
         """
-    found = lake.sql(query, {"episode": episode_id, "step": step_index, "most": ENCODINGS})
-    return found.rename({name: name.removeprefix("any_value(").removesuffix(")") for name in found.columns})
+    tokens = lake.sql(query, {"episode": episode_id, "step": step_index, "most": ENCODINGS})
+    return tokens.rename({name: name.removeprefix("any_value(").removesuffix(")") for name in tokens.columns})
 
 
-def rescored(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
-    """What checkpoints think of the same tokens, of each the newest.
+def read_rescored_tokens(lake: LakeReader, episode_id: int, step_index: int) -> pl.DataFrame:
+    """Return how checkpoints score the same tokens, the newest job of each checkpoint.
 
     series_id, encoding_id, checkpoint, log_ratio, logprobs, entropies (NULL where they were not computed).
     """
@@ -156,3 +274,88 @@ def rescored(lake: Reads, episode_id: int, step_index: int) -> pl.DataFrame:
         ORDER BY r.encoding_id, r.checkpoint LIMIT $most
         """
     return lake.sql(query, {"episode": episode_id, "step": step_index, "most": CHECKPOINTS})
+
+
+MOST_SIDE_BY_SIDE = 8
+"""Largest number of episodes side by side."""
+CALLS = 2000
+"""Characters of tool calls that are read; enough to parse the usual ones."""
+
+
+def choose_contrast(
+    lake: LakeReader, group_id: int, score: str | None, first: int | None = None, limit: int = 4
+) -> list[int]:
+    """Return the siblings that differ most: the best and the worst scored in turn, the unscored last.
+
+    Args:
+        first: a sibling that always comes first.
+    """
+    relation, params = outcomes.build_group_relation(lake, group_id, score)
+    query = f"""
+        SELECT episode_id FROM (
+            SELECT episode_id, outcome, rollout_index,
+                   row_number() OVER (ORDER BY outcome DESC NULLS LAST, rollout_index, attempt, episode_id) AS falling,
+                   row_number() OVER (ORDER BY outcome NULLS LAST, rollout_index, attempt, episode_id) AS rising
+            FROM {relation} WHERE group_id = $group
+        ) ORDER BY episode_id IS DISTINCT FROM $first, least(falling, rising), falling > rising, rollout_index
+        LIMIT $limit
+        """
+    return lake.sql(query, params | {"group": group_id, "first": first, "limit": limit})["episode_id"].to_list()
+
+
+def read_facts(
+    lake: LakeReader, episode_ids: Sequence[int], credit: Credit | None, score: str | None = None
+) -> pl.DataFrame:
+    """Return the facts above episodes side by side, in no order; a retracted episode has no row.
+
+    group_id, run_id, task_id, rollout_index, attempt, collection_round, status, outcome, num_steps, policy_version;
+    a_episode (of the first step) and mean_advantage, NULL without credit.
+    """
+    relation, params = outcomes.build_relation(lake, score)
+    advantages = credit.rows_of(lake, episode_ids) if credit else NO_ADVANTAGES
+    query = f"""
+        SELECT e.episode_id, e.group_id, e.run_id, e.task_id, e.rollout_index, e.attempt, e.collection_round, e.status,
+               e.outcome, e.num_steps, e.policy_version, a.a_episode, a.mean_advantage
+        FROM {relation} AS e LEFT JOIN (
+            SELECT episode_id, arg_min(a_episode, step_index) AS a_episode, avg(advantage) AS mean_advantage
+            FROM {advantages} GROUP BY episode_id
+        ) AS a USING (episode_id)
+        WHERE e.episode_id IN ({build_id_list(sorted(set(episode_ids)))})
+        """
+    return lake.sql(query, params or None)
+
+
+def read_walks(lake: LakeReader, episode_ids: Sequence[int], credit: Credit | None) -> pl.DataFrame:
+    """Return the steps of episodes without texts, by episode and step.
+
+    key is the state: the anchor of the credit, or the exact text without credit; NULL if unknown. Steps with the same
+    action have the same `choice`. Further columns: episode_id, step_index, reward, advantage.
+    """
+    advantages = credit.rows_of(lake, episode_ids) if credit else NO_ADVANTAGES
+    query = f"""
+        SELECT s.episode_id, s.step_index, {"a.anchor_key" if credit else "s.state_hash"} AS key,
+               hash({build_action_sql("s")}) AS choice, s.reward, a.advantage
+        FROM steps AS s
+        LEFT JOIN {advantages} AS a
+        ON a.episode_id = s.episode_id AND a.step_index = s.step_index
+        WHERE s.episode_id IN ({build_id_list(sorted(set(episode_ids)))}) ORDER BY s.episode_id, s.step_index
+        """
+    return lake.sql(query)
+
+
+def read_step_texts(lake: LakeReader, steps: Sequence[tuple[int, int]]) -> pl.DataFrame:
+    """Return states and actions of steps (episode, step), cut to an excerpt, and tool_calls, cut to `CALLS`.
+
+    state_is_error and state_is_empty are of the state, reply_is_error and reply_is_empty of the reply.
+    """
+    is_wanted = f"episode_id IN ({build_id_list(sorted({episode for episode, _ in steps}))})"
+    query = f"""
+        SELECT episode_id, step_index, left(state, {EXCERPT}) AS state, left(action, {EXCERPT}) AS action,
+               left(tool_calls, {CALLS}) AS tool_calls, state_is_error, is_empty_state(state_hash) AS state_is_empty,
+               r.is_error AS reply_is_error, r.is_empty AS reply_is_empty
+        FROM steps LEFT JOIN {build_replies_sql(is_wanted)} AS r USING (episode_id, step_index)
+        WHERE {is_wanted}
+          AND (episode_id, step_index) IN (SELECT (unnest($episodes::BIGINT[]), unnest($steps::INTEGER[])))
+        """
+    params = {"episodes": [episode for episode, _ in steps], "steps": [step for _, step in steps]}
+    return lake.sql(query, params)

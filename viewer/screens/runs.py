@@ -1,26 +1,25 @@
-"""Runs: what the lake holds, and how one run's success, rewards and training metrics develop."""
+"""Runs: figures of the lake, and how a run's success, rewards and training metrics develop."""
 
 from collections.abc import Callable
 from typing import Any
 
 import polars as pl
-import streamlit as st  # noqa: TID253 - this is a Streamlit page
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
-from viewer import choices, figures, links, over_rounds, stale, tables
+from viewer import changed_data, figures, filters, navigation, run_details, tables
 from viewer import components as ui
-from viewer.links import Page, given
-from viewer.navigation import changed, go, href, look_at
-from viewer.pinned import read
+from viewer.navigation import Page, change_address, get_parameter, go, href, remember_run
 from viewer.plain import chip, number, one_line, percent, word
-from viewer.queries import Row, Sort, Window, compare, outcomes, runs, training
+from viewer.queries import ListWindow, Row, Sort, compare, outcomes, runs, training
+from viewer.session import read
 
-_AXES: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
-_DEAD = "Of groups with two scored siblings or more: those that all scored the same."
-_ACROSS = 3
+_AXIS_LABELS: dict[runs.Axis, str] = {"collection_round": "Collection round", "policy_version": "Policy version"}
+_DEAD_MEANING = "Share of groups whose scored siblings (two or more) all scored the same."
+_COLUMNS_OF_CHARTS = 3
 _MOST_SCORERS = 6
 _MOST_METRICS = 6
-_TASKS = 12
+_TASK_ROWS = 12
 _COLUMNS = {
     "run_id": tables.text("Run"),
     "environment": tables.text("Environment"),
@@ -28,46 +27,57 @@ _COLUMNS = {
     "success": tables.share("Success", "Share of scored episodes."),
     "mean_return": tables.value("Outcome", "Mean over scored episodes."),
     "tasks": tables.value("Tasks"),
-    "dead_share": tables.share("Dead groups", _DEAD),
+    "dead_share": tables.share("Dead groups", _DEAD_MEANING),
     "episodes": tables.value("Episodes"),
     "rounds": tables.value("Rounds"),
     "mean_steps": tables.value("Steps", "Mean of an episode.", digits=1),
 }
-# Columns that the list has room for; any other is shown while it orders the list.
-_ALWAYS = ("run_id", "success", "mean_return", "episodes", "rounds", "mean_steps")
+# Columns that are always in the list; another column joins them while it orders the list.
+_FIXED_COLUMNS = ("run_id", "success", "mean_return", "episodes", "rounds", "mean_steps")
 
 
-def show() -> None:
-    """The page."""
-    ui.header("Runs")
-    if not read(runs.total):
-        ui.empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
+def show_runs() -> None:
+    """Draw the list of runs, and the chosen run next to it."""
+    ui.draw_header("Runs")
+    if not read(runs.count_runs):
+        ui.draw_empty("This lake holds no episodes yet.", "trajlake ingest FILE --lake LAKE      # or: trajlake demo")
         return
     overview = st.container()
-    list_, detail = ui.list_and_detail()
+    list_, detail = ui.split_page()
     with list_:
-        score, success_at = _success()
-        first = _list(score, success_at)
-        _trained()
+        score, success_at = _choose_success()
+        first = _draw_list(score, success_at)
+        _draw_trained_runs()
     with overview:
-        _overview(read(runs.overview, score))
-        stale.line()
+        facts = read(runs.read_overview, score)
+        dead = facts["dead_groups"] / facts["judged_groups"] if facts["judged_groups"] else None
+        ui.draw_facts(
+            ("Episodes", number(facts["episodes"])),
+            ("Steps", number(facts["steps"]), "Decisions of policies."),
+            ("Runs", number(facts["runs"])),
+            ("Tasks", number(facts["tasks"])),
+            ("Groups", number(facts["groups"]), "Groups of siblings with the same start."),
+            ("Dead groups", percent(dead), _DEAD_MEANING),
+            ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
+            ("Rejects", number(facts["rejects"]), "Input records that could not be read."),
+        )
+        changed_data.warn_if_credit_is_stale()
     with detail:
-        asked = given("run")
-        if asked is None or read(runs.exists, asked):
-            _run(asked or first, score, success_at)
-        elif read(training.jobs_of_run, asked).height:
-            st.subheader(f"Run {chip(asked)}", anchor=False)
-            st.caption("It has no episodes of its own: it trained on those of other runs.")
-            _metrics(asked)
+        run = get_parameter("run")
+        if run is None or read(runs.has_episodes, run):
+            _draw_run(run or first, score, success_at)
+        elif read(training.list_jobs_of_run, run).height:
+            st.subheader(f"Run {chip(run)}", anchor=False)
+            st.caption("This run has no episodes. It trained on episodes of other runs.")
+            _draw_metrics(run)
         else:
-            ui.missing(f"There is no run {chip(asked)} in this lake.")
-            _run(first, score, success_at)
+            ui.warn_of_missing(f"This lake has no run {chip(run)}.")
+            _draw_run(first, score, success_at)
 
 
-def _trained() -> None:
-    """Runs that only trained: on other runs' episodes."""
-    frame = read(runs.without_episodes)
+def _draw_trained_runs() -> None:
+    """Draw the runs that were trained on episodes of other runs and have none."""
+    frame = read(runs.list_runs_without_episodes)
     if frame.is_empty():
         return
     st.subheader("Trained on other runs' episodes", anchor=False)
@@ -78,34 +88,20 @@ def _trained() -> None:
         "updates": tables.value("Updates"),
         "started_at": tables.time("Started (UTC)"),
     }
-    frame = ui.first(frame, runs.TRAINED, "runs")
-    tables.table(
-        frame.with_columns(links.jobs(frame), ui.STATE),
+    frame = ui.draw_first_rows(frame, runs.TRAINED, "runs")
+    tables.draw_table(
+        frame.with_columns(navigation.name_jobs(frame), ui.STATE),
         columns,
         label="Trained runs",
         href=lambda row: href(Page.TRAINING, job=row["job_id"]),
     )
 
 
-def _overview(facts: dict[str, Any]) -> None:
-    dead = facts["dead_groups"] / facts["judged_groups"] if facts["judged_groups"] else None
-    ui.facts(
-        ("Episodes", number(facts["episodes"])),
-        ("Steps", number(facts["steps"]), "Decisions of the policies."),
-        ("Runs", number(facts["runs"])),
-        ("Tasks", number(facts["tasks"])),
-        ("Groups", number(facts["groups"]), "Siblings collected from the identical start."),
-        ("Dead groups", percent(dead), _DEAD),
-        ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
-        ("Rejects", number(facts["rejects"]), "Input records that could not be taken."),
-    )
-
-
-def _success() -> tuple[str | None, float]:
-    """The outcome, and how much of it counts as success."""
+def _choose_success() -> tuple[str | None, float]:
+    """Draw the choice of the outcome and of its threshold of success; return both."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         with st.container(width=180):
-            score = choices.outcome(None)
+            score = filters.choose_outcome(None)
         success_at = st.number_input(
             "Success: outcome at least",
             value=1.0,
@@ -115,146 +111,155 @@ def _success() -> tuple[str | None, float]:
             bind="query-params",
             width=160,
         )
-        _order()
+        _choose_order()
     return score, success_at
 
 
-def _order() -> None:
-    """What the list is ordered by: its headings do it too, for the columns that it has room for."""
-    asked = tables.ordered_by()
+def _choose_order() -> None:
+    """Draw the choice of the list's order. Headings order it too, but the list has no room for all columns."""
+    sort = tables.read_order()
     names = [name for name in _COLUMNS if name in runs.ORDERS]
-    key = f"order-{asked}"
+    key = f"order-{sort}"
 
     def remember() -> None:
-        chosen = st.session_state[key]
-        falls = chosen is not None and _COLUMNS[chosen].kind is not tables.Kind.TEXT
-        go(sort=None if chosen is None else str(Sort(chosen, falls)), page=None)
+        column = st.session_state[key]
+        falls = column is not None and _COLUMNS[column].kind is not tables.Kind.TEXT
+        go(sort=None if column is None else str(Sort(column, falls)), page=None)
 
     st.selectbox(
         "Order by",
         names,
-        index=names.index(asked.column) if asked is not None and asked.column in names else None,
+        index=names.index(sort.column) if sort is not None and sort.column in names else None,
         format_func=lambda name: _COLUMNS[name].label,
         placeholder="newest",
         key=key,
         on_change=remember,
         width=150,
-        help="Numbers from the largest; the heading turns them. What the list is ordered by becomes a column of it.",
+        help="Numbers start with the largest; the heading reverses the order. The list adds this column.",
     )
 
 
-def _list(score: str | None, success_at: float) -> str:
-    """The list of runs; the first with several rounds, which has curves."""
-    window = ui.pager(read(runs.total), "runs")
-    order = tables.ordered_by()
-    frame = read(runs.page, success_at, window, score, order)
-    shown = [name for name in _COLUMNS if name in _ALWAYS or (order is not None and order.column == name)]
+def _draw_list(score: str | None, success_at: float) -> str:
+    """Draw the list of runs; return the first run with several rounds, which has curves."""
+    window = ui.draw_pager(read(runs.count_runs), "runs")
+    order = tables.read_order()
+    frame = read(runs.read_page, success_at, window, score, order)
+    names = [name for name in _COLUMNS if name in _FIXED_COLUMNS or (order is not None and order.column == name)]
     first = str(frame.sort(pl.col("rounds") > 1, descending=True, maintain_order=True)["run_id"][0])
-    tables.table(
+    tables.draw_table(
         frame,
-        tables.known(frame, {name: _COLUMNS[name] for name in shown}, order),
+        tables.select_filled(frame, {name: _COLUMNS[name] for name in names}, order),
         label="Runs",
-        href=lambda row: changed(run=row["run_id"]),
+        href=lambda row: change_address(run=row["run_id"]),
         key="run_id",
-        chosen=given("run") or first,
+        selected=get_parameter("run") or first,
         sortable=runs.ORDERS,
     )
     return first
 
 
-def _run(run: str, score: str | None, success_at: float) -> None:
-    look_at(run)
+def _draw_run(run: str, score: str | None, success_at: float) -> None:
+    remember_run(run)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Run {chip(run)}", anchor=False, width="stretch")
-        ui.link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)
-        ui.link(Page.GROUPS, "Groups", "workspaces", run=run, score=score)
-        _change(run, score)
-    facts = read(runs.run, run, success_at, score)
-    ui.facts(
+        ui.draw_link(Page.EPISODES, "Episodes", "format_list_bulleted", run=run, score=score)
+        ui.draw_link(Page.GROUPS, "Groups", "workspaces", run=run, score=score)
+        _link_changes(run, score)
+    facts = read(runs.read_run, run, success_at, score)
+    ui.draw_facts(
         ("Environment", one_line(facts["environment"] or number(None))),
         ("Policy", one_line(facts["policy"] or number(None))),
-        ("Outcome", read(outcomes.of_run, run, score), "What success, mean outcome and dead groups are of."),
+        (
+            "Outcome",
+            read(outcomes.choose_score_of_run, run, score),
+            "Score behind success, mean outcome and dead groups.",
+        ),
         ("Tasks", number(facts["tasks"])),
         ("Groups", number(facts["groups"])),
-        ("Dead groups", percent(facts["dead_share"]), _DEAD),
+        ("Dead groups", percent(facts["dead_share"]), _DEAD_MEANING),
         ("Unscored", number(facts["episodes"] - facts["scored"]), "Episodes without an outcome."),
     )
-    _curves(run, facts["episodes"], read(runs.axes, run), score, success_at)
-    _tasks(run, score, success_at, facts["tasks"])
-    _metrics(run)
+    _draw_curves(run, facts["episodes"], read(runs.list_axes, run), score, success_at)
+    _draw_tasks(run, score, success_at, facts["tasks"])
+    _draw_metrics(run)
 
 
-def _change(run: str, score: str | None) -> None:
-    """The ways to what changed: where the outcome fell most, and from the first to the last round."""
-    rounds = read(compare.rounds, run)
+def _link_changes(run: str, score: str | None) -> None:
+    """Link to comparisons: around the largest fall of the outcome, and from the first to the last round."""
+    rounds = read(compare.find_range, run, "collection_round")
     if rounds is None or rounds[0] == rounds[1]:
         return
-    for before, after in read(compare.steepest, (run,), score).select("before", "after").iter_rows():
+    for before, after in read(compare.find_steepest_falls, (run,), score).select("before", "after").iter_rows():
         sides: dict[str, Any] = {"a_run": run, "a_rounds": before, "b_run": run, "b_rounds": after, "score": score}
-        ui.link(Page.CHANGE, f"Largest fall: round {after}", "trending_down", **sides)
+        ui.draw_link(Page.CHANGE, f"Largest fall: round {after}", "trending_down", **sides)
     first, last = rounds
-    ui.link(Page.CHANGE, "What changed", "compare_arrows", a_run=run, a_rounds=first, b_run=run, b_rounds=last)
+    ui.draw_link(Page.CHANGE, "What changed", "compare_arrows", a_run=run, a_rounds=first, b_run=run, b_rounds=last)
 
 
-def _curves(run: str, episodes: int, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
-    """What develops over rounds or versions, which tools fail, and how tasks differ."""
+def _draw_curves(run: str, episodes: int, axes: list[runs.Axis], score: str | None, success_at: float) -> None:
+    """Draw curves over rounds or versions, failing tools, and the success of tasks."""
     charts: list[tuple[figures.Chart, str, Callable[[Row], str] | None]] = []
-    axis = _axis(axes)
+    axis = _choose_axis(axes)
     if axis is not None:
-        charts = _over(run, axis, score, success_at)
+        charts = _build_curves(run, axis, score, success_at)
     else:
-        st.caption("All episodes belong to one collection round and one policy version: there is no curve to draw.")
-    scored = read(runs.task_histogram, run, success_at, score).drop_nulls("success")
+        st.caption("All episodes belong to one collection round and one policy version, so there are no curves.")
+    scored = read(runs.count_tasks_by_success, run, success_at, score).drop_nulls("success")
     if scored.height:
-        charts.append((figures.task_histogram(scored), "tasks", None))
+        charts.append((figures.build_task_histogram(scored), "tasks", None))
     else:
         st.info("No episode of this run is scored.", icon=":material/info:")
-    over_rounds.grid(charts, _ACROSS)
+    run_details.draw_chart_grid(charts, _COLUMNS_OF_CHARTS)
     if axis is not None:
-        over_rounds.show_tools(run, axis, score, episodes, "tools")
+        run_details.draw_tools(run, axis, score, episodes, "tools")
 
 
-def _axis(axes: list[runs.Axis]) -> runs.Axis | None:
-    """What the curves run along; a choice if there are two."""
+def _choose_axis(axes: list[runs.Axis]) -> runs.Axis | None:
+    """Return the axis of the curves; the reader chooses between two."""
     if len(axes) < 2:
         return axes[0] if axes else None
-    labels = [_AXES[axis] for axis in axes]
-    chosen = st.segmented_control("Over", labels, default=labels[0], key="over", bind="query-params", required=True)
-    return axes[labels.index(str(chosen))]
+    labels = [_AXIS_LABELS[axis] for axis in axes]
+    label = st.segmented_control("Over", labels, default=labels[0], key="over", bind="query-params", required=True)
+    return axes[labels.index(str(label))]
 
 
-def _over(
+def _build_curves(
     run: str, axis: runs.Axis, score: str | None, success_at: float
 ) -> list[tuple[figures.Chart, str, Callable[[Row], str] | None]]:
-    """Outcomes, length, what every scorer says, and what went wrong; with their keys and what their points open."""
-    frame = read(runs.curve, run, axis, success_at, score)
-    across: dict[str, Any] = {"x_title": _AXES[axis]}
+    """Return charts with their keys and addresses of points: outcomes, length, scores, dead and truncated shares."""
+    frame = read(runs.read_curve, run, axis, success_at, score)
+    across: dict[str, Any] = {"x_title": _AXIS_LABELS[axis]}
     charts = [
-        (figures.curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across), frame),
-        (figures.curve(frame, "mean_return", title="Mean outcome", **across), frame),
+        (
+            figures.build_curve(frame, "success", title="Success rate, 95 % interval", band=True, share=True, **across),
+            frame,
+        ),
+        (figures.build_curve(frame, "mean_return", title="Mean outcome", **across), frame),
     ]
     if frame["mean_tokens"].count():
-        charts.append((figures.curve(frame, "mean_tokens", title="Mean completion tokens", **across), frame))
-    charts.append((figures.curve(frame, "mean_steps", title="Mean steps", **across), frame))
-    scores = over_rounds.scores(run, axis, read(outcomes.of_run, run, score))
+        charts.append((figures.build_curve(frame, "mean_tokens", title="Mean completion tokens", **across), frame))
+    charts.append((figures.build_curve(frame, "mean_steps", title="Mean steps", **across), frame))
+    scores = run_details.read_score_curves(run, axis, read(outcomes.choose_score_of_run, run, score))
     if len(scores) > _MOST_SCORERS:
         st.caption(f"Curves of {_MOST_SCORERS} of {number(len(scores))} scorers; *What changed* has more.")
     charts += [
-        (figures.curve(part, "value", title=f"Score {one_line(scorer, 30)}", **across), part)
+        (figures.build_curve(part, "value", title=f"Score {one_line(scorer, 30)}", **across), part)
         for scorer, part in scores[:_MOST_SCORERS]
     ]
     if frame["dead_share"].count():
-        charts.append((figures.curve(frame, "dead_share", title="Dead groups", share=True, **across), frame))
-    charts.append((figures.curve(frame, "truncated_share", title="Truncated episodes", share=True, **across), frame))
+        charts.append((figures.build_curve(frame, "dead_share", title="Dead groups", share=True, **across), frame))
+    charts.append(
+        (figures.build_curve(frame, "truncated_share", title="Truncated episodes", share=True, **across), frame)
+    )
     return [
-        (chart, f"curve-{position}", over_rounds.opens(run, axis, score, points))
+        (chart, f"curve-{position}", run_details.make_point_address(run, axis, score, points))
         for position, (chart, points) in enumerate(charts)
     ]
 
 
-def _tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
-    order = tables.ordered_by("tasks")
-    frame = read(runs.tasks, run, success_at, Window(_TASKS), score, order)
+def _draw_tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
+    order = tables.read_order("tasks")
+    frame = read(runs.read_tasks, run, success_at, ListWindow(_TASK_ROWS), score, order)
     which = "hardest" if order is None else "first"
     st.caption(f"The {frame.height} {which} of {number(tasks)} tasks")
     columns = {
@@ -264,9 +269,9 @@ def _tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
         "success": tables.share("Success"),
         "mean_return": tables.value("Mean outcome"),
     }
-    tables.table(
+    tables.draw_table(
         frame,
-        tables.known(frame, columns, order),
+        tables.select_filled(frame, columns, order),
         label="Tasks",
         href=lambda row: href(Page.EPISODES, run=run, task=row["task_id"], score=score),
         sortable=runs.TASK_ORDERS,
@@ -274,24 +279,23 @@ def _tasks(run: str, score: str | None, success_at: float, tasks: int) -> None:
     )
 
 
-def _metrics(run: str) -> None:
-    """The newest training job of the run in small, which the training page has in full; or its rounds of collecting."""
-    jobs = read(training.jobs_of_run, run)
+def _draw_metrics(run: str) -> None:
+    """Draw a few metrics of the newest training job of the run, or of the jobs that collected its rounds."""
+    jobs = read(training.list_jobs_of_run, run)
     if jobs.is_empty():
         return
     job_id, kind, parameters_text = jobs.select("job_id", "kind", "parameters").row(0)
-    name = links.job(kind, parameters_text)
+    name = navigation.name_job(kind, parameters_text)
     with st.container(horizontal=True, vertical_alignment="center"):
         st.subheader(f"Metrics of {word(kind)}{f' {chip(name)}' if name else ''}", anchor=False, width="stretch")
-        ui.link(Page.TRAINING, "Training, with the batch of every update", "model_training", job=ids.to_text(job_id))
-    frame = read(training.metrics_of_rounds, run) if kind == "collect" else read(training.metrics, job_id)
-    shown = figures.by_interest(frame["name"].unique())[:_MOST_METRICS]
+        ui.draw_link(
+            Page.TRAINING, "Training, with the batch of every update", "model_training", job=ids.to_text(job_id)
+        )
+    frame = read(training.read_round_metrics, run) if kind == "collect" else read(training.read_metrics, job_id)
+    names = figures.sort_by_interest(frame["name"].unique())[:_MOST_METRICS]
     if (total := frame["name"].n_unique()) > _MOST_METRICS:
         st.caption(f"{_MOST_METRICS} of {number(total)} metrics; Training has all.")
-    grid = st.columns(_ACROSS)
-    for position, metric in enumerate(shown):
-        chart = figures.metric(frame.filter(pl.col("name") == metric), metric, None)
-        ui.chart(grid[position % _ACROSS], chart, f"metric-{position}")
-
-
-show()
+    grid = st.columns(_COLUMNS_OF_CHARTS)
+    for position, metric in enumerate(names):
+        chart = figures.build_metric_chart(frame.filter(pl.col("name") == metric), metric, None)
+        ui.draw_chart(grid[position % _COLUMNS_OF_CHARTS], chart, f"metric-{position}")

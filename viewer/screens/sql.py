@@ -1,30 +1,29 @@
-"""SQL: one SELECT over the lake as the session sees it, in a locked process; rows that name episodes lead to them.
+"""SQL: one SELECT over the browser session's snapshot, in a locked process. Rows that name episodes link to them.
 
-The address holds the query, so a link can bring any: see `viewer.locked_sql` for why it may be run at once.
+The address holds the query, so a link can bring any query; `viewer.reader` explains why it may run at once.
 """
 
 from pathlib import Path
 
 import polars as pl
-import streamlit as st  # noqa: TID253 - this is a Streamlit page
+import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
 
 from lake import ids
 from lake.errors import QueryError, TrajlakeError
 from lake.locked.query import SECONDS
-from lake.read.text_table import counted
+from lake.read.text_table import count_noun
 from lake.tables import ID_COLUMNS
 from viewer import components as ui
-from viewer import pinned, tables, taking
-from viewer.links import Page, given
-from viewer.locked_sql import MOST_ROWS
-from viewer.navigation import changed, chip_link, go, href
+from viewer import download, session, tables
+from viewer.navigation import Page, change_address, chip_link, get_parameter, go, href
 from viewer.plain import number, visible
 from viewer.queries import Row, sql
+from viewer.reader import MAX_LOCKED_ROWS
 
-_PAGE = 50
+_PAGE_ROWS = 50
 _MOST_COLUMNS = 60
-_MOST_ASKED = 20
-_ASKED = "sql-asked"
+_MOST_QUERIES = 20
+_HISTORY = "sql-asked"
 _EXAMPLE = """SELECT run_id, collection_round, avg(env_return) AS mean_return, avg(num_steps) AS mean_steps
 FROM episodes GROUP BY ALL ORDER BY ALL"""
 _COMPLETION = st.components.v2.component(
@@ -32,38 +31,38 @@ _COMPLETION = st.components.v2.component(
 )
 
 
-def show() -> None:
-    """The page."""
-    ui.header("SQL")
-    names = pinned.read(sql.names)
-    _schema(names)
-    query = _query(names)
+def show_sql() -> None:
+    """Draw the SQL page."""
+    ui.draw_header("SQL")
+    names = session.read(sql.list_names)
+    _draw_schema(names)
+    query = _draw_query(names)
     if query is None:
         return
     try:
-        frame = pinned.read(sql.rows, query)
+        frame = session.read(sql.read_rows, query)
     except TrajlakeError as error:
         st.error("The query has no result.", icon=":material/error:")
-        st.code(_told(error, query), language=None, wrap_lines=True)
+        st.code(_describe_error(error, query), language=None, wrap_lines=True)
         return
-    _draw(frame, query)
+    _draw_rows(frame, query)
 
 
-def _query(names: sql.Names) -> str | None:
-    """The query that the address holds, in a field to change it; None: it holds none yet."""
-    query = given("q")
+def _draw_query(names: sql.SqlNames) -> str | None:
+    """Draw the field of the query and return the query of the address; None if it has none."""
+    query = get_parameter("q")
     if query != st.session_state.get("query-of-address") or "query" not in st.session_state:
-        # A link, or Back, brought another one.
+        # A link, or Back, brought another query.
         st.session_state["query-of-address"] = query
         st.session_state["query"] = query or _EXAMPLE
     st.text_area(
         "One SELECT (Ctrl+Enter runs it)",
         height=150,
         key="query",
-        on_change=_remember,
-        help="In a process of its own that can only read this lake: "
-        f"{SECONDS:g} s, {MOST_ROWS:,} rows; `trajlake sql` has no such limits. Names are offered while you type "
-        "(Ctrl+Space asks for them, Tab or Enter takes one, Escape closes).",
+        on_change=_remember_query,
+        help="A separate process runs the query. It can only read this lake, for "
+        f"{SECONDS:g} s and {MAX_LOCKED_ROWS:,} rows; `trajlake sql` has no such limits. The field completes names "
+        "as you type (Ctrl+Space opens the list, Tab or Enter accepts, Escape closes).",
     )
     with st.container(key="completion"):
         _COMPLETION(
@@ -71,58 +70,57 @@ def _query(names: sql.Names) -> str | None:
             data={"tables": names.tables, "functions": names.functions, "keywords": names.keywords},
         )
     with st.container(horizontal=True):
-        st.button("Run", type="primary", on_click=_remember)
-        _asked(query)
+        st.button("Run", type="primary", on_click=_remember_query)
+        earlier: list[str] = [text for text in st.session_state.get(_HISTORY, []) if text != query]
+        st.session_state[_HISTORY] = ([query, *earlier] if query else earlier)[:_MOST_QUERIES]
+        if earlier:
+            with st.popover("Earlier queries", icon=":material/history:"):
+                links = (chip_link(text, change_address(q=text, page=None)) for text in earlier)
+                st.html(f'<div class="trajlake-chips">{"".join(links)}</div>')
     return query
 
 
-def _asked(query: str | None) -> None:
-    """The queries of this session, the last one first."""
-    before: list[str] = [one for one in st.session_state.get(_ASKED, []) if one != query]
-    st.session_state[_ASKED] = ([query, *before] if query else before)[:_MOST_ASKED]
-    if before:
-        with st.popover("Asked before", icon=":material/history:"):
-            links = (chip_link(one, changed(q=one, page=None)) for one in before)
-            st.html(f'<div class="trajlake-chips">{"".join(links)}</div>')
-
-
-def _remember() -> None:
+def _remember_query() -> None:
     query = st.session_state["query-of-address"] = st.session_state["query"].strip() or _EXAMPLE
     go(q=query, page=None)
 
 
-def _told(error: TrajlakeError, query: str) -> str:
-    """What is wrong with a query, and where, if that is known."""
-    said = visible(str(error))
-    if not isinstance(error, QueryError) or error.place is None:
-        return said
-    line, character = error.place
+def _describe_error(error: TrajlakeError, query: str) -> str:
+    """Return the message of a query's error, with its place in the query if known."""
+    message = visible(str(error))
+    if not isinstance(error, QueryError) or error.position is None:
+        return message
+    line, character = error.position
     text = visible(query.split("\n")[line - 1][: character - 1])
     rest = visible(query.split("\n")[line - 1][character - 1 :])
-    return f"{said}\n\nline {line}, character {character}:\n{text}{rest}\n{' ' * len(text)}^"
+    return f"{message}\n\nline {line}, character {character}:\n{text}{rest}\n{' ' * len(text)}^"
 
 
-def _draw(frame: pl.DataFrame, query: str) -> None:
-    shown = frame.select(frame.columns[:_MOST_COLUMNS])
+def _draw_rows(frame: pl.DataFrame, query: str) -> None:
+    cut = frame.select(frame.columns[:_MOST_COLUMNS])
     if frame.width > _MOST_COLUMNS:
         st.caption(f"The first {_MOST_COLUMNS} of {number(frame.width)} columns.")
-    window = ui.pager(shown.height, "rows", rows=_PAGE)
-    if not shown.height:
+    window = ui.draw_pager(cut.height, "rows", rows=_PAGE_ROWS)
+    if not cut.height:
         return
-    if sql.names_episodes(frame):
-        episodes = counted(pinned.read(sql.named, query).height, "episode")
-        ui.link(Page.EPISODES, f"Open as list: {episodes}", "format_list_bulleted", sql=query)
-    if (drawn := _chart_columns(shown)) is not None:
-        x, ys = drawn
-        if st.toggle("Chart", key="chart", bind="query-params"):
-            st.line_chart(shown, x=x, y=ys)
-    columns = {name: _column(name, shown[name]) for name in shown.columns}
-    rows = shown.slice(window.offset, window.limit)
-    tables.table(rows, columns, label="Rows", href=_episode if "episode_id" in columns else None)
-    taking.rows("sql", None, q=query)
+    if sql.has_episode_ids(frame):
+        episodes = count_noun(session.read(sql.list_named_episodes, query).height, "episode")
+        ui.draw_link(Page.EPISODES, f"Open as list: {episodes}", "format_list_bulleted", sql=query)
+    if (axes := _choose_chart_columns(cut)) is not None and st.toggle("Chart", key="chart", bind="query-params"):
+        st.line_chart(cut, x=axes[0], y=axes[1])
+    columns = {name: _build_column(name, cut[name]) for name in cut.columns}
+    rows = cut.slice(window.offset, window.limit)
+
+    def address(row: Row) -> str:
+        is_id = isinstance(row["episode_id"], str) and ids.is_text(row["episode_id"])
+        step = row.get("step_index")
+        return href(Page.EPISODE, episode=row["episode_id"], step=step) if is_id else href(Page.EPISODES)
+
+    tables.draw_table(rows, columns, label="Rows", href=address if "episode_id" in columns else None)
+    download.draw_csv_link("sql", None, q=query)
 
 
-def _column(name: str, values: pl.Series) -> tables.Column:
+def _build_column(name: str, values: pl.Series) -> tables.TableColumn:
     if name in ID_COLUMNS and values.dtype == pl.Int64:
         return tables.ident(visible(name))
     if values.dtype.is_numeric():
@@ -130,8 +128,8 @@ def _column(name: str, values: pl.Series) -> tables.Column:
     return tables.time(visible(name)) if values.dtype == pl.Datetime else tables.text(visible(name))
 
 
-def _chart_columns(frame: pl.DataFrame) -> tuple[str, list[str]] | None:
-    """The first column that is a number or a time, and the numbers beside it; None without two such columns."""
+def _choose_chart_columns(frame: pl.DataFrame) -> tuple[str, list[str]] | None:
+    """Return the first column of numbers or times and further columns of numbers; None without two columns."""
     numbers = [name for name, kind in frame.schema.items() if kind.is_numeric() and name not in ID_COLUMNS]
     times = [name for name, kind in frame.schema.items() if kind.is_temporal()]
     x = next((name for name in frame.columns if name in numbers or name in times), None)
@@ -139,19 +137,10 @@ def _chart_columns(frame: pl.DataFrame) -> tuple[str, list[str]] | None:
     return None if x is None or not ys else (x, ys)
 
 
-def _episode(row: Row) -> str:
-    step = row.get("step_index")
-    is_id = isinstance(row["episode_id"], str) and ids.is_text(row["episode_id"])
-    return href(Page.EPISODE, episode=row["episode_id"], step=step) if is_id else href(Page.EPISODES)
-
-
-def _schema(names: sql.Names) -> None:
+def _draw_schema(names: sql.SqlNames) -> None:
     with st.expander("Tables and columns", icon=":material/table:", key="schema", on_change="rerun") as schema:
         if schema.open:
             columns = {"name": tables.text("Table or view"), "columns": tables.wide("Columns")}
             rows = {name: ", ".join(f"{column} {kind}" for column, kind in of) for name, of in names.tables.items()}
             frame = pl.DataFrame({"name": list(rows), "columns": list(rows.values())})
-            tables.table(frame, columns, label="Tables and columns")
-
-
-show()
+            tables.draw_table(frame, columns, label="Tables and columns")

@@ -1,7 +1,6 @@
 """The transcript of an episode: one line a step, opened on demand, with the ledger of its credit.
 
-`told` is what it is of. `component` mounts it; its page fetches opened steps from `route`, which `answers` answers.
-`outline` makes the lines and `folds` finds repeats among them. `opened` makes what a step shows: `blocks` its texts,
-`ledger` its credit, `tokens` its token strip. The page's part is plain JavaScript (`transcript.js` and the files beside
-it).
+`view_model` reads an episode and describes it for the page. `outline` builds its lines and credit ledgers, `blocks` the
+texts of a step, and `tokens` its token strip. `component` draws a transcript on a page and answers its requests; `page`
+writes transcripts as an HTML file. The page's part is plain JavaScript (`transcript.js` and the files with it).
 """

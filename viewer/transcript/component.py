@@ -1,45 +1,101 @@
-"""Mounting a transcript: all its lines are sent once; what a step shows is fetched when it is opened (`route`)."""
+"""Mount a transcript on a page, and answer what the page fetches from it.
+
+The page gets all lines at once. When the reader opens a step, the page fetches it from a route of the server, next to
+Streamlit's routes. An opened step costs its queries and one request, and no run of the page. The address names the
+versions (`of`, from `session.name_versions`), the episode, the credit and the question
+(`viewer.transcript.view_model.answer_questions`). The response is JSON, which the page draws as text nodes.
+"""
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 
+import msgspec
 import streamlit as st  # noqa: TID253 - loaded by the viewer's process only
+from starlette.requests import Request
+from starlette.responses import Response
 
 from lake import ids
-from viewer import pinned
-from viewer.navigation import changed, query
-from viewer.queries import Window
-from viewer.transcript import drawn, route
-from viewer.transcript.told import Told
+from lake.errors import TrajlakeError
+from viewer import navigation, session
+from viewer.navigation import build_query, change_address
+from viewer.queries import ListWindow
+from viewer.server import NO_OTHER_PAGE, is_fetched_by_own_page
+from viewer.transcript import view_model
+from viewer.transcript.view_model import EpisodeTranscript, answer_questions, load_transcript, read_directly
 
+PATH = "/transcript"
+_CACHED_TRANSCRIPTS = 32
+_HEADERS = NO_OTHER_PAGE | {"Cache-Control": "no-store"}
 _TRANSCRIPT = st.components.v2.component(
-    "trajlake_transcript", js=drawn.script(), css=drawn.STYLE, isolate_styles=False
+    "trajlake_transcript", js=view_model.read_script(), css=view_model.STYLE, isolate_styles=False
 )
 
 
-def show(
-    told: Told, window: Window, selected: int | None, hidden: Sequence[str], *, tells: bool, find: str = ""
+def draw_transcript(
+    transcript: EpisodeTranscript,
+    window: ListWindow,
+    selected: int | None,
+    hidden: Sequence[str],
+    *,
+    reruns: bool,
+    find: str = "",
 ) -> None:
-    """Draw the transcript.
+    """Draw the lines of a transcript.
 
     Args:
-        told: what it is of.
-        window: which steps have a line.
-        selected: the step that is opened at first.
+        transcript: the transcript.
+        window: the steps that have a line.
+        selected: the step that is open at first.
         hidden: kinds of text that are not shown.
-        tells: the page is run again with each step that the reader opens, which its address names then.
+        reruns: run the page again, with the step in its address, whenever the reader opens a step.
         find: a text that is found and marked at first.
     """
-    data = drawn.lines(told, window, selected)
-    data |= {"hidden": hidden, "address": changed(step=None), "asks": _asks(told), "tells": tells, "find": find}
+    data = view_model.describe_lines(transcript, window, selected)
+    episode, credit = ids.to_text(transcript.episode_id), transcript.credit_name
+    asks = PATH + build_query(of=session.name_versions(), episode=episode, credit=credit)
+    data |= {"hidden": hidden, "address": change_address(step=None), "asks": asks, "tells": reruns, "find": find}
     key = f"transcript-{data['name']}"
 
     def open_step() -> None:
         st.query_params["step"] = str(st.session_state[key]["step"])
 
-    # A page whose versions this process has forgotten says so, and is run again: that names them.
+    # The page reports versions that this process has forgotten. The new run of the page names them again.
     _TRANSCRIPT(key=key, data=data, on_lost_change=lambda: None, on_step_change=open_step)
 
 
-def _asks(told: Told) -> str:
-    """The address of everything that the page asks of this transcript, but for the question."""
-    return route.PATH + query(of=pinned.name(), episode=ids.to_text(told.episode_id), credit=told.chosen)
+class _ForgottenError(Exception):
+    """This process does not know the versions of a name."""
+
+
+def answer_request(request: Request) -> Response:
+    """Answer a question about a transcript.
+
+    Status 403: another site's page asks. 410: this process does not know the versions, and the page then asks for its
+    data anew. 404: the versions do not hold the episode. 400: an id is invalid, or the lake cannot be read.
+    """
+    parameters = request.query_params
+    if not is_fetched_by_own_page(request.headers):
+        return Response(status_code=403, headers=_HEADERS)
+    try:
+        of, episode = (parameters.get(name, "") for name in ("of", "episode"))
+        transcript = _load(session.get_era(), of, episode, parameters.get("credit"), parameters.get("as_of"))
+        answers = answer_questions(transcript, parameters)
+        return Response(msgspec.json.encode(answers), 200, _HEADERS, "application/json")
+    except _ForgottenError:
+        return Response(status_code=410, headers=_HEADERS)
+    except LookupError:
+        return Response(status_code=404, headers=_HEADERS)
+    except (TrajlakeError, ValueError) as error:
+        return Response(f"{error}\n", 400, _HEADERS, "text/plain")
+
+
+@lru_cache(maxsize=_CACHED_TRANSCRIPTS)
+def _load(_era: bytes, of: str, episode: str, credit: str | None, older: str | None) -> EpisodeTranscript:
+    lake = session.find_reader(of)
+    if lake is None:
+        raise _ForgottenError
+    link = partial(navigation.build_address, older)
+    transcript = load_transcript(partial(read_directly, lake), link, ids.from_text(episode), credit)
+    if transcript is None:
+        raise LookupError
+    return transcript

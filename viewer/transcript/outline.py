@@ -1,167 +1,340 @@
-"""The lines of a transcript: for each step what was done, its reward and advantage, what is wrong, its times."""
+"""Lines of a transcript, repeats among them, and the credit ledger of a step.
+
+The ledger has the reward, the return-to-go and the terms of the advantage, as numbers and as diverging bars. An unknown
+value is the word `unknown` and a dashed line; a 0 is the digit and the bare centre line.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import polars as pl
 
+from lake import ids
 from viewer import plain
+from viewer.navigation import Page
+from viewer.plain import number, signed, slug
 from viewer.queries import Row
-from viewer.transcript import ledger
-from viewer.transcript.folds import folds
-from viewer.transcript.ledger import Mark, Scale
+from viewer.queries.anchors import SAMPLE
 
-LINE = 200
-"""Characters of what a line says was done."""
-CHIPS = 3
-"""Marks that a line shows; the opened step has all."""
+LONGEST_PERIOD = 4
+"""Maximum steps of a repeated part."""
+MIN_REPEATS = 3
+"""Minimum consecutive repeats of a part to fold."""
 
 
-def lines(
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A part of `period` steps that repeats `times` times from position `first` on."""
+
+    first: int
+    period: int
+    times: int
+
+    @property
+    def end(self) -> int:
+        """Position after the last step."""
+        return self.first + self.period * self.times
+
+
+def find_folds(steps: Sequence[Hashable], longest: int = LONGEST_PERIOD, fewest: int = MIN_REPEATS) -> list[Fold]:
+    """Return the repeats of a sequence from the left: each covers most, and of equals has the shortest part.
+
+    They do not overlap. Between them nothing repeats `fewest` times.
+    """
+    folds: list[Fold] = []
+    position = 0
+    while position < len(steps):
+        fold = _find_longest_fold(steps, position, longest)
+        if fold.times >= fewest:
+            folds.append(fold)
+            position = fold.end
+        else:
+            position += 1
+    return folds
+
+
+def _find_longest_fold(steps: Sequence[Hashable], first: int, longest: int) -> Fold:
+    """Return the repeat at a position that covers most; `times` is 1 where nothing repeats."""
+    best = Fold(first, 1, 1)
+    for period in range(1, longest + 1):
+        end = first + period
+        while end < len(steps) and steps[end] == steps[end - period]:
+            end += 1
+        times = (end - first) // period
+        if times > 1 and times * period > best.times * best.period:
+            best = Fold(first, period, times)
+    return best
+
+
+UNKNOWN = "unknown"
+Mark = tuple[str, str, str | None]
+"""A label, its colour's name (`transcript.css`), and its explanation."""
+
+FLAGS: dict[str, Mark] = {
+    "dead_group": ("dead group", "orange", "All scored siblings scored the same: A_E is exactly 0."),
+    "singleton_group": ("alone in group", "orange", "The only scored rollout of its group: nothing to compare with."),
+    "singleton_anchor": ("singleton anchor", "gray", "No other step was taken from this state: A_S is exactly 0."),
+    "constant_anchor": ("constant anchor", "gray", "All steps from this state have the same score: A_S is exactly 0."),
+    "unscored": ("unscored", "red", "The episode has no score: A_E is unknown."),
+    "unknown_return": ("return unknown", "red", "A reward here or later is not known: so is the return-to-go."),
+    "unknown_state": ("state unknown", "red", "The state is not known, so no step shares it: A_S is 0."),
+    "truncated": ("truncated", "orange", "The episode was cut off by a limit."),
+    "masked": ("masked", "orange", "Truncated: counts in the statistics, has no separate advantage."),
+    "excluded": ("excluded", "red", "The episode takes part in nothing."),
+    "left_out": ("left out", "gray", "The anchor definition leaves this state out: A_S is exactly 0."),
+    "constant_step": ("constant step", "gray", "All that it is compared with have the same return: A is exactly 0."),
+    "singleton_step": ("singleton step", "gray", "No sibling has this step: A is exactly 0."),
+    "constant_batch": ("constant batch", "gray", "All scores or returns of the batch are the same: A is exactly 0."),
+    "singleton_batch": ("singleton batch", "gray", "The batch has one scored episode or step: A is exactly 0."),
+    "unknown_batch": ("batch unknown", "red", "The episode's batch key is not known: it belongs to no batch."),
+    "unknown_length": ("length unknown", "red", "The episode's length is not known, so it has no weight."),
+    "unknown_value": ("value unknown", "red", "A value estimate here or later is not known."),
+    "revisit": ("revisit", "gray", "A later visit to the anchor; only the first counts."),
+}
+_DISAGREE: Mark = (
+    "terms disagree",
+    "violet",
+    "A_E and A_S have opposite signs: the episode did better than its siblings and the step worse than others from the "
+    "same state, or the other way round.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Largest values of an episode, so that bars of one kind are comparable between its steps."""
+
+    advantage: float
+    """Largest of |A|, |A_E| and |A_S|."""
+    reward: float
+    """Largest of |reward| and |return-to-go|."""
+    rewarded: bool
+    """Whether any step of the episode has a reward; without one, no reward is missing."""
+
+
+def compute_scale(credit: pl.DataFrame, largest_reward: float, *, rewarded: bool) -> Scale:
+    """Return the scale of an episode's bars; `credit` has its rows of `advantages`, or none."""
+
+    def largest(*columns: str) -> float:
+        values = [credit[name].abs().max() for name in columns if credit.height]
+        return max((float(v) for v in values if isinstance(v, int | float)), default=0.0)
+
+    return Scale(
+        advantage=largest("advantage", "a_episode", "a_step"),
+        reward=max(largest_reward, largest("return_to_go")),
+        rewarded=rewarded,
+    )
+
+
+def compute_bar(value: float | None, largest: float) -> tuple[float, float] | None:
+    """Return the left edge and width of a bar in percent of its track; None for an unknown value."""
+    if value is None:
+        return None
+    width = 0.0 if largest <= 0 else min(abs(value) / largest, 1.0) * 50
+    return (50.0 if value >= 0 else round(50.0 - width, 2)), round(width, 2)
+
+
+def terms_disagree(credit: Row) -> bool:
+    """Return whether the two terms of an advantage have opposite signs."""
+    a_episode, a_step = credit["a_episode"], credit["a_step"]
+    return a_episode is not None and a_step is not None and a_episode * a_step < 0
+
+
+def list_marks(credit: Row | None) -> list[Mark]:
+    """Return the flags of a step's credit as marks."""
+    if credit is None:
+        return []
+    flags = [FLAGS.get(flag, (slug(flag), "gray", None)) for flag in filter(None, credit["flags"].split(","))]
+    return [_DISAGREE, *flags] if terms_disagree(credit) else flags
+
+
+def build_ledger(reward: float | None, credit: Row | None, scale: Scale, formula: str | None) -> list[dict[str, Any]]:
+    """Return the lines of a step's ledger, the advantage last: label, number, bar.
+
+    Args:
+        credit: the step's row of `advantages`; None if the credit job gave it none.
+        formula: how the terms make the advantage (`Credit.formula`).
+    """
+    lines = [_build_ledger_line("reward", number(reward), reward, scale.reward)] if scale.rewarded else []
+    if credit is None:
+        return lines
+    go = credit["return_to_go"]
+    lines.append(_build_ledger_line("return-to-go", number(go), go, scale.reward))
+    for label, name in (("A_E episode", "a_episode"), ("A_S step", "a_step"), (formula or "A advantage", "advantage")):
+        lines.append(_build_ledger_line(label, signed(credit[name]), credit[name], scale.advantage))
+    return lines
+
+
+def link_shared_state(
+    credit: Row | None, credit_name: str | None, link: Callable[..., str], state_texts: Row | None = None
+) -> dict[str, str] | None:
+    """Return a link to the steps that siblings took from the same state, if there are any.
+
+    Args:
+        credit: the step's row of `advantages`.
+        credit_name: the credit in addresses.
+        link: function from a page to its address.
+        state_texts: row of `anchors.read_texts` for the state, if it was read: why it may stand for several situations.
+    """
+    if credit is None or credit["anchor_key"] is None or credit["anchor_episodes"] <= 1:
+        return None
+    address = link(
+        Page.GROUP, group=ids.to_text(credit["group_id"]), anchor=ids.to_text(credit["anchor_key"]), credit=credit_name
+    )
+    text = f"State shared: {credit['anchor_size']} steps of {credit['anchor_episodes']} siblings"
+    if state_texts is not None:
+        least = "at least " if credit["anchor_size"] > SAMPLE else ""
+        ways = (
+            f"{state_texts['ways_in']} way{'' if state_texts['ways_in'] == 1 else 's'} in"
+            if state_texts["ways_in"]
+            else None
+        )
+        text = "; ".join(filter(None, [text, ways and f"{least}{ways}", state_texts["doubt"]]))
+    return {"text": text, "href": address}
+
+
+def _build_ledger_line(label: str, text: str, value: float | None, largest: float) -> dict[str, Any]:
+    return {"label": label, "number": UNKNOWN if value is None else text, "bar": compute_bar(value, largest)}
+
+
+MAX_LINE = 200
+"""Maximum characters of the action in a line."""
+MAX_CHIPS = 3
+"""Maximum marks of a line; the opened step has all marks."""
+
+
+def build_lines(
     outline: pl.DataFrame,
     credit: Mapping[int, Row],
     scores: Mapping[int, Sequence[Row]],
     scale: Scale,
     branches: Mapping[int, Sequence[Any]],
 ) -> list[dict[str, Any]]:
-    """A line for each row of `transcripts.outline`.
+    """Return a line for each row of `transcripts.read_outline`.
 
     Args:
         credit: rows of `advantages` by step.
-        scores: rows of `transcripts.scores` by step.
-        branches: the episodes that came out of a step.
+        scores: rows of `transcripts.read_step_scores` by step.
+        branches: the episodes that began at a step.
     """
-    spans = waterfall(outline)
-    usual = _of_all(credit)
-    found = []
+    spans = compute_waterfall(outline)
+    marks = [list_marks(step_credit) for step_credit in credit.values()]
+    # A line does not repeat the marks that every step of the episode has.
+    usual = [mark for mark in marks[0] if all(mark in step_marks for step_marks in marks)] if len(marks) > 1 else []
+    lines = []
     for row, span in zip(outline.iter_rows(named=True), spans, strict=True):
         index = row["step_index"]
-        given = credit.get(index)
-        chips = [
-            *_branched(branches.get(index, ())),
-            *facts(row),
-            *(mark for mark in ledger.marks(given) if mark[1] != "gray" and mark not in usual),
-        ]
-        found.append(
+        step_credit = credit.get(index)
+        chips: list[Mark] = []
+        if count := len(branches.get(index, ())):
+            text = f"{count} branch{'' if count == 1 else 'es'}"
+            chips.append((text, "violet", "Episodes that began at this step."))
+        chips += list_facts(row)
+        chips += [mark for mark in list_marks(step_credit) if mark[1] != "gray" and mark not in usual]
+        advantage = None
+        if step_credit is not None:
+            value = step_credit["advantage"]
+            text = UNKNOWN if value is None else plain.signed(value)
+            advantage = {"number": text, "value": value, "bar": compute_bar(value, scale.advantage)}
+        lines.append(
             {
                 "index": index,
                 "tool": None if row["tool"] is None else plain.one_line(row["tool"]),
-                "text": said(row),
+                "text": describe_action(row),
                 "more": max(0, row["calls"] - 1),
-                "marks": chips[:CHIPS],
-                "scores": [_score(one) for one in scores.get(index, ())],
+                "marks": chips[:MAX_CHIPS],
+                "scores": [
+                    (plain.one_line(score["scorer"], 24), plain.number(score["value"]))
+                    for score in scores.get(index, ())
+                ],
                 "reward": None if row["reward"] is None else plain.number(row["reward"]),
-                "advantage": None if given is None else _advantage(given, scale),
+                "advantage": advantage,
                 "latency": None if row["latency"] is None else plain.seconds(row["latency"]),
                 "span": span,
             }
         )
-    return found
+    return lines
 
 
-def repeats(outline: pl.DataFrame) -> list[dict[str, Any]]:
-    """Runs of steps that do the same again and again: first, last, period and times.
+def find_repeats(outline: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return runs of steps that repeat: first, last, period and times.
 
-    Steps are the same if their whole action, their reward, and what is wrong with them are.
+    Steps are equal if their full action, their reward and their faults are equal.
     """
     names = ("doing", "reward", "is_action_valid", "state_is_error", "is_active", "agent_id")
-    # The last step has no reply: nothing is wrong with it, as with one whose reply is fine.
+    # The last step has no reply, which counts as a reply without a fault.
     replies = pl.col("reply_is_error", "reply_is_empty").fill_null(value=False)
-    found = folds(list(outline.select(*names, replies).iter_rows()))
+    folds = find_folds(list(outline.select(*names, replies).iter_rows()))
     indices = outline["step_index"].to_list()
     return [
         {"first": indices[fold.first], "last": indices[fold.end - 1], "period": fold.period, "times": fold.times}
-        for fold in found
+        for fold in folds
     ]
 
 
-def said(row: Row) -> str:
-    """What a step did, in one line: the arguments of its first call, else its action."""
+def describe_action(row: Row) -> str:
+    """Return the action of a step in one line: the arguments of its first call, else its text."""
     if row["tool"] is None:
-        return plain.one_line(row["action"] or "", LINE)
+        return plain.one_line(row["action"] or "", MAX_LINE)
     try:
         values = json.loads(row["arguments"] or "")
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, Mapping):
-        return plain.one_line(row["arguments"] or "", LINE)
-    shown = (f"{name}: {one if isinstance(one, str) else json.dumps(one)}" for name, one in values.items())
-    return plain.one_line(", ".join(shown), LINE)
+        return plain.one_line(row["arguments"] or "", MAX_LINE)
+    arguments = (f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in values.items())
+    return plain.one_line(", ".join(arguments), MAX_LINE)
 
 
-def facts(row: Row) -> list[Mark]:
-    """What is unusual about a step."""
-    found = answered(row)
+def list_facts(row: Row) -> list[Mark]:
+    """Return marks for the unusual facts of a step."""
+    marks = list_reply_faults(row)
     if row["is_action_valid"] is False:
-        found.append(("malformed action", "red", "The action could not be parsed."))
+        marks.append(("malformed action", "red", "The action could not be parsed."))
     if not row["is_active"]:
-        found.append(("inactive", "gray", "Padding after the end: takes part in nothing."))
+        marks.append(("inactive", "gray", "Padding after the end: takes part in nothing."))
     if not row["trainable"]:
-        found.append(("not trained", "gray", "Another policy decided, or tokens do not say what it saw."))
+        marks.append(("not trained", "gray", "Another policy decided, or tokens do not say what it saw."))
     if row["is_copied_context"]:
-        found.append(("copied context", "gray", "Repeated from an earlier episode: never trained on."))
-    return found
+        marks.append(("copied context", "gray", "Repeated from an earlier episode: never trained on."))
+    return marks
 
 
-def answered(row: Row) -> list[Mark]:
-    """What went wrong with the call of a step, on the step itself; on the next one, in grey, where it came from."""
-    found: list[Mark] = []
+def list_reply_faults(row: Row) -> list[Mark]:
+    """Return marks for a failed call on its step, and grey ones on the step whose state is its reply."""
+    marks: list[Mark] = []
     if row["reply_is_error"]:
-        found.append(("failed: error", "red", "What came back, the state of the next step, is an error text."))
+        marks.append(("failed: error", "red", "The reply, which is the state of the next step, is an error text."))
     if row["reply_is_empty"]:
-        found.append(("empty reply", "orange", "What came back, the state of the next step, says nothing."))
+        marks.append(("empty reply", "orange", "The reply, which is the state of the next step, is empty."))
     if row["state_is_error"]:
-        found.append(("came from an error", "gray", "The state is an error text, which anything may lead to."))
+        marks.append(("came from an error", "gray", "The state is an error text, which anything may lead to."))
     if row["state_is_empty"]:
         explanation = "The state says nothing. Anything may lead to it: siblings that share it may differ."
-        found.append(("came from an empty reply", "gray", explanation))
-    return found
+        marks.append(("came from an empty reply", "gray", explanation))
+    return marks
 
 
-def waterfall(outline: pl.DataFrame) -> list[tuple[float, float] | None]:
-    """Start and length of each step's call as shares of the window, in percent; None where either is not known.
+def compute_waterfall(outline: pl.DataFrame) -> list[tuple[float, float] | None]:
+    """Return start and length of each step's call in percent of the window; None where either is unknown.
 
-    Where no start is known the calls are laid end to end.
+    Without any known start the calls are laid end to end.
     """
     began, took = outline["began"].to_list(), outline["latency"].to_list()
     if all(start is None for start in began):
-        began = list(accumulate((one or 0.0 for one in took[:-1]), initial=0.0))
-    known = [
+        began = list(accumulate((latency or 0.0 for latency in took[:-1]), initial=0.0))
+    timed = [
         (start, length) for start, length in zip(began, took, strict=True) if start is not None and length is not None
     ]
-    if not known:
+    if not timed:
         return [None] * outline.height
-    first, last = min(start for start, _ in known), max(start + length for start, length in known)
-    whole = (last - first) or 1.0
+    first, last = min(start for start, _ in timed), max(start + length for start, length in timed)
+    duration = (last - first) or 1.0
     return [
         None
         if start is None or length is None
-        else (round(100 * (start - first) / whole, 2), round(100 * length / whole, 2))
+        else (round(100 * (start - first) / duration, 2), round(100 * length / duration, 2))
         for start, length in zip(began, took, strict=True)
     ]
-
-
-def _branched(branches: Sequence[Any]) -> list[Mark]:
-    count = len(branches)
-    return [(f"{count} branch{'' if count == 1 else 'es'}", "violet", "Episodes that came out of it.")] if count else []
-
-
-def _of_all(credit: Mapping[int, Row]) -> list[Mark]:
-    """What every step of an episode is: a line does not repeat it."""
-    every = [ledger.marks(row) for row in credit.values()]
-    return [mark for mark in every[0] if all(mark in others for others in every)] if len(every) > 1 else []
-
-
-def _advantage(credit: Row, scale: Scale) -> dict[str, Any]:
-    value = credit["advantage"]
-    return {
-        "number": ledger.UNKNOWN if value is None else plain.signed(value),
-        "value": value,
-        "bar": ledger.bar(value, scale.advantage),
-    }
-
-
-def _score(row: Row) -> tuple[str, str]:
-    return plain.one_line(row["scorer"], 24), plain.number(row["value"])

@@ -1,7 +1,7 @@
-"""Transcripts as one HTML file to send: no server, nothing loaded from anywhere, drawn by the scripts of the viewer.
+"""Transcripts as one HTML file, drawn by the viewer's scripts without a server or a network.
 
-Its policy allows the one script and the one style that it holds, by their hashes, images that are in it, and nothing
-else: foreign text is in a block of JSON that is no script, and reaches the page as text nodes.
+Its policy allows only the file's script and style, by their hashes, and its images. Foreign text is in a block of JSON,
+which is not a script, and reaches the page as text nodes.
 """
 
 from base64 import b64encode
@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 
 from lake import ids
-from viewer import links, theme
+from viewer import figures, navigation
 from viewer.plain import number, one_line, signed
-from viewer.queries import Sort, Window, groups
-from viewer.transcript import drawn, opened
-from viewer.transcript.told import Read, Told, told
+from viewer.queries import ListWindow, Sort, groups
+from viewer.transcript import view_model
+from viewer.transcript.view_model import EpisodeTranscript, ReadQuery, load_transcript
 
-LARGEST = 40_000_000
-"""Bytes of the steps of a file at most; what comes after has lines alone."""
-_AT_ONCE = 50
+MAX_STEP_BYTES = 40_000_000
+"""Maximum bytes of the steps of a file; steps beyond it have only their lines."""
+_STEPS_PER_READ = 50
 _STYLE = """
 :root { color-scheme: light dark; --st-text-color: light-dark(#262730, #fafafa);
   --st-background-color: light-dark(#ffffff, #0e1117); --st-secondary-background-color: light-dark(#f0f2f6, #262730);
@@ -42,53 +42,54 @@ table.siblings a.chosen { font-weight: 700; }
 """
 
 
-SIBLINGS = 16
-"""Siblings of a file at most."""
+MAX_SIBLINGS = 16
+"""Maximum siblings of a file."""
 
 
-def of(read: Read, credit: str | None, episode: str | None, group: str | None) -> list[Told]:
-    """What a file is of: an episode, or the siblings of a group in the order of their outcomes, `SIBLINGS` at most.
+def load_transcripts(
+    read: ReadQuery, credit: str | None, episode: str | None, group: str | None
+) -> list[EpisodeTranscript]:
+    """Return the transcript of an episode, or those of a group's siblings by outcome, `MAX_SIBLINGS` at most.
 
     Raises:
         LookupError: there is no such episode or group.
-        ValueError: an id is none.
+        ValueError: an id is invalid.
     """
     if group is None:
-        wanted = [ids.from_text(episode or "")]
+        episode_ids = [ids.from_text(episode or "")]
     else:
         order = Sort("outcome", descending=True)
-        found = read(groups.siblings, ids.from_text(group), None, Window(SIBLINGS), None, order)
-        wanted = found["episode_id"].to_list()
-    transcripts = [one for one in (told(read, _nowhere, one, credit) for one in wanted) if one is not None]
+        siblings = read(groups.read_siblings, ids.from_text(group), None, ListWindow(MAX_SIBLINGS), None, order)
+        episode_ids = siblings["episode_id"].to_list()
+    # A file has no links to pages of the viewer.
+    loaded = (load_transcript(read, lambda *_, **__: "", episode_id, credit) for episode_id in episode_ids)
+    transcripts = [transcript for transcript in loaded if transcript is not None]
     if not transcripts:
         raise LookupError
     return transcripts
 
 
-def _nowhere(*_: object, **__: object) -> str:
-    """Links to pages of the viewer lead nowhere from a file."""
-    return ""
-
-
-def html(transcripts: Sequence[Told]) -> bytes:
-    """The file: an episode, or several siblings with a table of their outcomes.
+def render_html(transcripts: Sequence[EpisodeTranscript]) -> bytes:
+    """Return the file: an episode, or several siblings with a table of their outcomes.
 
     Args:
-        transcripts: one or more, of one group.
+        transcripts: one or more transcripts of one group.
     """
-    left = LARGEST
+    budget = MAX_STEP_BYTES
     episodes: list[dict[str, Any]] = []
-    for one in transcripts:
-        data, size = _held(one, left)
-        left -= size
-        episodes.append({"id": _name(one), "data": data})
-    script, style = drawn.script("alone.js"), f"{theme.VARIABLES}\n{drawn.STYLE}\n{_STYLE}"
+    for transcript in transcripts:
+        data, size = _collect_steps(transcript, budget)
+        budget -= size
+        episodes.append({"id": _build_id(transcript), "data": data})
+    script, style = view_model.read_script("alone.js"), f"{figures.VARIABLES}\n{view_model.STYLE}\n{_STYLE}"
     policy = f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
-    title = escape(one_line(links.episode(transcripts[0].facts), links.NAME))
-    # Nothing in the JSON may end its element.
+    title = escape(one_line(navigation.name_episode(transcripts[0].facts), navigation.MAX_NAME))
+    # The JSON must not hold the end tag of its element.
     stored = msgspec.json.encode(episodes).decode().replace("<", "\\u003c")
-    body = "".join(_heading(one, episode["data"]) for one, episode in zip(transcripts, episodes, strict=True))
-    table = _siblings(transcripts) if len(transcripts) > 1 else ""
+    body = "".join(
+        _render_heading(transcript, episode["data"]) for transcript, episode in zip(transcripts, episodes, strict=True)
+    )
+    table = _render_siblings(transcripts) if len(transcripts) > 1 else ""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}"><meta name="referrer" content="no-referrer">'
@@ -98,56 +99,56 @@ def html(transcripts: Sequence[Told]) -> bytes:
     ).encode()
 
 
-def _held(one: Told, budget: int) -> tuple[dict[str, Any], int]:
-    """What the page needs of an episode, and the bytes of its steps; those beyond the budget have lines alone."""
-    window = Window(drawn.LINES)
-    data = drawn.lines(one, window, None)
-    wanted = [*(end["index"] for end in data["ends"]), *(line["index"] for line in data["lines"])]
-    held: list[dict[str, Any]] = []
+def _collect_steps(transcript: EpisodeTranscript, budget: int) -> tuple[dict[str, Any], int]:
+    """Return what the page needs of an episode, and the bytes of its steps; steps beyond the budget are left out."""
+    window = ListWindow(view_model.MAX_LINES)
+    data = view_model.describe_lines(transcript, window, None)
+    indices = [*(end["index"] for end in data["ends"]), *(line["index"] for line in data["lines"])]
+    steps_sent: list[dict[str, Any]] = []
     size = 0
-    for first in range(0, len(wanted), _AT_ONCE):
-        steps = opened.steps(one, wanted[first : first + _AT_ONCE])
+    for first in range(0, len(indices), _STEPS_PER_READ):
+        steps = view_model.describe_steps(transcript, indices[first : first + _STEPS_PER_READ])
         size += len(msgspec.json.encode(steps))
         if size > budget:
             break
-        held += steps
-    return data | {"held": held, "hidden": [], "address": ""}, size
+        steps_sent += steps
+    return data | {"held": steps_sent, "hidden": [], "address": ""}, size
 
 
-def _heading(one: Told, data: dict[str, Any]) -> str:
-    """What stands above an episode: where it belongs, how it ended, whose advantages these are, what was left out."""
-    facts, count = one.facts, one.count
-    said = [one_line(facts["status"]), " ".join(_outcome(one)), f"{number(count)} steps"]
-    if one.credit is not None:
-        said.append(f"advantages by {one_line(one.credit.title, 300)}")
+def _render_heading(transcript: EpisodeTranscript, data: dict[str, Any]) -> str:
+    """Return the heading of an episode: its name, status, outcome, credit, and the number of missing texts."""
+    facts, count = transcript.facts, transcript.count
+    details = [one_line(facts["status"]), " ".join(_format_outcome(transcript)), f"{number(count)} steps"]
+    if transcript.credit is not None:
+        details.append(f"advantages by {one_line(transcript.credit.title, 300)}")
     steps = sum(0 <= step["index"] < count for step in data["held"])
     if steps < count:
-        said.append(f"the texts of {number(count - steps)} steps are not in this file")
-    name = escape(one_line(links.episode(facts), links.NAME))
-    words = escape(" \N{MIDDLE DOT} ".join(said))
-    return f'<header id="{_name(one)}"><h1>Episode {name}</h1><p>{words}</p></header>'
+        details.append(f"the texts of {number(count - steps)} steps are not in this file")
+    name = escape(one_line(navigation.name_episode(facts), navigation.MAX_NAME))
+    words = escape(" \N{MIDDLE DOT} ".join(details))
+    return f'<header id="{_build_id(transcript)}"><h1>Episode {name}</h1><p>{words}</p></header>'
 
 
-def _siblings(transcripts: Sequence[Told]) -> str:
+def _render_siblings(transcripts: Sequence[EpisodeTranscript]) -> str:
     rows = []
-    for one in transcripts:
-        facts, credit = one.facts, one.advantages
+    for transcript in transcripts:
+        facts, credit = transcript.facts, transcript.advantages
         a_episode = signed(credit["a_episode"][0]) if credit.height else number(None)
-        values = (one_line(facts["status"]), _outcome(one)[1], number(one.count), a_episode)
-        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-        rows.append(f'<tr><td><a href="#{_name(one)}">rollout {facts["rollout_index"]}</a></td>{cells}</tr>')
+        texts = (one_line(facts["status"]), _format_outcome(transcript)[1], number(transcript.count), a_episode)
+        cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
+        rows.append(f'<tr><td><a href="#{_build_id(transcript)}">rollout {facts["rollout_index"]}</a></td>{cells}</tr>')
     names = ("", "Status", "Outcome", "Steps", "A_E")
     return f'<table class="siblings"><tr>{"".join(f"<th>{name}</th>" for name in names)}</tr>{"".join(rows)}</table>'
 
 
-def _outcome(one: Told) -> tuple[str, str]:
-    """Its outcome as every page has it: what it is called, and its value."""
-    name, value = one.outcome
+def _format_outcome(transcript: EpisodeTranscript) -> tuple[str, str]:
+    """Return the name of the outcome, and its value."""
+    name, value = transcript.outcome
     return one_line(name, 40), number(value)
 
 
-def _name(one: Told) -> str:
-    return f"episode-{ids.to_text(one.episode_id)}"
+def _build_id(transcript: EpisodeTranscript) -> str:
+    return f"episode-{ids.to_text(transcript.episode_id)}"
 
 
 def _hash(text: str) -> str:

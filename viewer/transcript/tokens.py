@@ -1,109 +1,234 @@
-"""The token strip of a step: what the lake holds of each token of its action, and what it does not hold, in words.
+"""The token strip of a step: what the lake holds about each token of its action, and notes about what is missing.
 
-Log-probabilities are of the policy that sampled (the engine's) and of every checkpoint that `trajlake rescore` read the
-step with, which also gives entropies; differences only where both are of one distribution. What training did with the
-tokens stands beneath (`viewer.transcript.fates`). What is not known is None, which is not 0.
+Log-probabilities are those of the policy that sampled (the engine's) and of every checkpoint with which `trajlake
+rescore` read the step; a checkpoint has entropies too. Differences are shown only between equal distributions. None is
+an unknown value, which is not 0.
+
+Clip flags say what training did with the tokens. A clip depends on the ratio of the update's weights to the policy that
+sampled. The lake knows the ratios of rescored checkpoints. So a flag is that of a checkpoint, and that of an update
+only if the checkpoint holds the weights with which the update began.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
+
+from lake.read.text_table import count_noun
+from lake.read.training import ClipFlag, RatioLimits
 from viewer import plain
 from viewer.queries import Row
-from viewer.queries.updates import Consumed
-from viewer.transcript import fates
+from viewer.queries.training_data import StepUse
 
-MOST = 20_000
-"""Tokens of an encoding that a strip shows at most."""
+_ORDER = tuple(ClipFlag)
+_TONES = {ClipFlag.MASKED: "masked", ClipFlag.LIMITED: "limited", ClipFlag.KEPT: "kept"}
+"""Tones of the clip flags that do not stop the gradient."""
+
+
+def build_clip_tracks(
+    row: Row, rescored: Sequence[Row], consumed: Sequence[StepUse], limit: int
+) -> list[dict[str, Any]]:
+    """Return a track for each job and each rescored policy of it: for each token its position in `names`."""
+    tracks = []
+    for use in consumed:
+        for policy in rescored:
+            if policy["series_id"] in use.policies and (values := _compute_clip_flags(row, policy, use)) is not None:
+                done = use.policies[policy["series_id"]]
+                weights = (
+                    f"the weights with which update {done} began" if done in use.updates else describe_weights(done)
+                )
+                label = f"{_name_run(use)}: clip at {plain.one_line(policy['checkpoint'])}, {weights}"
+                names, tones = map(str, _ORDER), (_TONES.get(flag, "stopped") for flag in _ORDER)
+                track = {"label": label, "kind": "fate", "values": values[:limit]}
+                tracks.append(track | {"names": list(names), "tones": list(tones)})
+    return tracks
+
+
+def _compute_clip_flags(row: Row, policy: Row, use: StepUse) -> list[int | None] | None:
+    """Return the flag of each token under a policy by its position in `ClipFlag`; None for untrained tokens.
+
+    Return None for all tokens if their flags are unknown, or if the loss sets no limits.
+    """
+    limits = use.limits
+    if isinstance(limits, str) or limits == RatioLimits() or use.advantage is None:
+        return None
+    if row["action_logprobs"] is None or policy["log_ratio"] is None:
+        return None
+    of_unit = use.unit_log_ratios.get((policy["series_id"], row["encoding_id"]))
+    if limits.unit != "token" and of_unit is None:
+        return None
+    size = min(len(row["action_logprobs"]), len(policy["logprobs"]))
+    names = {"new": policy["logprobs"], "old": row["action_logprobs"], "sampled": row["action_mask"]}
+    tokens = pl.DataFrame({name: values[:size] for name, values in names.items()})
+    ratio = (pl.col("new").cast(pl.Float64) - pl.col("old")).exp()
+    unit_ratio = ratio if of_unit is None else pl.lit(math.exp(of_unit))
+    flag = pl.lit(_ORDER.index(ClipFlag.KEPT))
+    for name, where in reversed(limits.clip_flags(ratio, unit_ratio, pl.lit(use.advantage))):
+        flag = pl.when(where).then(_ORDER.index(name)).otherwise(flag)
+    return tokens.select(pl.when("sampled").then(flag).alias("flag"))["flag"].to_list()
+
+
+def describe_weights(done: int) -> str:
+    """Name the weights of a run after so many updates."""
+    return f"after {count_noun(done, 'update')}" if done else "before the first update"
+
+
+def describe_use(use: StepUse) -> str:
+    """Say in a sentence how a job trained on the step."""
+    updates = ", ".join(map(str, use.updates)) + (", ..." if use.times > len(use.updates) else "")
+    clauses = [
+        f"{_name_run(use)} ({plain.one_line(use.loss)}) consumed the step {count_noun(use.times, 'time')}, "
+        f"in update {updates}"
+    ]
+    if use.advantage is not None:
+        clauses.append(f"advantage {plain.number(use.advantage)} of {plain.one_line(use.credit or '')}")
+    elif use.credit is not None:
+        clauses.append(f"no advantage of {plain.one_line(use.credit)}")
+    if use.weights is None:
+        clauses.append(
+            "the weight of a token was not recorded (losses on preferences weigh units; older versions recorded none)"
+        )
+    else:
+        low, high = (plain.number(weight) for weight in use.weights)
+        weight_text = low if low == high else f"{low} to {high}"
+        average = "" if use.averaged is None else f" ({plain.one_line(use.averaged)})"
+        clauses.append(f"a token's loss counted {weight_text} of the update's{average}")
+    return "; ".join(clauses) + "."
+
+
+def explain_missing_clips(row: Row, rescored: Sequence[Row], consumed: Sequence[StepUse]) -> list[str]:
+    """Return why the clip is unknown for a job that consumed the step, for each such job."""
+    notes = []
+    for use in consumed:
+        reason = _explain_missing_clip(row, rescored, use)
+        if reason is not None:
+            notes.append(f"Clipping unknown for {_name_run(use)}: {reason}.")
+    return notes
+
+
+def _explain_missing_clip(row: Row, rescored: Sequence[Row], use: StepUse) -> str | None:
+    """Return why no clip flag of a token is known; None if one is."""
+    limits = use.limits
+    if isinstance(limits, str):
+        return limits
+    policies = [policy for policy in rescored if policy["series_id"] in use.policies]
+    of_units = [use.unit_log_ratios.get((policy["series_id"], row["encoding_id"])) for policy in policies]
+    run = plain.one_line(use.run or "RUN")
+    reasons = {
+        f"{plain.one_line(use.loss)} limits no ratio": limits == RatioLimits(),
+        "the policy that sampled left no log-probabilities": row["action_logprobs"] is None,
+        f"none of its policies was rescored on this step (trajlake rescore {run}@UPDATES)": not policies,
+        "its advantage is unknown": use.advantage is None,
+        "the log-probabilities are of another distribution": all(policy["log_ratio"] is None for policy in policies),
+        f"its ratio is that of the whole {limits.unit}, which is not known to be fully rescored": (
+            limits.unit != "token" and all(value is None for value in of_units)
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _name_run(use: StepUse) -> str:
+    return plain.one_line(use.run or "a run")
+
+
+MAX_TOKENS = 20_000
+"""Maximum tokens of an encoding in a strip."""
 _DIGITS = 4
 
 
-def strips(
-    encodings: Sequence[Row], rescored: Sequence[Row], consumed: Sequence[Consumed] = ()
+def build_strips(
+    encodings: Sequence[Row], rescored: Sequence[Row], consumed: Sequence[StepUse] = ()
 ) -> list[dict[str, Any]]:
-    """A strip for each encoding of a step.
+    """Return a strip for each encoding of a step.
 
     Args:
-        encodings: rows of `transcripts.tokens`.
-        rescored: rows of `transcripts.rescored`.
-        consumed: what training jobs did with the step.
+        encodings: rows of `transcripts.read_tokens`.
+        rescored: rows of `transcripts.read_rescored_tokens`.
+        consumed: how training jobs used the step.
     """
-    return [
-        _strip(row, [one for one in rescored if one["encoding_id"] == row["encoding_id"]], consumed)
-        for row in encodings
-    ]
+    strips = []
+    for row in encodings:
+        policies = [policy for policy in rescored if policy["encoding_id"] == row["encoding_id"]]
+        strips.append(
+            {
+                "title": _build_title(row),
+                "tokens": row["n_action"],
+                "ids": row["action_ids"][:MAX_TOKENS],
+                "sampled": row["action_mask"][:MAX_TOKENS],
+                "constrained": row["constrained"] and row["constrained"][:MAX_TOKENS],
+                "tracks": [
+                    *_build_tracks(row, policies, consumed),
+                    *build_clip_tracks(row, policies, consumed, MAX_TOKENS),
+                ],
+                "facts": [describe_use(use) for use in consumed],
+                "notes": [*_list_notes(row, policies), *explain_missing_clips(row, policies, consumed)],
+            }
+        )
+    return strips
 
 
-def _strip(row: Row, rescored: Sequence[Row], consumed: Sequence[Consumed]) -> dict[str, Any]:
-    return {
-        "title": _title(row),
-        "tokens": row["n_action"],
-        "ids": row["action_ids"][:MOST],
-        "sampled": row["action_mask"][:MOST],
-        "constrained": row["constrained"] and row["constrained"][:MOST],
-        "tracks": [*_tracks(row, rescored, consumed), *fates.tracks(row, rescored, consumed, MOST)],
-        "facts": [fates.told(one) for one in consumed],
-        "notes": [*_notes(row, rescored), *fates.notes(row, rescored, consumed)],
-    }
-
-
-def _tracks(row: Row, rescored: Sequence[Row], consumed: Sequence[Consumed]) -> list[dict[str, Any]]:
-    """What is known of each token's distribution: log-probabilities, their differences, entropies."""
+def _build_tracks(row: Row, rescored: Sequence[Row], consumed: Sequence[StepUse]) -> list[dict[str, Any]]:
+    """Return tracks of log-probabilities, their differences, and entropies."""
     behaviour = row["action_logprobs"]
-    found = [_track("behaviour log-probability", "logprob", behaviour)] if behaviour is not None else []
-    for one in rescored:
-        name = plain.one_line(one["checkpoint"])
-        whose = fates.reference_of(one["series_id"], consumed)
-        found.append(_track(f"{name}: log-probability{whose}", "logprob", one["logprobs"]))
-        if behaviour is not None and one["log_ratio"] is not None:
-            differences = [_minus(new, old) for new, old in zip(one["logprobs"], behaviour, strict=False)]
-            found.append(_track(f"{name}: log ratio to behaviour", "ratio", differences))
-        if one["entropies"] is not None:
-            found.append(_track(f"{name}: entropy", "entropy", one["entropies"]))
-    return found
+    tracks = [_build_track("behaviour log-probability", "logprob", behaviour)] if behaviour is not None else []
+    for policy in rescored:
+        name = plain.one_line(policy["checkpoint"])
+        jobs = [_name_run(use) for use in consumed if policy["series_id"] in use.references]
+        reference = f" (reference of {', '.join(jobs)})" if jobs else ""
+        tracks.append(_build_track(f"{name}: log-probability{reference}", "logprob", policy["logprobs"]))
+        if behaviour is not None and policy["log_ratio"] is not None:
+            differences = [
+                None if new is None or old is None else new - old
+                for new, old in zip(policy["logprobs"], behaviour, strict=False)
+            ]
+            tracks.append(_build_track(f"{name}: log ratio to behaviour", "ratio", differences))
+        if policy["entropies"] is not None:
+            tracks.append(_build_track(f"{name}: entropy", "entropy", policy["entropies"]))
+    return tracks
 
 
-def _track(label: str, kind: str, values: Sequence[float | None]) -> dict[str, Any]:
+def _build_track(label: str, kind: str, values: Sequence[float | None]) -> dict[str, Any]:
     return {
         "label": label,
         "kind": kind,
-        "values": [value if value is None else round(value, _DIGITS) for value in values[:MOST]],
+        "values": [value if value is None else round(value, _DIGITS) for value in values[:MAX_TOKENS]],
     }
 
 
-def _minus(new: float | None, old: float | None) -> float | None:
-    return None if new is None or old is None else new - old
-
-
-def _title(row: Row) -> str:
-    values = {
+def _build_title(row: Row) -> str:
+    details_of_row = {
         "policy version": row["policy_version"],
         "temperature": row["temperature"],
         "log-probabilities": row["logprobs_mode"],
         "engine": row["engine"] and plain.one_line(row["engine"]),
     }
-    said = [f"{name} {plain.number(v) if isinstance(v, float) else v}" for name, v in values.items() if v is not None]
+    details = [
+        f"{name} {plain.number(v) if isinstance(v, float) else v}"
+        for name, v in details_of_row.items()
+        if v is not None
+    ]
     origin = "exact tokens of the engine" if row["provenance"] == "engine" else "tokens rendered from the text"
-    return ", ".join([f"{row['n_action']:,} {origin}, {row['n_trained']:,} sampled", *said])
+    return ", ".join([f"{row['n_action']:,} {origin}, {row['n_trained']:,} sampled", *details])
 
 
-def _notes(row: Row, rescored: Sequence[Row]) -> list[str]:
-    """What a reader might look for and not find."""
-    found = [f"Only the first {MOST:,} tokens are drawn."] if row["n_action"] > MOST else []
+def _list_notes(row: Row, rescored: Sequence[Row]) -> list[str]:
+    """Return notes about missing values."""
+    notes = [f"Only the first {MAX_TOKENS:,} tokens are drawn."] if row["n_action"] > MAX_TOKENS else []
     if row["action_logprobs"] is None:
-        found.append("No log-probabilities of the policy that sampled are stored, so no ratios are known.")
+        notes.append("The log-probabilities of the policy that sampled are not stored, so no ratio is known.")
     if not rescored:
-        found.append("No checkpoint was asked about this step: trajlake rescore stores what a policy thinks of it.")
-    found += [
-        f"No ratio to {plain.one_line(one['checkpoint'])}: its log-probabilities are of another distribution."
-        for one in rescored
-        if row["action_logprobs"] is not None and one["log_ratio"] is None
+        notes.append("No checkpoint rescored this step: run trajlake rescore.")
+    notes += [
+        f"No ratio to {plain.one_line(policy['checkpoint'])}: its log-probabilities are of another distribution."
+        for policy in rescored
+        if row["action_logprobs"] is not None and policy["log_ratio"] is None
     ]
     if row["version_spans"]:
-        found.append(f"The weights changed inside the action: {plain.one_line(row['version_spans'], 200)}")
-    found += [
-        f"No entropy under {plain.one_line(one['checkpoint'])}: an older version rescored it, which stored none."
-        for one in rescored
-        if one["entropies"] is None
+        notes.append(f"The weights changed inside the action: {plain.one_line(row['version_spans'], 200)}")
+    notes += [
+        f"No entropy under {plain.one_line(policy['checkpoint'])}: an older version rescored it, which stored none."
+        for policy in rescored
+        if policy["entropies"] is None
     ]
-    return found
+    return notes

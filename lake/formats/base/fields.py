@@ -1,6 +1,6 @@
-"""Values that formats spell in their own ways: times, numbers of siblings, scores.
+"""Fields that formats write in different ways: times, numbers, rollout indices, scores.
 
-What is said here holds for all of them, so that a time or a score of one format means what it means in the next.
+These rules hold for all formats, so that a time or a score means the same in each of them.
 """
 
 import math
@@ -20,73 +20,67 @@ _SCORE_WORDS = frozenset(
 _INT32 = (1 << 31) - 1
 
 
-def moment(value: Any) -> datetime | None:
-    """A time: ISO 8601 text, or seconds since 1970. What names no zone is UTC, as everywhere in a lake; else None."""
+def parse_time(field: Any) -> datetime | None:
+    """Parse ISO 8601 text or seconds since 1970; None for anything else. A time without a zone is UTC."""
     try:
-        if isinstance(value, str):
-            time = msgspec.convert(value.strip().replace(" ", "T", 1), datetime)
+        if isinstance(field, str):
+            time = msgspec.convert(field.strip().replace(" ", "T", 1), datetime)
             return time if time.tzinfo else time.replace(tzinfo=UTC)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return datetime.fromtimestamp(value, UTC)
+        if isinstance(field, int | float) and not isinstance(field, bool):
+            return datetime.fromtimestamp(field, UTC)
     except (msgspec.MsgspecError, ValueError, OverflowError, OSError):
         pass
     return None
 
 
-def number(value: Any) -> float | None:
-    """A score as a number: true is 1, false is 0; what is no number has none."""
-    if isinstance(value, bool | int | float):
-        try:
-            return float(value)
-        except OverflowError:
-            return None
-    return None
+def parse_number(field: Any) -> float | None:
+    """Parse a score: true is 1, false is 0; None for anything but a number."""
+    try:
+        return float(field) if isinstance(field, bool | int | float) else None
+    except OverflowError:
+        return None
 
 
-def finite(value: Any) -> float | None:
-    """A score as a number, if it is finite: what a column of returns can hold."""
-    found = number(value)
-    return found if found is not None and math.isfinite(found) else None
+def parse_finite(field: Any) -> float | None:
+    """Parse a score that a column of returns can hold: a finite number, else None."""
+    score = parse_number(field)
+    return score if score is not None and math.isfinite(score) else None
 
 
 def is_score_name(name: str) -> bool:
-    """Whether a number under a name is a score, by a word of the name: `reward`, `acc`, `pass@1`, `format_reward`."""
+    """Return whether a number under a name is a score, by a word of it: `reward`, `acc`, `pass@1`, `format_reward`."""
     return not _SCORE_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
-def whole(value: Any) -> int | None:
-    """A count or an index that a column can hold; None for anything else."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT32:
-        return value
-    return None
+def parse_count(field: Any) -> int | None:
+    """Return a count or an index that an int32 column can hold; None for anything else."""
+    return field if isinstance(field, int) and not isinstance(field, bool) and 0 <= field <= _INT32 else None
 
 
-def as_object(value: Any) -> dict[str, Any]:
-    """An object; an empty one for anything else."""
-    return value if isinstance(value, dict) else {}
+def as_object(field: Any) -> dict[str, Any]:
+    """Return an object; an empty one for anything else."""
+    return field if isinstance(field, dict) else {}
 
 
-def as_text(value: Any) -> str | None:
-    """A text that is not blank; None for anything else."""
-    return value if isinstance(value, str) and value.strip() else None
+def as_text(field: Any) -> str | None:
+    """Return a text that is not blank; None for anything else."""
+    return field if isinstance(field, str) and field.strip() else None
 
 
-def sibling_number(name: str) -> int:
-    """A number among the siblings for a rollout that its source calls by a name of its own.
+def hash_rollout_index(name: str) -> int:
+    """Return a rollout index for a rollout that its source only names.
 
-    It is the same wherever and whenever the rollout is read, beside whichever others: files that hold one rollout each
-    have nothing to count by.
+    It depends on the name alone: files that hold one rollout each have nothing to count by.
     """
     return ids.text_hash(name) & _INT32
 
 
-def free_number(file: Input, given: Any, *key: Any) -> int:
-    """A number among the siblings of a key that no earlier record of the file has: the source's own, if it is free."""
-    taken: dict[Any, set[int]] = file.memory.setdefault("free_number", {})
-    numbers = taken.setdefault(key, set())
-    number = whole(given)
+def choose_rollout_index(file: Input, source_index: Any, *key: Any) -> int:
+    """Return a rollout index that no earlier record of the file uses under `key`: the source's, if it is free."""
+    numbers = file.memory.setdefault("free_number", {}).setdefault(key, set())
+    number = parse_count(source_index)
     if number is None or number in numbers:
-        # The counter never goes back, so a file that repeats one number costs no search.
+        # The counter never decreases, so a file that repeats one number causes no search.
         number = file.next_index("free_number", *key)
         while number in numbers:
             number = file.next_index("free_number", *key)
@@ -94,58 +88,59 @@ def free_number(file: Input, given: Any, *key: Any) -> int:
     return number
 
 
-def prompt_task(prompt: Any) -> str:
-    """The task of rollouts that have nothing in common but their prompt: `prompt-` and the hash of its text or JSON.
+def make_prompt_task_id(prompt: Any) -> str:
+    """Return the task of rollouts that only share their prompt: `prompt-` and the hash of its text or JSON.
 
-    It is the same in every file and step, so that what became of a prompt over a training run can be asked for.
+    It is the same in every file and step, so that queries can follow a prompt over a training run.
     """
     text = prompt if isinstance(prompt, str) else msgspec.json.encode(prompt, order="deterministic").decode()
     return f"prompt-{ids.to_text(ids.text_hash(text))}"
 
 
-class Scores:
-    """The scores of an episode, each scorer once per step and once for the whole."""
+class ScoreList:
+    """The scores of an episode; each scorer has at most one per step and one for the episode."""
 
     def __init__(self) -> None:
         self.records: list[ScoreRecord] = []
-        self._seen: set[tuple[str, int | None]] = set()
+        self._keys: set[tuple[str, int | None]] = set()
 
     def add(
         self,
         scorer: str,
-        value: Any,
+        score: Any,
         *,
         step_index: int | None = None,
         reason: Any = None,
         error: Any = None,
         metrics: dict[str, Any] | None = None,
     ) -> None:
-        """Add a score under the name that its source gives it; a second one of a name gets a number behind it.
+        """Add a score under the name that its source uses; a repeated name gets a number: `acc#2`.
 
-        What is no number scores nothing: it is kept under `value` of the metrics. So is a reason that is no text.
+        A `score` that is not a finite number is stored under `value` of the metrics, and a `reason` or `error` that is
+        not a text under its name.
         """
         name = base = scorer.replace("@", "_").strip() or "score"
         count = 1
-        while (name, step_index) in self._seen:
+        while (name, step_index) in self._keys:
             count += 1
             name = f"{base}#{count}"
-        self._seen.add((name, step_index))
-        score = number(value)
-        kept = dict(metrics or {})
-        if score is None and value is not None:
-            kept["value"] = value
-        elif score is not None and not math.isfinite(score):
-            kept["value"], score = str(score), None
+        self._keys.add((name, step_index))
+        number = parse_number(score)
+        stored_metrics = dict(metrics or {})
+        if number is None and score is not None:
+            stored_metrics["value"] = score
+        elif number is not None and not math.isfinite(number):
+            stored_metrics["value"], number = str(number), None
         for key, text in (("reason", reason), ("error", error)):
             if text is not None and not isinstance(text, str):
-                kept[key] = text
+                stored_metrics[key] = text
         self.records.append(
             ScoreRecord(
                 scorer=name,
-                value=score,
+                value=number,
                 step_index=step_index,
                 reason=reason if isinstance(reason, str) else None,
                 error=error if isinstance(error, str) else None,
-                metrics=kept or None,
+                metrics=stored_metrics or None,
             )
         )

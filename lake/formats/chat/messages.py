@@ -1,13 +1,20 @@
-"""Chats as decisions: the one rule for how a list of messages becomes steps.
+"""Chats and calls as decisions: the one rule that turns messages into steps.
 
-A message is an object as chat APIs write it: `role` (system, developer, user, assistant, tool), `content` (text, a list
-of parts, or null), of the assistant's also `tool_calls` ([{id, type, function: {name, arguments}}]) and
-`reasoning_content`, of a tool's `tool_call_id`, and `is_error` where its source says so. Readers of other formats bring
-theirs into this form first, and keep what it has no place for as further keys.
+A message is an object as chat APIs write it: `role` (system, developer, user, assistant, tool) and `content` (text, a
+list of parts, or null). An assistant's message may have `tool_calls` ([{id, type, function: {name, arguments}}]) and
+`reasoning_content`; a tool's has `tool_call_id`, and `is_error` if its source reports it. Readers of other formats
+convert their messages to this form first, and keep fields without a place in it as further keys.
 
-Every assistant message is a decision, unless the reader says otherwise. Its state is what the policy saw last: the
-texts of the messages since its previous decision, system prompts left out. What came before the first decision is
-`initial_messages`, what came after the last one `final_observation`.
+Every assistant message is a decision, unless the reader says otherwise. Its state is the last thing the policy saw: the
+texts of the messages since its previous decision, without system prompts. The messages before the first decision are
+`initial_messages`, those after the last one `final_observation`.
+
+Logs of requests repeat the history in every call. `CallHistory` finds the call that a prompt continues: the call whose
+prompt it begins with, followed by an assistant's message. The messages behind that are new to the policy. Of several
+such calls the one with the longest prompt counts. The assistant's message is not compared with the recorded answer,
+because clients rewrite it (they cut reasoning, strip spaces, parse arguments). A prompt that continues no call opens a
+new conversation (the history was cut, or another agent called): all of it is the context, and the messages behind its
+last assistant message are the state.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,101 +27,103 @@ from lake.records import StepRecord
 
 Message = dict[str, Any]
 INSTRUCTIONS = frozenset(("system", "developer"))
-"""Roles of messages that are no observation."""
+"""Roles of messages that are not observations."""
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "summary_text", "refusal"))
-_TYPED = (("tool_calls", list), ("reasoning_content", str))
-_ACTED = frozenset(("role", "content", "tool_calls", "reasoning_content"))
+_TYPED_KEYS = (("tool_calls", list), ("reasoning_content", str))
+_COLUMN_KEYS = frozenset(("role", "content", "tool_calls", "reasoning_content"))
 """Keys of a decision's message that have a column."""
 
 
-class Conversation(msgspec.Struct):
-    """A chat as decisions, and what stands around them."""
+class ChatDecisions(msgspec.Struct):
+    """A chat as decisions, and the messages around them."""
 
     initial_messages: list[Message] = []
     steps: list[StepRecord] = []
     final_observation: list[Message] = []
-    places: list[int] = []
-    """Of each step: the index of its message."""
+    message_indices: list[int] = []
+    """The index of the message of each step."""
 
 
 def is_assistant(message: Message) -> bool:
-    """Whether an assistant wrote it."""
+    """Return whether an assistant wrote the message."""
     return bool(message["role"] == "assistant")
 
 
-def conversation(
-    messages: Sequence[Any], *, is_decision: Callable[[Message], bool] = is_assistant, place: str = "messages"
-) -> Conversation:
-    """The decisions of a chat.
+def parse_chat(
+    messages: Sequence[Any], *, is_decision: Callable[[Message], bool] = is_assistant, location: str = "messages"
+) -> ChatDecisions:
+    """Parse a chat into decisions.
 
     Args:
-        messages: of the form above.
-        is_decision: of which message is one; all others are observed.
-        place: what the list is called in its source, for what is said of a wrong message.
+        messages: messages of the form above.
+        is_decision: returns whether a message is a decision; all others are observed.
+        location: name of the list in its source, for error messages.
 
     Raises:
-        ShapeError: a message without a role, with content that is neither text nor parts, or with calls that are no
-            list.
+        ShapeError: a message has no role, content that is neither text nor parts, or calls that are not a list.
     """
-    found = Conversation()
+    chat = ChatDecisions()
     since: list[Message] = []
-    for index, given in enumerate(messages):
-        message = checked(given, f"{place}[{index}]")
+    for index, raw_message in enumerate(messages):
+        message = check_message(raw_message, f"{location}[{index}]")
         if not is_decision(message):
             since.append(message)
             continue
-        if not found.steps:
-            found.initial_messages = since
-        found.steps.append(decision(message, since, is_first=not found.steps))
-        found.places.append(index)
+        if not chat.steps:
+            chat.initial_messages = since
+        chat.steps.append(build_decision(message, since, is_first=not chat.steps))
+        chat.message_indices.append(index)
         since = []
-    if found.steps:
-        found.final_observation = since
+    if chat.steps:
+        chat.final_observation = since
     else:
-        found.initial_messages = since
-    return found
+        chat.initial_messages = since
+    return chat
 
 
-def decision(message: Message, since: list[Message], *, is_first: bool) -> StepRecord:
-    """One step: the message that acts, and those since the decision before it."""
+def build_decision(message: Message, since: list[Message], *, is_first: bool) -> StepRecord:
+    """Build one step from the message that acts and the messages since the previous decision."""
     observed = [m for m in since if m["role"] not in INSTRUCTIONS]
     last = observed[-1] if observed else None
     content = message.get("content")
-    extra = {key: value for key, value in message.items() if key not in _ACTED and value is not None}
-    if isinstance(content, list) and not _is_one_text(content):
-        extra["content"] = content
+    extra = {key: field for key, field in message.items() if key not in _COLUMN_KEYS and field is not None}
+    # A list of parts is stored unless it says no more than a text does.
+    if isinstance(content, list) and content:
+        is_one_text = len(content) == 1 and (isinstance(content[0], str) or content[0].keys() <= {"type", "text"})
+        extra |= {} if is_one_text else {"content": content}
     return StepRecord(
-        state="\n".join([text_of(m.get("content"), "\n") for m in observed]),
+        state="\n".join([join_text(m.get("content"), "\n") for m in observed]),
         state_role=None if last is None else last["role"],
         state_is_error=False if last is None else is_error(last),
         context=[] if is_first else since,
-        action=text_of(content),
+        action=join_text(content),
         reasoning=message.get("reasoning_content") or None,
         tool_calls=message.get("tool_calls"),
         extra=extra or None,
     )
 
 
-def checked(message: Any, place: str) -> Message:
-    """A message of the right shape. Raises ShapeError: it is not."""
+def check_message(message: Any, location: str) -> Message:
+    """Return a message of the right shape. Raises ShapeError: it has another shape."""
     if not isinstance(message, dict):
-        raise ShapeError(f"Expected `object`, got `{type(message).__name__}` - at `$.{place}`")
+        raise ShapeError(f"Expected `object`, got `{type(message).__name__}` - at `$.{location}`")
     if not isinstance(message.get("role"), str):
-        raise ShapeError(f"`{place}.role` is {message.get('role')!r}; valid: system, user, assistant, tool")
+        raise ShapeError(f"`{location}.role` is {message.get('role')!r}; valid: system, user, assistant, tool")
     content = message.get("content")
-    if not (content is None or isinstance(content, str) or _is_parts(content)):
-        kind = type(content).__name__
-        raise ShapeError(f"the content of a {message['role']!r} message at `{place}` is {kind}; valid: text, or parts")
-    for key, valid in _TYPED:
+    is_parts = isinstance(content, list) and all(isinstance(part, dict | str) for part in content)
+    if not (content is None or isinstance(content, str) or is_parts):
+        kind, role = type(content).__name__, message["role"]
+        raise ShapeError(f"the content of a {role!r} message at `{location}` is {kind}; valid: text, or parts")
+    for key, valid in _TYPED_KEYS:
         if message.get(key) is not None and not isinstance(message[key], valid):
-            raise ShapeError(f"`{place}.{key}` is {type(message[key]).__name__}; valid: {valid.__name__}")
+            raise ShapeError(f"`{location}.{key}` is {type(message[key]).__name__}; valid: {valid.__name__}")
     return message
 
 
-def text_of(content: Any, between: str = "") -> str:
-    """The text of a message's content: that of its text parts, joined. What is no text (an image) has none.
+def join_text(content: Any, between: str = "") -> str:
+    """Return the text of a message's content: its text parts, joined. Other parts (an image) have no text.
 
-    An agent's parts are one text and nothing is put between them; observations are joined by a line end.
+    The parts of an agent are one text, joined without a separator; observations are joined by a line end.
     """
     if isinstance(content, str):
         return content
@@ -128,29 +137,89 @@ def text_of(content: Any, between: str = "") -> str:
 
 
 def is_error(message: Message) -> bool:
-    """Whether an observation is an error: its source says so, or a tool's answer begins with the word."""
-    if isinstance(said := message.get("is_error"), bool):
-        return said
-    return message["role"] == "tool" and text_of(message.get("content"), "\n").startswith("Error")
+    """Return whether an observation is an error: its source says so, or a tool's answer begins with the word."""
+    if isinstance(flag := message.get("is_error"), bool):
+        return flag
+    return message["role"] == "tool" and join_text(message.get("content"), "\n").startswith("Error")
 
 
-def tool_call(name: str, arguments: Any, call_id: str | None = None) -> dict[str, Any]:
-    """A tool call in the form of chat APIs; the arguments stay as the source has them, an object or JSON text."""
-    function = {"name": name, "arguments": arguments}
-    return (
-        {"id": call_id, "type": "function", "function": function}
-        if call_id is not None
-        else {
-            "type": "function",
-            "function": function,
-        }
-    )
+def make_tool_call(name: str, arguments: Any, call_id: str | None = None) -> dict[str, Any]:
+    """Return a tool call in the form of chat APIs; the arguments stay an object or JSON text, as in the source."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if call_id is None else {"id": call_id} | call
 
 
-def _is_parts(content: Any) -> bool:
-    return isinstance(content, list) and all(isinstance(part, dict | str) for part in content)
+def decode_arguments(call: Any) -> Any:
+    """Return a tool call with its arguments as an object if they are JSON text of one: chat templates need the keys."""
+    if not isinstance(call, dict):
+        return call
+    if isinstance(call.get("function"), dict):
+        return call | {"function": decode_arguments(call["function"])}
+    arguments = call.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        decoded = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return call
+    return call | {"arguments": decoded} if isinstance(decoded, dict) else call
 
 
-def _is_one_text(parts: list[Any]) -> bool:
-    """Whether parts say no more than a text does."""
-    return not parts or (len(parts) == 1 and (isinstance(parts[0], str) or parts[0].keys() <= {"type", "text"}))
+class CallHistory:
+    """The decisions of an episode, call by call."""
+
+    def __init__(self) -> None:
+        self.initial_messages: list[Message] = []
+        self.steps: list[StepRecord] = []
+        self.follows: list[int | None] = []
+        """For each step, the step that its prompt continues; None if it opens a conversation."""
+        self._prompts: dict[int, int] = {}
+        """Hashes of the prompts so far, and the step of each."""
+
+    def add(self, prompt: Sequence[Any], answer: Any, *, location: str = "messages") -> StepRecord:
+        """Add the decision of one call.
+
+        Args:
+            prompt: the messages of its request.
+            answer: the assistant's message.
+            location: name of the prompt in its source, for error messages.
+
+        Raises:
+            ShapeError: a message has another shape.
+        """
+        messages = [check_message(message, f"{location}[{index}]") for index, message in enumerate(prompt)]
+        start, prompt_hash, follows = 0, 0, None
+        for index, message in enumerate(messages):
+            # An assistant's text is not part of the hash, because clients rewrite it.
+            key: tuple[Any, ...] = ("assistant", len(message.get("tool_calls") or ()))
+            if not is_assistant(message):
+                text = join_text(message.get("content"), "\n")
+                key = message["role"], text, str(message.get("tool_call_id"))
+            elif prompt_hash in self._prompts:
+                start, follows = index + 1, self._prompts[prompt_hash]
+            prompt_hash = hash((prompt_hash, key))
+        self._prompts[prompt_hash] = len(self.steps)
+        self.follows.append(follows)
+        is_first = not self.steps
+        if is_first:
+            self.initial_messages = messages
+        step = build_call_step(messages, start, check_message(answer, f"the answer to {location}"), is_first=is_first)
+        self.steps.append(step)
+        return step
+
+
+def build_call_step(messages: list[Message], start: int, answer: Message, *, is_first: bool) -> StepRecord:
+    """Build the decision of a call whose prompt is new from message `start` on; 0 opens a conversation.
+
+    Answers inside the new messages, which no call gave, are history: the state is the messages behind them.
+    """
+    since = messages[start:]
+    if is_first:
+        return build_decision(answer, since, is_first=True)
+    end = len(since)
+    while end and is_assistant(since[end - 1]):  # a prefilled beginning of the answer
+        end -= 1
+    behind = max((index + 1 for index in range(end) if is_assistant(since[index])), default=0)
+    step = build_decision(answer, since[behind:], is_first=False)
+    step.context = since
+    return step

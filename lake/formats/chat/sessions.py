@@ -1,9 +1,9 @@
-"""What logs of one agent session have in common: one event a line, and few episodes that stand anywhere in the file.
+"""Logs of one agent session: one event per line, and few episodes that may be anywhere in the file.
 
-A line that cannot be read is a reject with its number, and the session is built from the others; how many are lost is
-said in `extra` of its first episode. Half surrogate pairs, which are left where a tool cut a text in the middle of a
-character, are no damage: they become escapes. Lines are decoded once and nothing is encoded, for speed; only where a
-record cannot be stored each line is looked at again, and those that nest too deeply are lost like damaged ones.
+A line that cannot be read becomes a reject with its number, and the session is built from the other lines; `extra` of
+its first episode counts the lost ones. Half surrogate pairs, which tools leave when they cut a text inside a character,
+are not damage: they become escapes. For speed, lines are decoded once and not encoded again. Only if a record cannot be
+stored is each line examined again, and lines with too deep nesting are lost like damaged ones.
 """
 
 import json
@@ -16,30 +16,27 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.base.documents import is_array
-from lake.formats.base.json_array import Element
-from lake.formats.base.json_faults import Rewriter, not_a_number
-from lake.formats.base.lines import is_cut, read_lines, reject
-from lake.formats.base.rows import Item, UnsupportedError, array_values, explained, finished
-from lake.formats.base.source import Input
-from lake.formats.chat.messages import INSTRUCTIONS, Conversation
-from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt, printable, shown
+from lake.formats.base.format import Item
+from lake.formats.base.json_array import Element, Rewriter, find_not_a_number
+from lake.formats.base.rows import UnsupportedError, complete_record, explain_error, is_array, read_array_values
+from lake.formats.base.source import Input, is_cut_line, read_lines, reject_line
+from lake.formats.chat.messages import INSTRUCTIONS, ChatDecisions
+from lake.records import EpisodeRecord, Reject, SpanRecord, excerpt, format_record, printable
 
 Line = tuple[int, dict[str, Any]]
-"""A line's number from 1, and its object."""
+"""The number of a line from 1, and its object."""
 Build = Callable[[list[Line], int], list[Item]]
-"""The episodes of a session's lines, and rejects of those that are of the wrong shape. The number is that of the lines
-that are lost already."""
+"""Builds the episodes of a session's lines, and rejects of lines of the wrong shape. The number counts lost lines."""
 _DECODE = msgspec.json.Decoder().decode
 _NOT_DECODED = (msgspec.MsgspecError, ValueError, RecursionError)
-_WRONG = (*_NOT_DECODED, TypeError, LookupError, AttributeError, OverflowError)
+_SHAPE_ERRORS = (*_NOT_DECODED, TypeError, LookupError, AttributeError, OverflowError)
 _HALF_PAIR = re.compile(rb"\\[uU][dD][89a-fA-F]")
-"""The escape of a half of a surrogate pair, alone or not."""
+"""The escape of one half of a surrogate pair, alone or not."""
 _MAJOR = re.compile(r"v?(\d{1,9})\b")
 
 
-def session_items(objects: Iterable[Line | Reject], name: str, build: Build) -> Iterator[Item]:
-    """Records and rejects of the lines of one session. `name` is the format's."""
+def build_session(objects: Iterable[Line | Reject], name: str, build: Build) -> Iterator[Item]:
+    """Build the records and rejects of the lines of one session. `name` is the format's."""
     lines: list[Line] = []
     lost = 0
     for item in objects:
@@ -50,19 +47,43 @@ def session_items(objects: Iterable[Line | Reject], name: str, build: Build) -> 
             lines.append(item)
     if not lines:
         return
-    items = _built(lines, lost, name, build)
+    items = _build_items(lines, lost, name, build)
     if any(isinstance(item, Reject) for item in items):
-        kept, dropped = _storable(lines)
-        yield from dropped
-        if dropped:
-            items = _built(kept, lost + len(dropped), name, build)
+        rewriter = Rewriter()
+        storable, rejects = [], []
+        for line in lines:
+            try:
+                is_plain, _ = rewriter.compare(msgspec.json.encode(line[1]), line[1])
+            except _NOT_DECODED:
+                is_plain = False
+            if is_plain:
+                storable.append(line)
+            else:
+                rejects.append(build_line_reject(line, "it cannot be stored as JSON: it is nested too deeply"))
+        yield from rejects
+        if rejects:
+            items = _build_items(storable, lost + len(rejects), name, build)
     yield from items
 
 
+def _build_items(lines: list[Line], lost: int, name: str, build: Build) -> list[Item]:
+    try:
+        items = build(lines, lost)
+    except UnsupportedError as error:
+        return [build_line_reject(lines[0], str(error), "unsupported")]
+    except _SHAPE_ERRORS as error:
+        return [build_line_reject(lines[0], explain_error(error))]
+    for index, item in enumerate(items):
+        if not isinstance(item, Reject) and (problem := complete_record(item[1], name)) is not None:
+            raw = excerpt(format_record(item[1].task_id))
+            items[index] = Reject(position=item[0], reason="invalid", message=problem, raw=raw)
+    return items
+
+
 def read_objects(file: Input) -> Iterator[Line | Reject]:
-    """The objects of a file's lines, or of its array with indices from 0, and rejects of what is none."""
+    """Read the objects of a file's lines, or of its array with indices from 0; other values are rejects."""
     if is_array(file.path):
-        yield from elements(array_values(file))
+        yield from select_objects(read_array_values(file))
         return
     for item in read_lines(file):
         if isinstance(item, Reject):
@@ -71,19 +92,19 @@ def read_objects(file: Input) -> Iterator[Line | Reject]:
         number, line = item
         text = line.removeprefix(b"\xef\xbb\xbf")
         try:
-            value = _decoded(text)
+            event = _decode_line(text)
         except _NOT_DECODED as error:
-            reason = "truncated" if is_cut(line, str(error)) else "malformed"
-            yield reject(number, line, reason, not_a_number(text) or f"not JSON: {error}")
+            reason = "truncated" if is_cut_line(line, str(error)) else "malformed"
+            yield reject_line(number, line, reason, find_not_a_number(text) or f"not JSON: {error}")
             continue
-        if isinstance(value, dict):
-            yield number, value
+        if isinstance(event, dict):
+            yield number, event
         else:
-            yield reject(number, line, "invalid", f"Expected `object`, got `{type(value).__name__}`")
+            yield reject_line(number, line, "invalid", f"Expected `object`, got `{type(event).__name__}`")
 
 
-def elements(items: Iterable[Element | Reject]) -> Iterator[Line | Reject]:
-    """The objects of an array, and rejects of what is none."""
+def select_objects(items: Iterable[Element | Reject]) -> Iterator[Line | Reject]:
+    """Yield the objects of an array; other elements become rejects."""
     for item in items:
         if isinstance(item, Reject):
             yield item
@@ -94,104 +115,111 @@ def elements(items: Iterable[Element | Reject]) -> Iterator[Line | Reject]:
             yield Reject(position=item.index, reason="invalid", message=problem, raw=item.raw)
 
 
-def _decoded(text: bytes) -> Any:
+def _decode_line(text: bytes) -> Any:
+    def reject_constant(name: str) -> None:
+        raise ValueError(f"{name} is no JSON")
+
     try:
         return _DECODE(text)
     except msgspec.DecodeError:
         if _HALF_PAIR.search(text) is None:
             raise
         try:
-            return _printable(json.loads(text, parse_constant=_no_constant))
+            return _escape_half_pairs(json.loads(text, parse_constant=reject_constant))
         except json.JSONDecodeError:
             pass
         raise
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+def _escape_half_pairs(node: Any) -> Any:
+    if isinstance(node, str):
+        return printable(node)
+    if isinstance(node, dict):
+        return {printable(key): _escape_half_pairs(inner) for key, inner in node.items()}
+    return [_escape_half_pairs(inner) for inner in node] if isinstance(node, list) else node
 
 
-def line_reject(line: Line, problem: str) -> Reject:
-    """The reject of a line that was decoded."""
+def build_line_reject(line: Line, problem: str, reason: str = "invalid") -> Reject:
+    """Return the reject of a decoded line."""
     try:
         raw = excerpt(msgspec.json.encode(line[1]).decode())
-    except _WRONG:
-        raw = excerpt(shown(line[1]))
-    return Reject(position=line[0], reason="invalid", message=problem, raw=raw)
+    except _SHAPE_ERRORS:
+        raw = excerpt(format_record(line[1]))
+    return Reject(position=line[0], reason=reason, message=problem, raw=raw)
 
 
 @lru_cache
-def known_version(version: str | None, newest: int, tool: str) -> None:
-    """Do nothing for a version of a tool up to its newest known major one. Raises UnsupportedError: it is newer."""
-    if version is not None and (found := _MAJOR.match(version)) and int(found[1]) > newest:
+def check_version(version: str | None, newest: int, tool: str) -> None:
+    """Raise UnsupportedError if the major version of a tool is newer than the newest known one."""
+    if version is not None and (major := _MAJOR.match(version)) and int(major[1]) > newest:
         raise UnsupportedError(
             f"it was written by {tool} {version}; known: 0 to {newest}.x. Update the reader before the file is read"
         )
 
 
-def count(value: Any) -> int | None:
-    """A number of tokens that a column can hold; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+def parse_token_count(field: Any) -> int | None:
+    """Return a number of tokens that an int64 column can hold; None for anything else."""
+    return field if isinstance(field, int) and not isinstance(field, bool) and 0 <= field < 1 << 63 else None
 
 
-def is_content(value: Any) -> bool:
-    """Whether a value can be the content of a message: text, parts of some type, or nothing."""
-    if not isinstance(value, list):
-        return value is None or isinstance(value, str)
+def is_content(field: Any) -> bool:
+    """Return whether a field can be the content of a message: text, parts of some type, or null."""
+    if not isinstance(field, list):
+        return field is None or isinstance(field, str)
     return all(
-        isinstance(part, str) or (isinstance(part, dict) and isinstance(part.get("type", ""), str)) for part in value
+        isinstance(part, str) or (isinstance(part, dict) and isinstance(part.get("type", ""), str)) for part in field
     )
 
 
-def project(cwd: str | None) -> str | None:
-    """The last part of a working directory, which is what people call the project; None if there is none."""
-    parts = [part for part in re.split(r"/+" if cwd and cwd.startswith("/") else r"[\\/]+", cwd or "") if part]
-    return parts[-1] if parts else None
+def get_project_name(cwd: str | None) -> str | None:
+    """Return the last part of a working directory, the usual name of the project; None if it has none."""
+    names = [name for name in re.split(r"/+" if cwd and cwd.startswith("/") else r"[\\/]+", cwd or "") if name]
+    return names[-1] if names else None
 
 
-class Told:
-    """What events of an episode have said so far, so that what stays the same is said once."""
+class FieldChanges:
+    """The last fields of an episode's events, so that a field that stays the same is stored once."""
 
     def __init__(self) -> None:
-        self._said: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
 
-    def new(self, value: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-        """Fields of an event that have no place elsewhere, without those that the event before had alike."""
-        found = {key: item for key, item in value.items() if key not in known and self._said.get(key) != item}
-        self._said |= found
-        return {key: item for key, item in found.items() if item is not None}
+    def select_new(self, event: dict[str, Any], mapped_keys: frozenset[str]) -> dict[str, Any]:
+        """Return the fields of an event that are not in `mapped_keys` and differ from the event before."""
+        new = {key: field for key, field in event.items() if key not in mapped_keys and self._last.get(key) != field}
+        self._last |= new
+        return {key: field for key, field in new.items() if field is not None}
 
-    def last(self, key: str) -> Any:
-        """What was said last under a key; None if nothing was."""
-        return self._said.get(key)
+    def get_last(self, key: str) -> Any:
+        """Return the last value of a field; None if it had none."""
+        return self._last.get(key)
 
 
-class Spans:
-    """The events of an episode that are no messages, each under an id of its own."""
+class SpanList:
+    """The events of an episode that are not messages, each with a unique id."""
 
     def __init__(self, trace_id: str) -> None:
         self.records: list[SpanRecord] = []
         self._trace_id = trace_id
-        self._seen: set[str] = set()
+        self._ids: set[str] = set()
 
     def add(
         self,
         kind: str,
         name: str,
-        place: str,
+        span_id: str,
         *,
         steps: int,
         started_at: datetime | None = None,
         error: str | None = None,
         attributes: dict[str, Any] | None = None,
     ) -> None:
-        """Add one that came after a number of steps; `place` is its id, a second one of a place is left out."""
-        if place not in self._seen:
-            self._seen.add(place)
+        """Add an event that happened after `steps` steps; a second event with the same id is dropped."""
+        if span_id not in self._ids:
+            self._ids.add(span_id)
             self.records.append(
                 SpanRecord(
                     trace_id=self._trace_id,
-                    span_id=place,
+                    span_id=span_id,
                     kind=kind,
                     name=name,
                     step_index=steps - 1 if steps else None,
@@ -202,70 +230,24 @@ class Spans:
             )
 
 
-def complete(record: EpisodeRecord, chat: Conversation) -> None:
-    """Set what a record's messages and steps say: the messages, the totals, the model that acted most."""
+def set_chat_fields(record: EpisodeRecord, chat: ChatDecisions) -> None:
+    """Set a record's messages, steps, totals, and as its policy the model that acted most."""
     record.initial_messages = chat.initial_messages
     record.final_observation = chat.final_observation
     record.steps = chat.steps
     if chat.steps and all(message["role"] in INSTRUCTIONS for message in chat.initial_messages):
-        # What was asked is not in the file.
+        # The file does not contain the question.
         chat.steps[0].state = chat.steps[0].state_is_error = None
-    own = [step for step in chat.steps if not step.is_copied_context]
+    new_steps = [step for step in chat.steps if not step.is_copied_context]
     for name in ("prompt_tokens", "completion_tokens", "cost"):
-        values = [getattr(step, name) for step in own]
-        if values and None not in values and getattr(record, name) is None:
-            setattr(record, name, sum(values))
-    models = Counter(step.model for step in own or chat.steps if step.model is not None)
+        numbers = [getattr(step, name) for step in new_steps]
+        if numbers and None not in numbers and getattr(record, name) is None:
+            setattr(record, name, sum(numbers))
+    models = Counter(step.model for step in new_steps or chat.steps if step.model is not None)
     if models:
         record.policy = models.most_common(1)[0][0]
 
 
-def is_waiting(chat: Conversation, calls: Collection[str]) -> bool:
-    """Whether the last decision made calls that gave no result: the session was ended before."""
+def is_waiting(chat: ChatDecisions, calls: Collection[str]) -> bool:
+    """Return whether the last decision made calls without results: the session ended before them."""
     return bool(calls) and not any(message.get("tool_call_id") in calls for message in chat.final_observation)
-
-
-def _built(lines: list[Line], lost: int, name: str, build: Build) -> list[Item]:
-    try:
-        items = build(lines, lost)
-    except UnsupportedError as error:
-        return [_of_session(lines[0], "unsupported", str(error))]
-    except _WRONG as error:
-        return [_of_session(lines[0], "invalid", explained(error))]
-    return [_checked(item, name) for item in items]
-
-
-def _checked(item: Item, name: str) -> Item:
-    if isinstance(item, Reject) or (problem := finished(item[1], name)) is None:
-        return item
-    return Reject(position=item[0], reason="invalid", message=problem, raw=excerpt(shown(item[1].task_id)))
-
-
-def _of_session(line: Line, reason: str, message: str) -> Reject:
-    found = line_reject(line, message)
-    found.reason = reason
-    return found
-
-
-def _storable(lines: list[Line]) -> tuple[list[Line], list[Reject]]:
-    """The lines that do not nest too deeply, and rejects of the others."""
-    rewriter = Rewriter()
-    kept, dropped = [], []
-    for line in lines:
-        try:
-            is_plain, _ = rewriter.compared(msgspec.json.encode(line[1]), line[1])
-        except _NOT_DECODED:
-            is_plain = False
-        if is_plain:
-            kept.append(line)
-        else:
-            dropped.append(line_reject(line, "it cannot be stored as JSON: it is nested too deeply"))
-    return kept, dropped
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(key): _printable(item) for key, item in value.items()}
-    return [_printable(item) for item in value] if isinstance(value, list) else value

@@ -1,1 +1,1 @@
-"""OpenTelemetry traces, one file per convention."""
+"""OpenTelemetry traces: the reader, and the conventions for calls of models."""

@@ -1,1 +1,1 @@
-"""Traces of any tracer: spans as a tree, their payloads as messages, traces as episodes."""
+"""Traces of any tracer: payloads as messages, spans as episodes."""

@@ -1,249 +1,582 @@
-"""What a model was given and what it answered, as tracing tools keep it, as messages.
+"""Attributes and payloads of spans: prompts, answers and messages in the shapes of many APIs, frameworks and tracers.
 
-They keep whatever object their instrumentation had in hand: a request or only its messages, a whole response or only
-what it says, as an object or as JSON text of it, or plain text. `lake.formats.tracing.shapes` is about each message.
+Attributes are dicts with dotted names, whose values may be text instead of numbers or objects. Tracing tools record
+the object that their instrumentation has: a request or only its messages, a complete response or only its text, as an
+object, as JSON text, or as plain text.
+
+Messages become those of `lake.formats.chat.messages`. Known shapes: the chat API of OpenAI and items of its Responses
+API, blocks of Anthropic and Bedrock, contents of Gemini, messages of LangChain as it serialises them, parts of the
+OpenTelemetry GenAI conventions and of the Vercel AI SDK. Calls that a message's text holds as JSON (Koog) are calls,
+also if another role made them. Parts other than text, reasoning and calls (images, the actions of a server's tools)
+stay parts of the content.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from lake.formats.chat.messages import INSTRUCTIONS, Message
-from lake.formats.tracing.shapes import content_of, is_empty, is_message, is_part, messages_of, split, text
+from lake.formats.chat.messages import INSTRUCTIONS, Message, join_text, make_tool_call
+
+_DECODE = msgspec.json.Decoder().decode
+
+# ---------------------------------------------------------------- attributes
+
+
+def get_first(attributes: dict[str, Any], *keys: str) -> Any:
+    """Return the value of the first key that has one."""
+    return next((attributes[key] for key in keys if attributes.get(key) is not None), None)
+
+
+def get_text(attributes: dict[str, Any], *keys: str) -> str | None:
+    """Return the first text that is not empty."""
+    return next((text for key in keys if isinstance(text := attributes.get(key), str) and text), None)
+
+
+def parse_numeric(attribute: Any) -> Any:
+    """Return a number that is written as text as a number; any other value unchanged."""
+    if isinstance(attribute, str):
+        try:
+            is_integer = attribute.lstrip("-").isdecimal() and len(attribute) < 20
+            return int(attribute) if is_integer else float(attribute)
+        except ValueError:
+            return attribute
+    return attribute
+
+
+def to_count(attribute: Any) -> int | None:
+    """Return a count, also from text or with a fraction of zero; None for anything else."""
+    number = parse_numeric(attribute)
+    is_count = isinstance(number, int | float) and not isinstance(number, bool) and 0 <= number < 1 << 63
+    return int(number) if is_count else None
+
+
+def pop_indexed(attributes: dict[str, Any], prefix: str) -> list[Any]:
+    """Remove the attributes PREFIX.0.a, PREFIX.0.b.1.c, ... and return them as a list of nested objects.
+
+    An attribute PREFIX that already is such a list (of objects whose keys may be dotted) gives the same.
+    """
+    root: dict[str, Any] = {}
+    if isinstance(entries := attributes.get(prefix), list):
+        root = {str(index): entry for index, entry in enumerate(attributes.pop(prefix))} if entries else {}
+    for key in [key for key in attributes if key.startswith(f"{prefix}.")]:
+        _set_nested(root, key.removeprefix(f"{prefix}.").split("."), attributes.pop(key))
+    nested = _nest_keys(root)
+    return nested if isinstance(nested, list) else [nested] if nested else []
+
+
+def _set_nested(root: dict[str, Any], path: list[str], leaf: Any) -> None:
+    *inside, last = path
+    for name in inside:
+        inner = root.get(name)
+        if not isinstance(inner, dict):
+            inner = root[name] = {}
+        root = inner
+    root[last] = leaf
+
+
+def _nest_keys(node: Any) -> Any:
+    """Return objects with dotted keys as nested ones, and objects whose keys are numbers as lists."""
+    if isinstance(node, list):
+        return [_nest_keys(inner) for inner in node]
+    if not isinstance(node, dict):
+        return node
+    root: dict[str, Any] = {}
+    for key, inner in node.items():
+        _set_nested(root, key.split("."), inner)
+    if root and all(key.isdecimal() for key in root):
+        return [_nest_keys(root[key]) for key in sorted(root, key=lambda key: (len(key), key))]
+    return {key: _nest_keys(inner) for key, inner in root.items()}
+
+
+# ---------------------------------------------------------------- one message
+
+_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "aimessagechunk": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "thinking": "assistant",
+    "function": "tool",
+}
+_LANGCHAIN = frozenset(("human", "ai", "AIMessageChunk", "system", "tool", "function", "chat", "developer"))
+_CONTENT_KEYS = ("content", "parts", "tool_calls", "function_call", "additional_kwargs", "refusal")
+"""A message has one of these keys next to its role."""
+_MAPPED_KEYS = frozenset((*_CONTENT_KEYS, "role", "type", "reasoning_content")) - {"refusal"}
+"""Keys with a place in the resulting message."""
+_KINDS: dict[str, Literal["text", "reasoning", "call", "result"]] = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    **dict.fromkeys(("reasoning", "thinking", "redacted_thinking"), "reasoning"),
+    **dict.fromkeys(("tool_call", "tool_use", "tool-call", "function_call", "custom_tool_call"), "call"),
+    **dict.fromkeys(("tool_call_response", "tool_result", "tool-result"), "result"),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output"), "result"),
+}
+_UNTYPED: dict[str, Literal["reasoning", "call", "result"]] = {
+    "reasoningContent": "reasoning",
+    "toolUse": "call",
+    "functionCall": "call",
+    "function_call": "call",
+    "toolResult": "result",
+    "functionResponse": "result",
+    "function_response": "result",
+}
+_CALL_WRAPPERS = ("function", "toolUse", "functionCall", "function_call")
+_RESULT_WRAPPERS = ("toolResult", "functionResponse", "function_response")
+"""Keys that hold a call or a result."""
+_CALL_IDS = ("call_id", "toolCallId", "toolUseId", "id")
+_RESULT_IDS = ("tool_call_id", "call_id", "tool_use_id", "toolCallId", "toolUseId", "id")
+_RESULT_KEYS = frozenset((*_RESULT_IDS, "name", "toolName", "is_error", "isError", "status", "tool_calls"))
+
+
+def to_text(field: Any) -> str:
+    """Return a value as text: itself, or its JSON."""
+    return field if isinstance(field, str) else msgspec.json.encode(field).decode()
+
+
+def is_message(node: Any) -> bool:
+    """Return whether a value is a message with a role."""
+    if not isinstance(node, dict):
+        return False
+    message = _unwrap_langchain(node)
+    is_langchain = _get_type(message) in _LANGCHAIN and "content" in message
+    return is_langchain or (isinstance(message.get("role"), str) and any(key in message for key in _CONTENT_KEYS))
+
+
+def is_part(node: Any) -> bool:
+    """Return whether a value is a part of a message or an item of the Responses API, and not a message."""
+    return isinstance(node, dict) and "role" not in node and _get_part_kind(node) is not None
+
+
+def to_messages(node: Any, role: str) -> list[Message]:
+    """Return one message, or several if it holds results of tools. `role` is the default role."""
+    if not isinstance(node, dict):
+        return [{"role": role, "content": None if node is None else to_text(node)}]
+    message = _unwrap_langchain(node)
+    kind = _get_type(message)
+    stated_role = message.get("role", kind if kind in _LANGCHAIN else None)
+    if stated_role is None and "content" not in message and kind is not None and kind not in _KINDS:
+        return [{"role": "assistant", "content": [message]}]
+    if stated_role is None and kind in _KINDS:
+        return split_content([message], "assistant" if kind != "text" else role)
+    message_role = role if stated_role is None else _ROLES.get(str(stated_role).lower(), str(stated_role).lower())
+    kwargs = message.get("additional_kwargs")
+    holders = [message, kwargs] if isinstance(kwargs, dict) else [message]
+    fields: Message = {}
+    for holder in reversed(holders):
+        fields |= {key: field for key, field in holder.items() if key not in _MAPPED_KEYS and not is_empty(key, field)}
+    for holder in holders:
+        if isinstance(reasoning := holder.get("reasoning_content"), str) and reasoning:
+            fields.setdefault("reasoning_content", reasoning)
+        if calls := _list_tool_calls(holder):
+            fields.setdefault("tool_calls", calls)
+    content = message["parts"] if isinstance(message.get("parts"), list) else message.get("content")
+    if "tool_calls" not in fields and (calls := _decode_text_calls(content)):
+        return [fields | {"role": "assistant", "content": None, "tool_calls": calls}]
+    if message_role == "tool":
+        return [_build_tool_message(fields, content)]
+    return split_content(content, message_role, fields)
+
+
+def split_content(content: Any, role: str, fields: Message | None = None) -> list[Message]:
+    """Split a message's content: texts, reasoning and calls are one message, each result of a tool another."""
+    fields = fields or {}
+    if not isinstance(content, list):
+        return [{"role": role, "content": None if content is None else to_text(content)} | fields]
+    messages: list[Message] = []
+    content_parts: list[Any] = []
+    calls: list[Any] = list(fields.get("tool_calls", ()))
+    details: list[Any] = []
+    reasoning: list[str] = [fields["reasoning_content"]] if "reasoning_content" in fields else []
+    signatures: list[Any] = []
+    for part in content:
+        kind = _get_part_kind(part) if isinstance(part, dict) else None
+        if kind == "result":
+            if content_parts:
+                messages.append({"role": role, "content": join_parts(content_parts)})
+                content_parts = []
+            messages.append(_build_result_message(part))
+        elif kind == "call":
+            calls.append(_normalise_call(part))
+            details += _get_call_details(part)
+        elif kind == "reasoning":
+            text, signature = _split_reasoning(part)
+            reasoning += [text] if text else []
+            signatures += [signature] if signature else []
+        elif kind == "text":
+            content_parts.append(_normalise_text_part(part))
+        else:
+            content_parts.append(part if isinstance(part, dict | str) else to_text(part))
+    if content_parts or calls or reasoning or signatures or not messages:
+        message: Message = {"role": role, "content": join_parts(content_parts)} | fields
+        optional = {"tool_calls": calls, "reasoning_content": "\n".join(reasoning), "signatures": signatures}
+        optional["tool_call_details"] = details
+        messages.append(message | {key: field for key, field in optional.items() if field})
+    return messages
+
+
+def join_parts(content_parts: list[Any]) -> Any:
+    """Return parts as a content: a lone text part gives its text."""
+    if len(content_parts) == 1 and isinstance(content_parts[0], dict) and content_parts[0].keys() == {"type", "text"}:
+        return content_parts[0]["text"]
+    return content_parts or None
+
+
+def parse_result(output: Any) -> tuple[str, str | None, bool | None]:
+    """Return the text of a tool's output and, if the output names them, its call and whether it is an error."""
+    inner = output["output"] if isinstance(output, dict) and isinstance(output.get("output"), dict) else output
+    if is_message(inner):
+        (message, *_) = to_messages(inner, "tool")
+        if message["role"] == "tool":
+            return join_text(message["content"], "\n"), message.get("tool_call_id"), message.get("is_error")
+    return ("" if output is None else to_text(output)), None, None
+
+
+def is_empty(key: str, field: Any) -> bool:
+    """Return whether a field has no content."""
+    return field is None or field in ("", [], {}) or (key == "example" and field is False)
+
+
+def _get_type(message: dict[str, Any]) -> str | None:
+    kind = message.get("type")  # in a schema it may be a list
+    return kind if isinstance(kind, str) else None
+
+
+def _unwrap_langchain(message: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(inner := message.get("kwargs"), dict) and isinstance(name := message.get("id"), list) and name:
+        kind = str(name[-1]).removesuffix("Chunk").removesuffix("Message").lower()
+        return {"type": kind} | inner if kind in _LANGCHAIN else inner
+    if isinstance(inner := message.get("data"), dict) and _get_type(message) in _LANGCHAIN:
+        return {"type": message["type"]} | inner
+    return message
+
+
+def _get_part_kind(part: dict[str, Any]) -> str | None:
+    """Return text, reasoning, call or result; None for another part."""
+    kind = part.get("type")
+    if part.get("thought") is True:
+        return "reasoning"
+    if isinstance(kind, str):
+        return _KINDS.get(kind)
+    if "toolCallId" in part and "toolName" in part:
+        return "result" if "result" in part or "output" in part else "call"
+    by_key = next((kind for key, kind in _UNTYPED.items() if isinstance(part.get(key), dict)), None)
+    return by_key or ("text" if isinstance(part.get("text"), str) else None)
+
+
+def _normalise_text_part(part: dict[str, Any]) -> dict[str, Any]:
+    text = part.get("text", part.get("content"))
+    mapped_keys = ("text", "content", "type", "id")
+    return {"type": "text", "text": to_text(text)} | {
+        key: field for key, field in part.items() if key not in mapped_keys and not is_empty(key, field)
+    }
+
+
+def _list_tool_calls(holder: dict[str, Any]) -> list[Any]:
+    """Return the calls that are next to the content."""
+    calls = holder.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        return [_normalise_call(call) if isinstance(call, dict) else call for call in calls]
+    return [_normalise_call(holder["function_call"])] if isinstance(holder.get("function_call"), dict) else []
+
+
+def _decode_text_calls(content: Any) -> list[Any]:
+    """Return the calls in a text that is their JSON; empty for any other text."""
+    if not isinstance(content, str) or not content.startswith("[{") or '"function"' not in content:
+        return []
+    try:
+        calls = _DECODE(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return []
+    are_calls = all(
+        isinstance(c, dict) and "id" in c and isinstance(c.get("function"), dict) and "arguments" in c["function"]
+        for c in calls
+    )
+    return [_normalise_call(call) for call in calls] if are_calls else []
+
+
+def _normalise_call(call: dict[str, Any]) -> dict[str, Any]:
+    inner = next((call[k] for k in _CALL_WRAPPERS if isinstance(call.get(k), dict)), call)
+    arguments = get_first(inner, "arguments", "args", "input", "parameters")
+    call_id = get_first(call, *_CALL_IDS) or get_first(inner, *_CALL_IDS)
+    name = get_first(inner, "name", "toolName")
+    return make_tool_call(to_text(name or ""), arguments, None if call_id is None else to_text(call_id))
+
+
+def _get_call_details(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the fields of a part that a call has no place for: its item's id, a signature."""
+    names = ("name", "toolName", "arguments", "args", "input", "type", "toolCallType")
+    mapped_keys = (*_CALL_IDS[:-1], *_CALL_WRAPPERS, *names)
+    details = {key: field for key, field in part.items() if key not in mapped_keys and not is_empty(key, field)}
+    return [details] if details.keys() - {"id"} or ("call_id" in part and details) else []
+
+
+def _build_result_message(part: dict[str, Any]) -> Message:
+    inner = next((part[k] for k in _RESULT_WRAPPERS if isinstance(part.get(k), dict)), part)
+    output = get_first(inner, "response", "result", "content", "output")
+    return _build_tool_message({key: field for key, field in inner.items() if key in _RESULT_KEYS}, output)
+
+
+def _build_tool_message(fields: Message, content: Any) -> Message:
+    """Return a tool's output as a message; an output that is neither text nor typed parts is its JSON."""
+    if (
+        isinstance(content, list)
+        and len(content) == 1
+        and is_part(content[0])
+        and _get_part_kind(content[0]) == "result"
+    ):
+        return _build_result_message(content[0] | {k: v for k, v in fields.items() if content[0].get(k) is None})
+    if isinstance(content, list) and content and all(is_part(p) and _get_part_kind(p) == "text" for p in content):
+        content = join_parts([_normalise_text_part(part) for part in content])
+    elif isinstance(content, list):  # typed parts stay: there may be an image among them
+        is_typed = all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content)
+        content = content if is_typed else to_text(content)
+    elif content is not None:
+        content = to_text(content)
+    message = {"role": "tool", "content": content} | {k: v for k, v in fields.items() if k not in _RESULT_KEYS}
+    for key, names in (("tool_call_id", _RESULT_IDS), ("name", ("name", "toolName"))):
+        if (stated := get_first(fields, *names)) is not None:
+            message[key] = to_text(stated)
+    failed = get_first(fields, "is_error", "isError")
+    if isinstance(failed, bool) or fields.get("status") in ("error", "success"):
+        message["is_error"] = failed if isinstance(failed, bool) else fields["status"] == "error"
+    return message
+
+
+def _split_reasoning(part: dict[str, Any]) -> tuple[str, Any]:
+    """Return the text of a part of reasoning, and its signature or encrypted content."""
+    inner = part.get("reasoningContent", part)
+    inner = inner.get("reasoningText", inner) if isinstance(inner, dict) else {"text": inner}
+    inner = inner if isinstance(inner, dict) else {"text": inner}
+    text = next((inner[k] for k in ("thinking", "text", "content", "reasoning", "summary") if inner.get(k)), "")
+    if isinstance(text, list):
+        text = "\n".join(join_text([piece]) if isinstance(piece, dict) else to_text(piece) for piece in text)
+    return to_text(text), get_first(inner, "signature", "encrypted_content", "data", "redactedContent")
+
+
+# ---------------------------------------------------------------- prompts and answers
 
 _CHOICES = ("choices", "candidates", "generations")
-_GIVEN = ("messages", "input", "contents", "prompts", "prompt", "args")
+_PROMPT_KEYS = ("messages", "input", "contents", "prompts", "prompt", "args")
 _INSTRUCTIONS = ("system", "instructions", "systemInstruction", "system_instruction")
-_LONE = ("message", "content", "text", "output_text", "output", "input", "prompt", "contents")
+_LONE_KEYS = ("message", "content", "text", "output_text", "output", "input", "prompt", "contents")
 """Keys of an object that holds one message or one text."""
-_ABOUT = frozenset(
+_ANSWER_KEYS = frozenset(
     ("id", "model", "usage", "finish_reason", "stop_reason", "stop_sequence", "created", "object", "index", "logprobs")
 ) | {"role", "type", "usage_metadata", "response_metadata", "system_fingerprint", "refusal", "annotations"}
-"""Keys that an answer has beside its text; one with others is an object that the model was asked for."""
-_DECODE = msgspec.json.Decoder().decode
+"""Keys next to the text of an answer; an object with other keys is one that the model was asked for."""
 
 
 class Payload(msgspec.Struct):
-    """What a payload says."""
+    """The content of a payload."""
 
     messages: list[Message] = []
     tools: list[Any] = []
     rest: dict[str, Any] = {}
-    """What it says besides: the settings of a request, the id and the usage of a response."""
+    """Further fields: the settings of a request, the id and the usage of a response."""
     choices: int = 1
-    """How many answers it is, if it says so."""
+    """Number of answers, if the payload says it."""
     instructions: list[Message] = []
-    """Of an answer: the instructions that it was given, as it repeats them."""
+    """The instructions that an answer repeats."""
 
 
-def decoded(value: Any) -> Any:
-    """A value; of JSON text of an object or a list, also of text inside text, what it says."""
-    inner = value
+def decode_payload(payload: Any) -> Any:
+    """Return the value of JSON text of an object or a list, also of text inside text; any other value unchanged."""
+    inner = payload
     while isinstance(inner, str) and inner.lstrip()[:1] in ("{", "[", '"'):
         try:
             inner = _DECODE(inner)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return value
-    return value if isinstance(inner, str) else inner
+            return payload
+    return payload if isinstance(inner, str) else inner
 
 
-def prompt(value: Any) -> Payload:
-    """What a call was given; bare text is the user's. Items of one answer are one message."""
-    found = _payload(value, "user")
-    found.messages = joined(found.messages)
-    return found
+def parse_prompt(payload: Any) -> Payload:
+    """Parse the input of a call; bare text is the user's. Neighbouring items of one answer become one message."""
+    prompt = _parse_payload(payload, "user")
+    prompt.messages = join_messages(prompt.messages)
+    return prompt
 
 
-def answers(value: Any) -> Payload:
-    """What a call answered: one message, or one for each of several choices; bare text is the agent's."""
-    found = _payload(value, "assistant")
-    found.messages = choices(found.messages, found.choices)
-    return found
+def parse_answers(payload: Any) -> Payload:
+    """Parse the output of a call: one message, or one for each of several choices; bare text is the agent's."""
+    answers = _parse_payload(payload, "assistant")
+    answers.messages = split_choices(answers.messages, answers.choices)
+    return answers
 
 
-def instructed(given: Payload, answered: Payload) -> list[Message]:
-    """The prompt of a call, with the instructions that only its answer tells."""
-    is_told = not given.messages or any(message["role"] in INSTRUCTIONS for message in given.messages)
-    return given.messages if is_told else [*answered.instructions, *given.messages]
+def add_instructions(prompt: Payload, answers: Payload) -> list[Message]:
+    """Return the prompt of a call, with the instructions that only its answer contains."""
+    is_complete = not prompt.messages or any(message["role"] in INSTRUCTIONS for message in prompt.messages)
+    return prompt.messages if is_complete else [*answers.instructions, *prompt.messages]
 
 
-def choices(messages: Sequence[Message], count: Any = 1) -> list[Message]:
-    """The answers that the messages of an output are: each of several that says why it finished, else all as one.
+def split_choices(messages: Sequence[Message], count: Any = 1) -> list[Message]:
+    """Return the answers in an output: each of several messages with a finish reason, else all messages as one.
 
-    Several that are only calls are one answer that makes them at once, unless their `count` is known.
-
-    An output may be the whole conversation: only what stands behind the last message that is no assistant's counts.
+    Several messages with only calls are one answer with several calls, unless their `count` is known. An output may be
+    the complete conversation: only the messages behind the last one of another role count.
     """
     last = max((index for index, m in enumerate(messages) if m["role"] != "assistant"), default=-1)
-    own = messages[last + 1 :] or [m | {"role": "assistant"} for m in messages[-1:]]
+    outputs = messages[last + 1 :] or [m | {"role": "assistant"} for m in messages[-1:]]
     is_several = isinstance(count, int) and count > 1
-    has_text = any(message.get("content") for message in own)
-    if len(own) > 1 and (is_several or (has_text and all("finish_reason" in m for m in own))):
-        return list(own)
-    return [merged(own)] if own else []
+    has_text = any(message.get("content") for message in outputs)
+    if len(outputs) > 1 and (is_several or (has_text and all("finish_reason" in m for m in outputs))):
+        return list(outputs)
+    return [merge_messages(outputs)] if outputs else []
 
 
-def joined(messages: Sequence[Message]) -> list[Message]:
-    """A prompt in which messages of an assistant that stand side by side are one."""
-    found: list[Message] = []
+def join_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return a prompt in which neighbouring messages of the same assistant are one."""
+    joined: list[Message] = []
     for message in messages:
-        last = found[-1] if found else {"role": None}
-        is_same = last["role"] == message["role"] == "assistant" and last.get("name") == message.get("name")
-        if is_same:
-            found[-1] = merged([last, message])
+        last = joined[-1] if joined else {"role": None}
+        if last["role"] == message["role"] == "assistant" and last.get("name") == message.get("name"):
+            joined[-1] = merge_messages([last, message])
         else:
-            found.append(message)
-    return found
+            joined.append(message)
+    return joined
 
 
-def merged(messages: Sequence[Message]) -> Message:
-    """Messages of an assistant as one; of further keys that differ, the list of values."""
+def merge_messages(messages: Sequence[Message]) -> Message:
+    """Merge messages of an assistant into one; further keys with different values become lists of them."""
     if len(messages) == 1:
         return messages[0]
-    found: Message = {"role": "assistant", "content": None}
-    parts: list[Any] = []
+    merged: Message = {"role": "assistant", "content": None}
+    content_parts: list[Any] = []
     reasoning: list[str] = []
     calls: list[Any] = []
     for message in messages:
         content = message.get("content")
-        parts += [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
+        content_parts += [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
         calls += message.get("tool_calls") or []
         reasoning += [message["reasoning_content"]] if message.get("reasoning_content") else []
-        for key, value in message.items():
+        for key, field in message.items():
             if key in ("role", "content", "tool_calls", "reasoning_content"):
                 continue
-            if key in found and found[key] != value:
-                found[key] = [*_listed(found[key]), *_listed(value)]
-            found.setdefault(key, value)
-    found["content"] = content_of(parts)
-    more = {"tool_calls": calls, "reasoning_content": "\n".join(reasoning)}
-    return found | {key: value for key, value in more.items() if value}
+            if key in merged and merged[key] != field:
+                lists = (side if isinstance(side, list) else [side] for side in (merged[key], field))
+                merged[key] = [entry for entries in lists for entry in entries]
+            merged.setdefault(key, field)
+    merged["content"] = join_parts(content_parts)
+    optional = {"tool_calls": calls, "reasoning_content": "\n".join(reasoning)}
+    return merged | {key: field for key, field in optional.items() if field}
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def parse_instructions(payload: Any) -> Message:
+    """Return system instructions that are separate from the messages as a message."""
+    decoded = decode_payload(payload)
+    decoded = decoded.get("parts", decoded) if isinstance(decoded, dict) else decoded
+    is_parts = isinstance(decoded, list) and all(is_part(part) or isinstance(part, str) for part in decoded)
+    return split_content(decoded, "system")[0] if is_parts else {"role": "system", "content": to_text(payload)}
 
 
-def instructions(value: Any) -> Message:
-    """System instructions that stand apart from the messages, as a message."""
-    opened = decoded(value)
-    opened = opened.get("parts", opened) if isinstance(opened, dict) else opened
-    is_parts = isinstance(opened, list) and all(is_part(item) or isinstance(item, str) for item in opened)
-    return split(opened, "system")[0] if is_parts else {"role": "system", "content": text(value)}
-
-
-def _payload(value: Any, role: str) -> Payload:
-    if value in (None, "", [], {}):
+def _parse_payload(payload: Any, role: str) -> Payload:
+    if payload in (None, "", [], {}):
         return Payload()
-    opened = decoded(value)
-    found = None
-    if isinstance(opened, list):
-        found = _list(opened, role)
-    elif isinstance(opened, dict):
-        found = Payload(messages_of(opened, role)) if is_message(opened) else _object(opened, role)
-    # Text stays as it is written, also if it happens to be JSON.
-    return found or Payload([{"role": role, "content": text(value)}])
+    decoded = decode_payload(payload)
+    parsed = None
+    if isinstance(decoded, list):
+        parsed = _parse_list(decoded, role)
+    elif isinstance(decoded, dict):
+        parsed = Payload(to_messages(decoded, role)) if is_message(decoded) else _parse_object(decoded, role)
+    # Other text stays as it is written, also if it happens to be JSON.
+    return parsed or Payload([{"role": role, "content": to_text(payload)}])
 
 
-def _list(items: list[Any], role: str) -> Payload | None:
-    if len(items) == 1 and isinstance(items[0], list):
-        return _list(items[0], role)
-    tools = [item["content"] for item in items if _is_definition(item)]
-    said = [item for item in items if not _is_definition(item)]
-    if (
-        said
-        and all(isinstance(item, dict) and is_part(item) for item in said)
-        and not any("call_id" in i for i in said)
-    ):
-        return Payload(split(said, role), tools)
+def _parse_list(entries: list[Any], role: str) -> Payload | None:
+    if len(entries) == 1 and isinstance(entries[0], list):
+        return _parse_list(entries[0], role)
+    tools: list[Any] = []
+    messages: list[Any] = []
+    for entry in entries:
+        # LangChain's callbacks list the offered tools among the messages.
+        tool = entry.get("content") if isinstance(entry, dict) and entry.get("role") == "tool" else None
+        is_tool = isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("function"), dict)
+        (tools if is_tool else messages).append(tool if is_tool else entry)
+    are_parts = all(isinstance(part, dict) and is_part(part) for part in messages)
+    if messages and are_parts and not any("call_id" in part for part in messages):
+        return Payload(split_content(messages, role), tools)
     if not all(
-        isinstance(i, str) or is_message(i) or (isinstance(i, dict) and isinstance(i.get("type"), str)) for i in said
+        isinstance(m, str) or is_message(m) or (isinstance(m, dict) and isinstance(m.get("type"), str))
+        for m in messages
     ):
         return None
-    return Payload([message for item in said for message in messages_of(item, role)], tools)
+    return Payload([message for entry in messages for message in to_messages(entry, role)], tools)
 
 
-def _object(value: dict[str, Any], role: str) -> Payload | None:
-    """A request or a response."""
-    settings = value["config"] if isinstance(value.get("config"), dict) else {}
-    said = [instructions(holder[key]) for holder in (value, settings) for key in _INSTRUCTIONS if holder.get(key)]
-    tools = [tool for holder in (value, settings) for tool in _offered(holder.get("tools"))]
-    rest = {k: v for k, v in value.items() if k not in ("tools", *_INSTRUCTIONS) and not is_empty(k, v)}
-    if settings and (said or tools):
+def _parse_object(fields: dict[str, Any], role: str) -> Payload | None:
+    """Parse a request or a response."""
+    settings = fields["config"] if isinstance(fields.get("config"), dict) else {}
+    holders = (fields, settings)
+    instructions = [parse_instructions(h[key]) for h in holders for key in _INSTRUCTIONS if h.get(key)]
+    tools: list[Any] = []
+    for tool in [tool for h in holders if isinstance(h.get("tools"), list) for tool in h["tools"]]:
+        inner = tool if isinstance(tool, dict) else {}
+        declarations = inner.get("function_declarations", inner.get("functionDeclarations"))  # Gemini's are nested
+        tools += declarations if isinstance(declarations, list) else [tool]
+    rest = {k: v for k, v in fields.items() if k not in ("tools", *_INSTRUCTIONS) and not is_empty(k, v)}
+    if settings and (instructions or tools):
         rest["config"] = {k: v for k, v in settings.items() if k not in ("tools", *_INSTRUCTIONS)}
         rest = {k: v for k, v in rest.items() if v != {}}
-    found = _inside(value, rest, role)
-    if found is not None:
-        found.tools += tools
+    payload = _parse_message_list(fields, rest, role) or _parse_lone_message(fields, rest, role)
+    if payload is not None:
+        payload.tools += tools
         if role == "assistant":
-            found.instructions = said
+            payload.instructions = instructions
         else:
-            found.messages = [*said, *found.messages]
-    return found
+            payload.messages = [*instructions, *payload.messages]
+    return payload
 
 
-def _inside(value: dict[str, Any], rest: dict[str, Any], role: str) -> Payload | None:
-    """The messages of a request or a response; `rest` is what stands beside its instructions and tools."""
-    for key in (*_CHOICES, *(_GIVEN if role == "user" else ("messages",)), "output"):
-        inner = decoded(value.get(key))
+def _parse_message_list(fields: dict[str, Any], rest: dict[str, Any], role: str) -> Payload | None:
+    """Parse the list of messages or choices of an object. `rest`: its fields without instructions and tools."""
+    for key in (*_CHOICES, *(_PROMPT_KEYS if role == "user" else ("messages",)), "output"):
+        inner = decode_payload(fields.get(key))
         if not isinstance(inner, list) or not inner:
             continue
         if key in _CHOICES:
-            flat = [choice for item in inner for choice in (item if isinstance(item, list) else [item])]
-            found: Payload | None = Payload([message for item in flat for message in _choice(item)], choices=len(flat))
+            flat = [choice for entry in inner for choice in (entry if isinstance(entry, list) else [entry])]
+            messages = [message for choice in flat for message in _parse_choice(choice)]
+            payload: Payload | None = Payload(messages, choices=len(flat))
         else:
-            found = _list(inner, role)
-        if found is None:
-            continue
-        found.rest = {k: v for k, v in rest.items() if k != key}
-        return found
-    for key in _LONE:
-        beside = {k: v for k, v in rest.items() if k != key}
-        inner = value.get(key)
-        if key not in value or (role == "assistant" and beside.keys() - _ABOUT and not is_message(inner)):
-            continue
-        if isinstance(inner, dict) and is_message(inner.get("message")):
-            inner = inner["message"]
-        if isinstance(inner, str) or is_message(inner):
-            return _alone(messages_of(inner, role), beside)
-        if isinstance(value[key], list) and value[key] and all(is_part(part) for part in value[key]):
-            return _alone(split(value[key], role), beside)
+            payload = _parse_list(inner, role)
+        if payload is not None:
+            payload.rest = {k: v for k, v in rest.items() if k != key}
+            return payload
     return None
 
 
-def _alone(messages: list[Message], beside: dict[str, Any]) -> Payload:
-    """One message; why it finished stands beside it."""
-    if "finish_reason" in beside:
-        messages[-1].setdefault("finish_reason", beside.pop("finish_reason"))
-    return Payload(messages, rest=beside)
+def _parse_lone_message(fields: dict[str, Any], rest: dict[str, Any], role: str) -> Payload | None:
+    """Parse the one message or text of an object."""
+    for key in _LONE_KEYS:
+        siblings = {k: v for k, v in rest.items() if k != key}
+        content = inner = fields.get(key)
+        if key not in fields or (role == "assistant" and siblings.keys() - _ANSWER_KEYS and not is_message(inner)):
+            continue
+        if isinstance(inner, dict) and is_message(inner.get("message")):
+            inner = inner["message"]
+        messages = []
+        if isinstance(inner, str) or is_message(inner):
+            messages = to_messages(inner, role)
+        elif isinstance(content, list) and content and all(is_part(part) for part in content):
+            messages = split_content(content, role)
+        if messages:
+            if "finish_reason" in siblings:
+                messages[-1].setdefault("finish_reason", siblings.pop("finish_reason"))
+            return Payload(messages, rest=siblings)
+    return None
 
 
-def _offered(tools: Any) -> list[Any]:
-    """Tools; Gemini's stand in lists of declarations."""
-    found: list[Any] = []
-    for tool in tools if isinstance(tools, list) else ():
-        inner = tool if isinstance(tool, dict) else {}
-        declared = inner.get("function_declarations", inner.get("functionDeclarations"))
-        found += declared if isinstance(declared, list) else [tool]
-    return found
-
-
-def _choice(item: Any) -> list[Message]:
-    """One of the alternatives of a response."""
-    if not isinstance(item, dict):
-        return messages_of(item, "assistant")
-    inner = item.get("message", item.get("content", item.get("text")))
-    found = split(inner, "assistant") if isinstance(inner, list) else messages_of(inner, "assistant")
-    info = item.get("generation_info")
-    why = item.get("finish_reason", item.get("finishReason"))
-    why = info.get("finish_reason") if why is None and isinstance(info, dict) else why
-    more = {"finish_reason": why, "logprobs": item.get("logprobs")}
-    found[-1] |= {name: value for name, value in more.items() if value is not None}
-    return found
-
-
-def _is_definition(item: Any) -> bool:
-    """Whether it is a tool that is offered: LangChain's callbacks list them among the messages."""
-    inner = item.get("content") if isinstance(item, dict) and item.get("role") == "tool" else None
-    return isinstance(inner, dict) and inner.get("type") == "function" and isinstance(inner.get("function"), dict)
+def _parse_choice(choice: Any) -> list[Message]:
+    """Parse one of the alternatives of a response."""
+    if not isinstance(choice, dict):
+        return to_messages(choice, "assistant")
+    inner = choice.get("message", choice.get("content", choice.get("text")))
+    messages = split_content(inner, "assistant") if isinstance(inner, list) else to_messages(inner, "assistant")
+    info = choice.get("generation_info")
+    reason = choice.get("finish_reason", choice.get("finishReason"))
+    reason = info.get("finish_reason") if reason is None and isinstance(info, dict) else reason
+    optional = {"finish_reason": reason, "logprobs": choice.get("logprobs")}
+    messages[-1] |= {name: field for name, field in optional.items() if field is not None}
+    return messages

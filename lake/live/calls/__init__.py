@@ -1,1 +1,1 @@
-"""Calls of a model, however they were recorded: the four APIs, where a prompt goes on, the step that a call is."""
+"""Model calls: their addresses, the four APIs, matching of prompts, and steps built from calls."""

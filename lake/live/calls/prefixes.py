@@ -1,14 +1,14 @@
-"""Which earlier call a prompt goes on from: by the messages that it repeats, by its text, or by its tokens.
+"""Find the earlier call that a prompt continues: by the messages that it repeats, by its text, or by its tokens.
 
-Every call of an agent repeats its conversation. A prompt goes on from the call whose prompt and answer it begins with;
-of several such calls the one with the longest prompt counts. What it holds behind that is new.
+Every call of an agent repeats its conversation. A prompt continues the call whose prompt and answer it begins with. If
+several calls fit, the one with the longest prompt counts. The remaining messages are new.
 
-Messages are compared twice. First as they were said. Then, because clients rewrite what was answered (they cut words,
-rename calls), without the words of the assistant: that tells where in a conversation a prompt is, and counts only if
-all calls that fit are of one episode, or if tokens tell them apart. Texts and tokens are compared exactly.
+Messages are compared twice: first exactly, then without the assistant's words. Clients rewrite answers (they cut words
+or rename calls), and the second comparison still finds the place in a conversation. Its match counts only if all calls
+that fit belong to one episode, or if tokens distinguish them. Texts and tokens are compared exactly.
 
-Conversations are kept as hashes, 16 bytes a prefix, and not as text: an agent's calls repeat each other, so that their
-texts would grow with the square of its turns.
+Conversations are stored as hashes, 16 bytes a prefix. Calls repeat each other, so that their texts would grow with the
+square of the number of turns.
 """
 
 import hashlib
@@ -20,271 +20,262 @@ from typing import Any
 
 import msgspec
 
-from lake.formats.chat.messages import INSTRUCTIONS, Message, is_assistant, text_of
-from lake.live.calls.shapes import Asked
+from lake.formats.chat.messages import INSTRUCTIONS, Message, is_assistant, join_text
+from lake.live.calls.apis import ModelRequest
 
 _BYTES = 16
 _ENCODE = msgspec.json.Encoder(order="deterministic").encode
 
 
-class Heads(msgspec.Struct, frozen=True):
-    """A conversation up to a place: the hash of what was said, and that without the assistant's words."""
+class ConversationHash(msgspec.Struct, frozen=True):
+    """Hashes of a conversation prefix: of all its content, and of its content without the assistant's words."""
 
     exact: bytes = b""
     loose: bytes = b""
 
-    def then(self, *messages: Message) -> "Heads":
-        """With some messages more."""
-        return self.along(messages)[-1]
+    def extend(self, *messages: Message) -> "ConversationHash":
+        """Return the hash of the prefix with more messages."""
+        return self.extend_each(messages)[-1]
 
-    def along(self, messages: Iterable[Message]) -> list["Heads"]:
-        """This one, and with each further message."""
-        found = [self]
+    def extend_each(self, messages: Iterable[Message]) -> list["ConversationHash"]:
+        """Return this hash, and the hash after each message."""
+        hashes = [self]
         for message in messages:
-            words = _ENCODE(_said(message))
+            words = _ENCODE(_comparable(message))
             is_answer = is_assistant(message)
             shape = _ENCODE(["assistant", len(message.get("tool_calls") or ())]) if is_answer else words
-            found.append(Heads(_hash(found[-1].exact, words), _hash(found[-1].loose, shape)))
-        return found
+            exact = hashlib.blake2b(hashes[-1].exact + words, digest_size=_BYTES).digest()
+            loose = hashlib.blake2b(hashes[-1].loose + shape, digest_size=_BYTES).digest()
+            hashes.append(ConversationHash(exact, loose))
+        return hashes
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Bytes that later ones may begin with: their hash, which can be added to, and how many they are."""
+class PrefixHash(msgspec.Struct, frozen=True):
+    """Hash of bytes that later prompts may begin with. It can be extended."""
 
     hash: Any
     length: int
+    """Number of bytes."""
 
     @classmethod
-    def of(cls, data: bytes, before: "Run | None" = None) -> "Run":
-        """Some bytes, behind earlier ones."""
-        found = hashlib.blake2b(digest_size=_BYTES) if before is None else before.hash.copy()
-        found.update(data)
-        return cls(found, (before.length if before else 0) + len(data))
+    def of(cls, content: bytes, before: "PrefixHash | None" = None) -> "PrefixHash":
+        """Return the hash of bytes that follow an earlier prefix."""
+        extended = hashlib.blake2b(digest_size=_BYTES) if before is None else before.hash.copy()
+        extended.update(content)
+        return cls(extended, (before.length if before else 0) + len(content))
 
 
-class Known(msgspec.Struct, eq=False, kw_only=True):
-    """A call that prompts may go on from; of a call with several samples, one of these."""
+class EarlierCall(msgspec.Struct, eq=False, kw_only=True):
+    """A call, or one of its samples, that prompts may continue."""
 
     owner: bytes
     """Key of its episode."""
     step: int
     choice: int = 0
-    """Which sample."""
-    end: Heads
-    """The conversation, its answer included."""
+    """Index of the sample."""
+    end: ConversationHash
+    """Hash of the conversation with the answer."""
     instructions: bytes = b""
     """Hash of its system prompt."""
-    tokens: Run | None = None
-    """All its tokens so far, if they are known."""
-    text: Run | None = None
-    """The text of its prompt and its answer, if that is what it was asked."""
+    tokens: PrefixHash | None = None
+    """Hash of all its tokens so far, if they are known."""
+    text: PrefixHash | None = None
+    """Hash of prompt and answer as a text, for text prompts."""
     names: tuple[str, ...] = ()
     """Ids by which later calls name it: of its answer, of its conversation."""
-    times: int = 0
-    """How often a prompt went on from it."""
+    continuations: int = 0
+    """Number of prompts that continued it."""
 
 
-class Prompt:
-    """What a call was given, ready to be compared."""
+class HashedPrompt:
+    """The prompt of a call, prepared for comparison."""
 
-    def __init__(self, asked: Asked, prompt_ids: Sequence[int]) -> None:
-        self.messages, self.previous = asked.messages, asked.previous
-        self.heads = Heads().along(asked.messages)
-        """Of none of its messages, of the first, of the first two, ..."""
-        self.text = None if asked.text is None else as_bytes(asked.text)
-        self.tokens = as_bytes(prompt_ids)
+    def __init__(self, request: ModelRequest, prompt_ids: Sequence[int]) -> None:
+        self.messages, self.previous = request.messages, request.previous
+        self.hashes = ConversationHash().extend_each(request.messages)
+        """Hashes after no message, after the first, after the second, ..."""
+        self.exact = self.hashes[-1].exact
+        """Hash of the whole prompt."""
+        self.text = None if request.text is None else to_bytes(request.text)
+        self.tokens = to_bytes(prompt_ids)
 
-    @property
-    def exact(self) -> bytes:
-        """Hash of all of it."""
-        return self.heads[-1].exact
-
-    def behind(self, match: "Match") -> list[Message]:
-        """Its messages that are new."""
+    def new_messages(self, match: "Match") -> list[Message]:
+        """Return the messages after the matched part."""
         if self.text is not None:
-            rest = self.text[match.length :].decode("utf-8", "surrogatepass")
-            return [{"role": "user", "content": rest}] if rest else []
+            new_text = self.text[match.length :].decode("utf-8", "surrogatepass")
+            return [{"role": "user", "content": new_text}] if new_text else []
         return self.messages[match.length :]
 
 
 class Match(msgspec.Struct, frozen=True):
-    """Where a prompt goes on."""
+    """The earlier call that a prompt continues."""
 
-    known: Known
+    call: EarlierCall
     length: int
-    """Messages, or bytes of the text, that are not new."""
+    """Number of repeated messages, or bytes of the text or tokens."""
     is_exact: bool = True
-    """The prompt has the answer as it was said."""
+    """The prompt repeats the answer word by word."""
 
 
-class Prefixes:
-    """The calls of some episodes."""
+class PrefixIndex:
+    """The calls of some episodes, by every key that a prompt can match."""
 
     def __init__(self) -> None:
-        self._exact: dict[bytes, list[Known]] = {}
-        self._loose: dict[bytes, list[Known]] = {}
-        self._tokens, self._texts = _Runs(), _Runs()
-        self._names: dict[str, Known] = {}
-        self._of: dict[bytes, dict[int, list[Known]]] = {}
-        """Of each episode: its steps' samples."""
+        self._exact: dict[bytes, list[EarlierCall]] = {}
+        self._loose: dict[bytes, list[EarlierCall]] = {}
+        self._tokens, self._texts = _LengthIndex(), _LengthIndex()
+        self._names: dict[str, EarlierCall] = {}
+        self._samples: dict[bytes, dict[int, list[EarlierCall]]] = {}
+        """Key of an episode -> step -> samples."""
 
-    def add(self, samples: list[Known]) -> None:
-        """A call that was answered, by its samples."""
-        self._of.setdefault(samples[0].owner, {})[samples[0].step] = samples
-        for known in samples:
-            self._exact.setdefault(known.end.exact, []).append(known)
-            self._loose.setdefault(known.end.loose, []).append(known)
-            self._names |= dict.fromkeys(known.names, known)
-            for runs, run in ((self._tokens, known.tokens), (self._texts, known.text)):
-                if run is not None:
-                    runs.add(run, known)
+    def add(self, samples: list[EarlierCall]) -> None:
+        """Add an answered call by its samples."""
+        self._samples.setdefault(samples[0].owner, {})[samples[0].step] = samples
+        for call in samples:
+            self._exact.setdefault(call.end.exact, []).append(call)
+            self._loose.setdefault(call.end.loose, []).append(call)
+            self._names |= dict.fromkeys(call.names, call)
+            for index, prefix in ((self._tokens, call.tokens), (self._texts, call.text)):
+                if prefix is not None:
+                    index.add(prefix, call)
 
     @property
     def has_calls(self) -> bool:
-        """Whether it knows any."""
-        return bool(self._of)
+        """Whether the index has any call."""
+        return bool(self._samples)
 
     def forget(self, owner: bytes) -> None:
-        """Drop the calls of an episode."""
-        for known in (known for samples in self._of.pop(owner, {}).values() for known in samples):
-            _drop(self._exact, known.end.exact, known)
-            _drop(self._loose, known.end.loose, known)
-            for name in known.names:
-                if self._names.get(name) is known:
+        """Remove the calls of an episode."""
+        for call in (call for samples in self._samples.pop(owner, {}).values() for call in samples):
+            _drop(self._exact, call.end.exact, call)
+            _drop(self._loose, call.end.loose, call)
+            for name in call.names:
+                if self._names.get(name) is call:
                     del self._names[name]
-            for runs, run in ((self._tokens, known.tokens), (self._texts, known.text)):
-                if run is not None:
-                    runs.drop(run, known)
+            for index, prefix in ((self._tokens, call.tokens), (self._texts, call.text)):
+                if prefix is not None:
+                    index.drop(prefix, call)
 
-    def known(self, owner: bytes, step: int, choice: int = 0) -> Known:
-        """A sample of a step. Raises LookupError: there is none."""
-        return self._of[owner][step][choice]
+    def sample(self, owner: bytes, step: int, choice: int = 0) -> EarlierCall:
+        """Return a sample of a step. Raises LookupError: there is no such sample."""
+        return self._samples[owner][step][choice]
 
-    def by_name(self, name: str) -> Known | None:
-        """The call whose answer, or the last one whose conversation, has this id."""
+    def find_by_name(self, name: str) -> EarlierCall | None:
+        """Return the call whose answer has this id, or the last call of the conversation with this id."""
         return self._names.get(name)
 
-    def by_prompt(self, prompt: Prompt, owner: bytes | None = None) -> Match | None:
-        """The call that a prompt goes on from; `owner`: only calls of this episode count."""
+    def match_prompt(self, prompt: HashedPrompt, owner: bytes | None = None) -> Match | None:
+        """Return the call that a prompt continues; with `owner`, only among the calls of that episode."""
         if prompt.previous is not None:
-            known = self.by_name(prompt.previous)
-            if known is None or owner not in (None, known.owner):
+            call = self.find_by_name(prompt.previous)
+            if call is None or owner not in (None, call.owner):
                 return None
-            is_repeated = instructions_of(prompt.messages) == known.instructions != b""
-            return Match(known, int(is_repeated))
+            is_repeated = hash_instructions(prompt.messages) == call.instructions != b""
+            return Match(call, int(is_repeated))
         if prompt.text is not None:
-            return self._texts.longest(prompt.text, owner)
+            return self._texts.find_longest(prompt.text, owner)
         if not prompt.messages:
-            found = self.by_tokens(prompt, owner)
-            return found and Match(found.known, 0)
-        return self._by_messages(prompt, owner)
+            by_tokens = self.match_tokens(prompt, owner)
+            return by_tokens and Match(by_tokens.call, 0)
+        return self._match_messages(prompt, owner)
 
-    def _by_messages(self, prompt: Prompt, owner: bytes | None) -> Match | None:
+    def _match_messages(self, prompt: HashedPrompt, owner: bytes | None) -> Match | None:
         for length in range(len(prompt.messages), 0, -1):
-            head = prompt.heads[length]
+            prefix = prompt.hashes[length]
             if not is_assistant(prompt.messages[length - 1]) or not (
-                fits := _of_owner(self._loose.get(head.loose, ()), owner)
+                fits := _of_owner(self._loose.get(prefix.loose, ()), owner)
             ):
                 continue
-            if exact := _of_owner(self._exact.get(head.exact, ()), owner):
-                return Match(_chosen(exact), length)
-            by_tokens = self.by_tokens(prompt, owner)
-            if by_tokens is not None and by_tokens.known in fits:
-                return Match(by_tokens.known, length, is_exact=False)
-            is_plain = len({known.owner for known in fits}) == 1
-            return Match(_chosen(fits), length, is_exact=False) if is_plain else None
+            if exact := _of_owner(self._exact.get(prefix.exact, ()), owner):
+                return Match(_prefer_unused(exact), length)
+            by_tokens = self.match_tokens(prompt, owner)
+            if by_tokens is not None and by_tokens.call in fits:
+                return Match(by_tokens.call, length, is_exact=False)
+            is_one_episode = len({call.owner for call in fits}) == 1
+            return Match(_prefer_unused(fits), length, is_exact=False) if is_one_episode else None
         return None
 
-    def by_tokens(self, prompt: Prompt, owner: bytes | None = None) -> Match | None:
-        """The call whose tokens a prompt begins with; `owner`: only calls of this episode count.
-
-        The length of the match is in bytes.
-        """
-        return self._tokens.longest(prompt.tokens, owner)
+    def match_tokens(self, prompt: HashedPrompt, owner: bytes | None = None) -> Match | None:
+        """Return the call whose tokens a prompt begins with, and the length in bytes; `owner` as in `match_prompt`."""
+        return self._tokens.find_longest(prompt.tokens, owner)
 
 
-class _Runs:
-    """Runs of bytes: which of them others begin with."""
+class _LengthIndex:
+    """Calls by the hash and the length of a byte prefix."""
 
     def __init__(self) -> None:
         self._lengths: list[int] = []
-        self._of_length: dict[int, dict[bytes, list[Known]]] = {}
+        self._of_length: dict[int, dict[bytes, list[EarlierCall]]] = {}
 
-    def add(self, run: Run, known: Known) -> None:
-        if run.length not in self._of_length:
-            insort(self._lengths, run.length)
-        self._of_length.setdefault(run.length, {}).setdefault(run.hash.digest(), []).append(known)
+    def add(self, prefix: PrefixHash, call: EarlierCall) -> None:
+        if prefix.length not in self._of_length:
+            insort(self._lengths, prefix.length)
+        self._of_length.setdefault(prefix.length, {}).setdefault(prefix.hash.digest(), []).append(call)
 
-    def drop(self, run: Run, known: Known) -> None:
-        of_length = self._of_length[run.length]
-        _drop(of_length, run.hash.digest(), known)
+    def drop(self, prefix: PrefixHash, call: EarlierCall) -> None:
+        of_length = self._of_length[prefix.length]
+        _drop(of_length, prefix.hash.digest(), call)
         if not of_length:
-            del self._of_length[run.length]
-            del self._lengths[bisect_left(self._lengths, run.length)]
+            del self._of_length[prefix.length]
+            del self._lengths[bisect_left(self._lengths, prefix.length)]
 
-    def longest(self, data: bytes, owner: bytes | None) -> Match | None:
-        found: Match | None = None
-        sofar, done = hashlib.blake2b(digest_size=_BYTES), 0
+    def find_longest(self, content: bytes, owner: bytes | None) -> Match | None:
+        longest: Match | None = None
+        running, hashed = hashlib.blake2b(digest_size=_BYTES), 0
         for length in self._lengths:
-            if length > len(data):
+            if length > len(content):
                 break
-            sofar.update(data[done:length])
-            done = length
-            if fits := _of_owner(self._of_length[length].get(sofar.digest(), ()), owner):
-                found = Match(_chosen(fits), length)
-        return found
+            running.update(content[hashed:length])
+            hashed = length
+            if fits := _of_owner(self._of_length[length].get(running.digest(), ()), owner):
+                longest = Match(_prefer_unused(fits), length)
+        return longest
 
 
-def as_bytes(sequence: Sequence[int] | str) -> bytes:
-    """Token ids, or a text, as what is hashed; 4 bytes an id, so that no id is the beginning of another."""
+def to_bytes(sequence: Sequence[int] | str) -> bytes:
+    """Return a text, or token ids with 4 bytes each, as bytes to hash. No id is a prefix of another."""
     if isinstance(sequence, str):
         return sequence.encode("utf-8", "surrogatepass")
     return array("i", sequence).tobytes()
 
 
-def instructions_of(messages: Sequence[Message]) -> bytes:
-    """Hash of the system prompt that messages begin with; empty if there is none."""
-    return Heads().then(messages[0]).exact if messages and messages[0]["role"] in INSTRUCTIONS else b""
+def hash_instructions(messages: Sequence[Message]) -> bytes:
+    """Return the hash of the system prompt that messages begin with; empty without one."""
+    return ConversationHash().extend(messages[0]).exact if messages and messages[0]["role"] in INSTRUCTIONS else b""
 
 
-def _said(message: Message) -> list[Any]:
-    """What makes a message the same as another one."""
-    text = text_of(message.get("content"), "\n").strip()
-    if is_assistant(message):
-        return ["assistant", text, [_call(call) for call in message.get("tool_calls") or ()]]
-    parts = message.get("content")
-    others = (
-        [part for part in parts if isinstance(part, dict) and "text" not in part] if isinstance(parts, list) else []
-    )
-    return [message["role"], text, message.get("tool_call_id"), others]
+def _comparable(message: Message) -> list[Any]:
+    """Return the content of a message that makes it equal to another. Arguments of calls are compared as JSON."""
+    content = message.get("content")
+    text = join_text(content, "\n").strip()
+    if not is_assistant(message):
+        blocks = content if isinstance(content, list) else []
+        media = [block for block in blocks if isinstance(block, dict) and "text" not in block]
+        return [message["role"], text, message.get("tool_call_id"), media]
+    calls = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            calls.append([call])
+            continue
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(msgspec.MsgspecError, RecursionError):
+                arguments = msgspec.json.decode(arguments)
+        calls.append([call.get("id"), function.get("name"), arguments])
+    return ["assistant", text, calls]
 
 
-def _call(call: Any) -> list[Any]:
-    """A tool call without the ways of spelling its arguments."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return [call]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with suppress(msgspec.MsgspecError, RecursionError):
-            arguments = msgspec.json.decode(arguments)
-    return [call.get("id"), function.get("name"), arguments]
+def _of_owner(calls: Iterable[EarlierCall], owner: bytes | None) -> list[EarlierCall]:
+    return [call for call in calls if owner is None or call.owner == owner]
 
 
-def _hash(head: bytes, words: bytes) -> bytes:
-    return hashlib.blake2b(head + words, digest_size=_BYTES).digest()
+def _prefer_unused(fits: list[EarlierCall]) -> EarlierCall:
+    """Return the call with the fewest continuations, and the newest among equals."""
+    return min(reversed(fits), key=lambda call: call.continuations)
 
 
-def _of_owner(known: Iterable[Known], owner: bytes | None) -> list[Known]:
-    return [one for one in known if owner is None or one.owner == owner]
-
-
-def _chosen(fits: list[Known]) -> Known:
-    """Of calls that are told apart by nothing: one that no prompt went on from, and the newest of these."""
-    return min(reversed(fits), key=lambda known: known.times)
-
-
-def _drop(table: dict[bytes, list[Known]], key: bytes, known: Known) -> None:
-    table[key].remove(known)
+def _drop(table: dict[bytes, list[EarlierCall]], key: bytes, call: EarlierCall) -> None:
+    table[key].remove(call)
     if not table[key]:
         del table[key]

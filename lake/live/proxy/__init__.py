@@ -1,1 +1,1 @@
-"""The recording proxy: passes calls of a model on to an engine or a vendor, and records each as a step."""
+"""The recording proxy: forwards model calls to an engine or vendor, and records each as a step."""

@@ -1,8 +1,11 @@
-"""Connections, as many as are allowed: who is one too many is told so, unless another one is idle.
+"""Connections of clients: how many are open, and what the proxy itself answers.
 
-Whoever opens thousands of connections and says nothing, or sends a body byte by byte, must not keep others out. To make
-place, a connection on which no call is under way is closed, as a server may at any time: first those that never made
-one, oldest first, then the one whose last call is longest ago.
+A client that opens thousands of idle connections, or sends a body byte by byte, must not keep others out. When the
+limit is reached, the proxy closes an idle connection, as HTTP servers may at any time. It first closes connections that
+never made a call, oldest first, then the one that was idle longest. If all are busy, it refuses the new connection.
+
+Refusals have the form that clients of the model APIs show as a reason. A started answer cannot be refused any
+more. The proxy breaks it off, so that the client sees that it is incomplete.
 """
 
 import asyncio
@@ -14,70 +17,113 @@ import msgspec
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from lake.live.proxy.replies import error_body, refusal
-
 _IDLE_SECONDS = 75.0
-"""After which a connection is closed, if nobody needs its place before."""
+"""Seconds after which the server closes an idle connection."""
 _LINGERING_SECONDS = 2.0
-"""How long a client that was refused may go on sending, so that it comes to read why."""
+"""Seconds that a refused client may keep sending, so that it gets to read the reason."""
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection before it had the whole answer."""
+
+
+class RefusedError(Exception):
+    """A request that the proxy refuses, with the reason for the client."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def response(self) -> web.Response:
+        """Return the refusal. The rest of the request is not read."""
+        response = refuse(self.status, str(self))
+        response.force_close()
+        return response
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Return an error in the form of OpenAI's and Anthropic's APIs."""
+    return {"type": "error", "error": {"type": "trajlake_proxy", "message": message, "code": status, "param": None}}
+
+
+def refuse(status: int, message: str) -> web.Response:
+    """Return an error response."""
+    # The client libraries of both APIs would retry a conflict twice.
+    headers = {"x-should-retry": "false"} if status == 409 else None
+    return web.json_response(error_body(status, message), status=status, headers=headers)
+
+
+def break_off(
+    request: web.Request, response: web.StreamResponse | None, status: int, message: str
+) -> web.StreamResponse:
+    """Return an error, or close the connection if `response` was started."""
+    if response is None:
+        return refuse(status, message)
+    if request.transport is not None:
+        request.transport.close()
+    return response
+
+
+async def send(response: web.StreamResponse, piece: bytes) -> None:
+    """Send a piece of an answer to the client. Raises ClientLeftError."""
+    try:
+        await response.write(piece)
+    except ConnectionError as error:
+        raise ClientLeftError from error
 
 
 class Gate:
-    """Makes a protocol for each connection, for `loop.create_server`.
+    """Admits connections. An instance is the protocol factory of `loop.create_server`.
 
     Args:
-        most: connections at a time.
+        most: maximum number of connections.
+        server: the server behind the gate.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._server: web.Server | None = None
-        self._silent: dict[RequestHandler, None] = {}
-        """Connections that made no call so far, oldest first."""
-        self._used: dict[RequestHandler, None] = {}
-        """The others that are idle, the one whose last call is longest ago first."""
+    def __init__(self, most: int, server: web.Server | None = None) -> None:
+        self.most, self.server = most, server
+        self._unused: dict[RequestHandler, None] = {}
+        """Connections without a call so far, oldest first."""
+        self._idle: dict[RequestHandler, None] = {}
+        """Idle connections that made a call; the one that was idle longest comes first."""
         self._busy: dict[RequestHandler, None] = {}
-
-    def guard(self, server: web.Server) -> None:
-        """Stand before a server."""
-        self._server = server
 
     @contextmanager
     def busy(self, connection: RequestHandler) -> Iterator[None]:
-        """While a call is under way on a connection, which makes one at a time."""
+        """Mark a connection as busy; it has one call at a time."""
         self.forget(connection)
         self._busy[connection] = None
         try:
             yield
         finally:
-            if self._busy.pop(connection, connection) is None:  # else it was closed meanwhile
-                self._used[connection] = None
+            if self._busy.pop(connection, connection) is None:  # otherwise it was closed during the call
+                self._idle[connection] = None
 
     def forget(self, connection: RequestHandler) -> None:
-        """A connection is closed."""
-        for kind in (self._silent, self._used, self._busy):
-            kind.pop(connection, None)
+        """Remove a closed connection."""
+        for connections in (self._unused, self._idle, self._busy):
+            connections.pop(connection, None)
 
     def admits(self, connection: RequestHandler) -> bool:
-        """Whether there is place for a new connection, which may be made."""
-        if len(self._silent) + len(self._used) + len(self._busy) >= self.most:
-            idle = self._silent or self._used
+        """Admit a new connection if there is room; closes an idle one to make room."""
+        if len(self._unused) + len(self._idle) + len(self._busy) >= self.most:
+            idle = self._unused or self._idle
             if not idle:
                 return False
-            longest = next(iter(idle))
-            del idle[longest]
-            longest.force_close()
-        self._silent[connection] = None
+            oldest = next(iter(idle))
+            del idle[oldest]
+            oldest.force_close()
+        self._unused[connection] = None
         return True
 
     def __call__(self) -> asyncio.Protocol:
-        """The protocol of a new connection."""
-        assert self._server is not None
-        return _Connection(self, self._server)
+        """Return the protocol of a new connection."""
+        assert self.server is not None
+        return _Connection(self, self.server)
 
 
 class _Connection(RequestHandler):
-    """A connection that tells the gate of its end, and whoever does not speak HTTP so; what he said goes to no log."""
+    """A connection that reports its end to the gate, answers invalid HTTP with an error, and logs nothing of it."""
 
     __slots__ = ("_gate",)
 
@@ -103,7 +149,7 @@ class _Connection(RequestHandler):
         self._gate.forget(self)
 
     def log_exception(self, *_: Any, **__: Any) -> None:
-        """Say nothing: what aiohttp would tell may be of the request, and faults of ours are told by the proxy."""
+        """Log nothing: aiohttp's message may quote the request, and the proxy logs its own faults."""
 
     def handle_error(
         self,
@@ -113,8 +159,8 @@ class _Connection(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun")
-        said = (message or "").partition("\n")[0].strip(" :")
-        response = refusal(status, f"the request cannot be read: {said or type(exc).__name__}")
+            raise ConnectionError("the answer was already being sent")
+        reason = (message or "").partition("\n")[0].strip(" :")
+        response = refuse(status, f"the request cannot be read: {reason or type(exc).__name__}")
         response.force_close()
         return response

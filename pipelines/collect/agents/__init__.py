@@ -1,17 +1,17 @@
-"""Agents: functions that play a task by talking to the endpoint they are handed.
+"""Agents: functions that play a task by calling a model at the URL they receive.
 
     def agent(task: Task, client: Client): ...
 
-An agent is any function, sync or async, that talks to a model through a URL: plain client code, LangGraph, a framework
-with its own loop. It is handed an address of the recording proxy that names its rollout, so each of its calls becomes a
-step with the exact tokens, and nothing in it knows of the recorder. What it returns says how it went:
+An agent is any function, sync or async, that calls a model through a URL: plain client code, LangGraph, or a framework
+with its own loop. The URL points to the recording proxy and names the rollout. So each call becomes a step with its
+exact tokens, and the agent needs no recorder. Its return value ends the episode:
 
-* a list of messages, or None: it is done; nothing rewarded it (a reward function may, later);
-* a number: its reward;
+* a list of messages, or None: done without a reward (a reward function may add one later);
+* a number: the reward;
 * a `Result`: reward, scores, status, ground truth.
 
-An exception is a failed rollout, with its text. `trajlake template agent FILE` makes a file to begin with; `--agent
-FILE:fn` plays it.
+An exception makes a failed rollout and is stored as its error. `trajlake template agent FILE` writes an example;
+`--agent FILE:fn` plays it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """The endpoint that an agent talks to; every call that is made there belongs to its rollout."""
+    """The endpoint of one rollout; every call to it is recorded in that rollout."""
 
     base_url: str
-    """With /v1, as OPENAI_BASE_URL."""
+    """Base URL with /v1, as in OPENAI_BASE_URL."""
     model: str
-    """The model to ask for."""
+    """Model name for requests."""
     api_key: str = "none"
-    """Any: the endpoint wants none."""
+    """Any value: the endpoint needs no key."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    """Arguments that each call should have (temperature, max_tokens, seed), so that the trainer knows them."""
+    """Arguments for each call (temperature, max_tokens, seed), so that the trainer knows them."""
 
     def openai(self) -> "OpenAI":
-        """A client of the package openai. Raises MissingExtraError."""
+        """Return a client of the openai package. Raises MissingExtraError."""
         client: OpenAI = _openai().OpenAI(**self._options())
         return client
 
     def async_openai(self) -> "AsyncOpenAI":
-        """An async client of the package openai. Raises MissingExtraError."""
+        """Return an async client of the openai package. Raises MissingExtraError."""
         client: AsyncOpenAI = _openai().AsyncOpenAI(**self._options())
         return client
 
     def _options(self) -> dict[str, Any]:
-        """Of a client of the package openai: its own time-outs, but for the 5 s that it has to connect.
+        """Build the options of an openai client, with a longer connect timeout than its default of 5 s.
 
-        Many agents in one event loop hold it up for longer while they make their clients, 30 ms each.
+        Creating a client takes 30 ms. Many agents in one event loop can block it for longer than 5 s.
         """
         patience = _openai().Timeout(600.0, connect=120.0)
         return {"base_url": self.base_url, "api_key": self.api_key, "max_retries": 0, "timeout": patience}
@@ -61,24 +61,24 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How an agent's rollout went."""
+    """How an agent's rollout ended."""
 
     reward: float | None = None
-    """`episodes.env_return`."""
+    """Stored as `episodes.env_return`."""
     scores: dict[str, float] = field(default_factory=dict)
-    """Rows of `scores`, by the name of their scorer."""
+    """Rows of `scores`, keyed by scorer name."""
     status: str = "completed"
-    """completed, truncated, aborted, failed."""
+    """One of completed, truncated, aborted, failed."""
     stop_reason: str | None = None
     error: str | None = None
-    """What went wrong."""
+    """Error message."""
     messages: list[Message] | None = None
-    """The conversation; for the agent's own use, since its calls are recorded."""
+    """The conversation. It is not stored, since the calls are recorded."""
     ground_truth: Json = None
 
 
 Agent = Callable[[Task, Client], Any | Awaitable[Any]]
-"""What `--agent FILE:fn` names."""
+"""The type of the function that `--agent FILE:fn` names."""
 
 
 def _openai() -> Any:

@@ -1,18 +1,18 @@
-"""Engines: the protocol of what serves a model over HTTP, and what they have in common.
+"""Engines: the protocol of servers that sample from a model over HTTP, and its errors.
 
-An engine takes token ids and gives token ids: the exact ones that it sampled, with the log-probabilities of the very
-distribution that it sampled from, and the versions of the weights that made them. What it cannot tell is None and never
-guessed. `vllm.py` and `sglang.py` hold all that is known of one engine each: sampling, versions, loading weights,
-health. Endpoints that take nothing but messages are no engines here; `chat.py` speaks to them, and what they say is
-recorded as text.
+An engine takes token ids and returns the exact token ids that it sampled. With them come log-probabilities of the
+distribution it sampled from, and the versions of the weights. An engine's missing values become None and are never
+guessed. `vllm.py` and `sglang.py` each hold all facts about one engine: sampling, versions, loading weights, health.
+Endpoints that take only messages are not engines: `chat.py` calls them and records text.
 
-Several engines are one behind `pool.py`, which also owns rate limits, retries, and engines that die and come back.
+`pool.py` presents several engines as one. It owns rate limits, retries, and engines that die and return.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -20,12 +20,12 @@ from lake.errors import TrajlakeError
 
 
 class Sampling(BaseModel, frozen=True, extra="forbid"):
-    """How actions are sampled. Truncation (top-p, top-k, min-p) is off unless asked for: it biases ratios."""
+    """How actions are sampled. Truncation (top-p, top-k, min-p) is off by default: it biases importance ratios."""
 
     temperature: float = Field(default=1.0, ge=0)
-    """Divides the logits; 0 takes the likeliest token."""
+    """Divides the logits; 0 takes the most likely token."""
     max_tokens: int = Field(default=512, ge=1)
-    """Tokens after which an action is cut off, its end token included."""
+    """Maximum tokens of an action, end token included."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus mass; 1 = off."""
     top_k: int = Field(default=0, ge=0)
@@ -33,7 +33,7 @@ class Sampling(BaseModel, frozen=True, extra="forbid"):
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Minimum relative probability; 0 = off."""
     stop: tuple[str, ...] = ()
-    """Texts that end an action."""
+    """Stop sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,54 +41,54 @@ class Request:
     """One call of an engine."""
 
     prompt_ids: Sequence[int]
-    """The whole prompt."""
+    """Token ids of the complete prompt."""
     sampling: Sampling
     seed: int | None = None
-    """Of the sampling; None: the engine draws one."""
+    """Seed of the sampling. None: the engine draws one."""
     stop_ids: Sequence[int] = ()
-    """Tokens that end an answer beside the model's own end token: the marker that a chat template ends turns by."""
+    """Tokens that end an answer in addition to the model's end token, such as the template's end-of-turn marker."""
     samples: int = 1
-    """How many answers to the one prompt."""
+    """Number of answers to the prompt."""
     schema: dict[str, Any] | None = None
-    """JSON schema that the answer is held to, by a grammar: its tokens are `constrained`."""
+    """JSON schema for the answer, enforced by a grammar; its tokens are `constrained`."""
     adapter: str | None = None
-    """LoRA adapter, by the name that it was loaded under; None: the model itself."""
+    """LoRA adapter, by the name it was loaded under. None: the base model."""
     key: str = ""
-    """Names the rollout: its calls go to the same engine, whose cache holds the prefix."""
+    """Name of the rollout. Its calls go to the same engine, whose cache holds the prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine sampled."""
+    """One sampled answer."""
 
     ids: list[int]
-    """Its end token included, unless it was cut off."""
+    """Token ids, end token included unless the answer was cut off."""
     logprobs: list[float]
-    """Of `ids`, in nats, under the distribution that they were sampled from where `logprobs_mode` is processed."""
+    """Log-probabilities of `ids` in nats, under the sampling distribution if `logprobs_mode` is processed."""
     finish_reason: str
-    """stop: ended by the policy. length: cut off by the limit. abort: by the engine (a pause, a restart)."""
+    """stop: the policy ended it. length: the limit cut it off. abort: the engine broke it off (pause, restart)."""
     versions: list[tuple[int | None, int, int]] = field(default_factory=list)
-    """Version of the weights, first and last (inclusive) index into `ids`; None where the engine does not say."""
+    """Version of the weights, first and last (inclusive) index into `ids`; None if not reported."""
     constrained: list[bool] | None = None
-    """Per token: a grammar changed the choice, so its log-probability is not the policy's."""
+    """Per token: a grammar changed the distribution, so the log-probability is not the policy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCard:
-    """What an engine says of itself."""
+    """An engine's description of itself."""
 
     engine: str
-    """Name and version, for `tokens.engine`."""
+    """Name and version, stored as `tokens.engine`."""
     model: str
-    """The name that requests call the model by."""
+    """Model name for requests."""
     folder: str | None = None
-    """Where the engine loaded it from, if it says so."""
+    """Folder the model was loaded from, if reported."""
     max_tokens: int | None = None
-    """Longest sequence, prompt and answer."""
+    """Maximum tokens of prompt and answer together."""
     logprobs_mode: str | None = None
-    """processed or raw; None if it does not say."""
+    """processed or raw; None if not reported."""
     dtype: str | None = None
-    """Number type that it computes in, if it says so."""
+    """Number type of the computation, if reported."""
 
 
 class Engine(Protocol):
@@ -98,56 +98,47 @@ class Engine(Protocol):
     """Base URL, without /v1."""
 
     async def describe(self) -> EngineCard:
-        """What it is. Raises EngineError."""
-        ...
+        """Return the engine's card. Raises EngineError."""
 
     async def generate(self, request: Request) -> list[Generation]:
-        """Sample; as many generations as `request.samples`. One try: the pool owns retries. Raises EngineError."""
-        ...
+        """Sample `request.samples` generations in one try; the pool owns retries. Raises EngineError."""
 
     async def logprobs(self, ids: Sequence[int], *, adapter: str | None = None) -> list[float]:
-        """Log-probabilities of each of `ids` but the first, given those before it, in nats at temperature 1.
+        """Return log-probabilities of each of `ids` but the first, given the previous ones, in nats at temperature 1.
 
-        What the trainer's own numbers are compared with after its weights were pushed. `adapter` is as in a request.
-        Raises EngineError.
+        The trainer compares its own numbers with these after a push of weights. `adapter` is as in a request. Raises
+        EngineError.
         """
-        ...
 
     async def version(self) -> int | None:
-        """Version of the weights that it has; None if it was never told one. Raises EngineError."""
-        ...
+        """Return the version of the weights, or None if it was never set. Raises EngineError."""
 
     async def newest_version(self) -> int | None:
-        """Newest version that it was given, also if it failed to load it: others must be above. Raises EngineError."""
-        ...
+        """Return the newest version it received, even if the load failed. Raises EngineError."""
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Take over the weights of a model folder, under a version; calls in flight go on with the new weights.
+        """Load the weights of a model folder under a version; calls in flight continue with the new weights.
 
-        No token is sampled between the weights and their version: it pauses, loads, forgets cached prefixes, takes the
-        version and goes on, also after an error. Raises EngineError.
+        The engine pauses, loads, drops cached prefixes, takes the version and resumes, even after an error. So it
+        samples no token between the weights and their version. Raises EngineError.
         """
-        ...
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Load, or load again, a LoRA adapter under a name that requests may use. Raises EngineError."""
-        ...
+        """Load or reload a LoRA adapter under a name that requests may use. Raises EngineError."""
 
     async def is_healthy(self) -> bool:
-        """Whether it answers."""
-        ...
+        """Return whether it answers."""
 
     async def close(self) -> None:
-        """Let go of connections."""
-        ...
+        """Close connections."""
 
 
 class EngineError(TrajlakeError, RuntimeError):
-    """An engine did not do what it was asked for. Says which one, what it answered, and what to do."""
+    """An engine failed to do what was requested. The message names the engine, its answer and the next step."""
 
 
 class EngineBusyError(EngineError):
-    """It asks to be left alone for a while (429, 503).
+    """The engine asks callers to wait (429, 503).
 
     Attributes:
         seconds: how long, if it says so.
@@ -159,18 +150,18 @@ class EngineBusyError(EngineError):
 
 
 class EngineGoneError(EngineError):
-    """It cannot be reached, or broke off: it died, or is being restarted."""
+    """The engine cannot be reached or broke off: it died or is restarting."""
 
 
 class EngineFailedError(EngineError):
-    """It says that it failed (500, 502, 504)."""
+    """The engine reports a failure (500, 502, 504)."""
 
 
 class EngineRefusedError(EngineError):
-    """It refuses what it was asked for, and would again.
+    """The engine refuses the request and would refuse it again.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -179,8 +170,36 @@ class EngineRefusedError(EngineError):
 
 
 class EngineAnswerError(EngineError):
-    """It answered what cannot be: other counts of tokens and log-probabilities, a prompt that is not ours."""
+    """The answer is impossible: mismatched counts of tokens and log-probabilities, or a different prompt."""
 
 
 class ContextFullError(EngineError):
     """The prompt leaves no room for an answer."""
+
+
+Answer = TypeVar("Answer")
+
+
+class SharedAnswer(Generic[Answer]):
+    """Asks once and shares the answer with all callers; they also share a failure.
+
+    Rollouts start together. Without this, each of two thousand would ask the engine for its card.
+
+    Args:
+        ask: called again after a failure and after `forget`.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
+        self._ask = ask
+        self._answer: asyncio.Future[Answer] | None = None
+
+    async def __call__(self) -> Answer:
+        """Return the answer. Raises the error of `ask`."""
+        answer = self._answer
+        if answer is None or (answer.done() and (answer.cancelled() or answer.exception() is not None)):
+            answer = self._answer = asyncio.ensure_future(self._ask())
+        return await asyncio.shield(answer)  # a cancelled caller must not cancel the others
+
+    def forget(self) -> None:
+        """Ask again at the next call."""
+        self._answer = None

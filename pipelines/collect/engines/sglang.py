@@ -1,12 +1,12 @@
 """SGLang: tokens in and out over `/generate`, versions of weights, loading weights from a folder, LoRA adapters.
 
-Facts are from the source of SGLang 0.5.23 (`http_server.py`, `io_struct.py`, `sampling_params.py`,
-`weight_versions.py`); its wheels want CUDA, so no real one was run here. The tests run against a small server that
-answers in the same form.
+Facts come from the source of SGLang 0.5.23 (`http_server.py`, `io_struct.py`, `sampling_params.py`,
+`weight_versions.py`). Its wheels need CUDA, so no real server was run here. The tests use a small server that answers
+in the same format.
 
-Log-probabilities are those after the temperature and before anything is truncated (top-p, top-k, min-p), unless the
-server runs with SGLANG_RETURN_ORIGINAL_LOGPROB, which it does not say: `logprobs_mode` is what you say it is. Seeds
-count under `--enable-deterministic-inference` only.
+Log-probabilities are computed after the temperature and before truncation (top-p, top-k, min-p), unless the server runs
+with SGLANG_RETURN_ORIGINAL_LOGPROB. The server does not report that, so the caller sets `logprobs_mode`. Seeds only
+work with `--enable-deterministic-inference`.
 """
 
 import asyncio
@@ -26,11 +26,19 @@ from pipelines.collect.engines import (
     EngineRefusedError,
     Generation,
     Request,
+    SharedAnswer,
 )
-from pipelines.collect.engines.answers import Span, counted, finite, generation, read
-from pipelines.collect.engines.http import Http
-from pipelines.collect.engines.models import Models, room_of, served
-from pipelines.collect.engines.once import Once
+from pipelines.collect.engines.http import (
+    EngineClient,
+    ModelList,
+    WeightsSpan,
+    build_generation,
+    check_count,
+    check_logprobs,
+    compute_room,
+    convert_answer,
+    find_model,
+)
 
 GENERATE = "/generate"
 _TOO_LONG = ("longer than the model's context length", "maximum allowed length")
@@ -41,10 +49,10 @@ class SglangEngine:
 
     Args:
         url: base URL, with or without /v1 at the end.
-        model: the name that it serves the model by; None: the only one that is no adapter.
-        timeout: seconds that an answer may take.
-        key: of `--api-key`, or of `--admin-api-key` if there is one.
-        logprobs_mode: processed or raw; see above. None: not known.
+        model: name of the served model. None: the only one that is not an adapter.
+        timeout: timeout of an answer in seconds.
+        key: of `--api-key`, or of `--admin-api-key` if the server has one.
+        logprobs_mode: processed or raw; see above. None: unknown.
     """
 
     def __init__(
@@ -56,15 +64,15 @@ class SglangEngine:
         key: str | None = None,
         logprobs_mode: str | None = None,
     ) -> None:
-        self._http = Http(url, timeout=timeout, key=key)
+        self._http = EngineClient(url, timeout=timeout, key=key)
         self.url = self._http.base
         self._model = model
         self._logprobs_mode = logprobs_mode
-        self._known = Once(self._asked_what_it_is)
+        self._card = SharedAnswer(self._ask_card)
 
     async def describe(self) -> EngineCard:
-        """See `Engine.describe`; asked once, and again after it was gone."""
-        return await self._known()
+        """See `Engine.describe`; asked once, and again after the engine was gone."""
+        return await self._card()
 
     async def generate(self, request: Request) -> list[Generation]:
         """See `Engine.generate`. Raises ContextFullError where the prompt leaves no room."""
@@ -72,19 +80,22 @@ class SglangEngine:
             card = await self.describe()
             sampling = _sampling(request, card, self.url)
             body: dict[str, Any] = {
-                # One prompt each: samples of one prompt would share the seed, and be the same.
+                # One prompt per sample: samples of one prompt would share the seed and be equal.
                 "input_ids": [list(request.prompt_ids)] * request.samples,
-                "sampling_params": [sampling | _seed(request.seed, index) for index in range(request.samples)],
+                "sampling_params": [
+                    sampling if request.seed is None else sampling | {"sampling_seed": request.seed + index}
+                    for index in range(request.samples)
+                ],
                 "return_logprob": True,
             }
             if request.adapter is not None:
                 body["lora_path"] = request.adapter
-            answer = await self._asked(body)
+            answer = await self._post_generate(body)
         except EngineGoneError:
-            self._known.forget()  # another may answer at this address next time
+            self._card.forget()  # another engine may answer at this address later
             raise
         source = f"{self.url}{GENERATE}"
-        samples = counted(read(answer, list[_Sample], source), request.samples, "samples", source)
+        samples = check_count(convert_answer(answer, list[_SglangSample], source), request.samples, "samples", source)
         return [_generation(request, each, source) for each in samples]
 
     async def logprobs(self, ids: Sequence[int], *, adapter: str | None = None) -> list[float]:
@@ -96,24 +107,26 @@ class SglangEngine:
             "logprob_start_len": 0,
         }
         source = f"{self.url}{GENERATE}"
-        answer = await self._asked(body | ({"lora_path": adapter} if adapter is not None else {}))
-        (sample,) = counted(read(answer, list[_Sample], source), 1, "samples", source)
-        listed = counted(sample.meta_info.input_token_logprobs or [], len(ids), "prompt log-probabilities", source)
+        answer = await self._post_generate(body | ({"lora_path": adapter} if adapter is not None else {}))
+        (sample,) = check_count(convert_answer(answer, list[_SglangSample], source), 1, "samples", source)
+        listed = check_count(sample.meta_info.input_token_logprobs or [], len(ids), "prompt log-probabilities", source)
         if [each[1] for each in listed] != list(ids):
-            raise EngineAnswerError(f"{source} gives log-probabilities of other tokens than it was sent")
-        return finite([each[0] for each in listed[1:]], source)
+            raise EngineAnswerError(f"{source} returned log-probabilities of other tokens than it received")
+        return check_logprobs([each[0] for each in listed[1:]], source)
 
     async def version(self) -> int | None:
         """See `Engine.version`."""
-        said = read(await self._renamed("/model_info", "/get_model_info"), _ModelInfo, f"{self.url}/model_info")
-        return policy_version(said.weight_version)
+        model_info = convert_answer(
+            await self._get_renamed("/model_info", "/get_model_info"), _SglangModelInfo, f"{self.url}/model_info"
+        )
+        return policy_version(model_info.weight_version)
 
     async def newest_version(self) -> int | None:
-        """See `Engine.newest_version`; it keeps the weights and the version that it has if it cannot load others."""
+        """See `Engine.newest_version`; a failed load leaves the old weights and version."""
         return await self.version()
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """See `Engine.load_weights`. Calls in flight are computed again under the new weights."""
+        """See `Engine.load_weights`. Calls in flight are recomputed under the new weights."""
         try:
             await self._control("/pause_generation", {"mode": "retract"})
             body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
@@ -122,7 +135,7 @@ class SglangEngine:
             await asyncio.shield(self._http.post("/continue_generation"))
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """See `Engine.load_adapter`; one that is loaded is unloaded first."""
+        """See `Engine.load_adapter`; a loaded adapter is unloaded first."""
         try:
             await self._control("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
         except EngineRefusedError as error:
@@ -139,19 +152,23 @@ class SglangEngine:
         """See `Engine.close`."""
         await self._http.close()
 
-    async def _asked_what_it_is(self) -> EngineCard:
-        model = served(read(await self._http.get("/v1/models"), Models, f"{self.url}/v1/models"), self._model)
-        said = read(await self._renamed("/server_info", "/get_server_info"), _Info, f"{self.url}/server_info")
+    async def _ask_card(self) -> EngineCard:
+        model = find_model(
+            convert_answer(await self._http.get("/v1/models"), ModelList, f"{self.url}/v1/models"), self._model
+        )
+        server_info = convert_answer(
+            await self._get_renamed("/server_info", "/get_server_info"), _SglangServerInfo, f"{self.url}/server_info"
+        )
         return EngineCard(
-            engine=f"sglang {said.version}",
+            engine=f"sglang {server_info.version}",
             model=model.id,
-            folder=model.root if model.root != model.id else said.model_path,
+            folder=model.root if model.root != model.id else server_info.model_path,
             max_tokens=model.max_model_len,
             logprobs_mode=self._logprobs_mode,
-            dtype=said.dtype if said.dtype != "auto" else None,
+            dtype=server_info.dtype if server_info.dtype != "auto" else None,
         )
 
-    async def _asked(self, body: dict[str, Any]) -> Any:
+    async def _post_generate(self, body: dict[str, Any]) -> Any:
         try:
             return await self._http.post(GENERATE, body)
         except EngineRefusedError as error:
@@ -160,13 +177,13 @@ class SglangEngine:
             raise
 
     async def _control(self, path: str, body: dict[str, Any]) -> None:
-        """Do something with the engine. Raises EngineError: it says that it did not succeed."""
-        said = await self._http.post(path, body)
-        if isinstance(said, dict) and said.get("success") is False:
-            raise EngineError(f"POST {path} at {self.url} did not succeed: {said.get('message')}")
+        """Post a control request. Raises EngineError: it did not succeed."""
+        answer = await self._http.post(path, body)
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineError(f"POST {path} at {self.url} did not succeed: {answer.get('message')}")
 
-    async def _renamed(self, path: str, earlier: str) -> Any:
-        """What stands at a path that had another name in earlier versions."""
+    async def _get_renamed(self, path: str, earlier: str) -> Any:
+        """Get a path that had another name in earlier versions."""
         try:
             return await self._http.get(path)
         except EngineRefusedError as error:
@@ -175,43 +192,43 @@ class SglangEngine:
             return await self._http.get(earlier)
 
 
-class _Info(msgspec.Struct):
+class _SglangServerInfo(msgspec.Struct):
     version: str
     model_path: str | None = None
     dtype: str | None = None
 
 
-class _ModelInfo(msgspec.Struct):
+class _SglangModelInfo(msgspec.Struct):
     weight_version: str | None = None
 
 
-class _Finish(msgspec.Struct):
+class _SglangFinish(msgspec.Struct):
     type: str
 
 
-class _Meta(msgspec.Struct):
-    finish_reason: _Finish
+class _SglangMeta(msgspec.Struct):
+    finish_reason: _SglangFinish
     output_token_logprobs: list[tuple[float | None, int, str | None]] = []
     input_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
     weight_version: str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WeightsSpan] | None = None
 
 
-class _Sample(msgspec.Struct):
-    meta_info: _Meta
+class _SglangSample(msgspec.Struct):
+    meta_info: _SglangMeta
     output_ids: list[int] | None = None
 
 
-def _generation(request: Request, sample: _Sample, source: str) -> Generation:
+def _generation(request: Request, sample: _SglangSample, source: str) -> Generation:
     meta = sample.meta_info
     ids = [each[1] for each in meta.output_token_logprobs]
     if sample.output_ids is not None and sample.output_ids != ids:
         raise EngineAnswerError(f"{source} gives log-probabilities of other tokens than it sampled")
     spans = meta.weight_versions or []
     if not spans and meta.weight_version is not None:
-        # Earlier versions tell the last version only, and had no pause that keeps calls.
-        spans = [Span(version=meta.weight_version, start=0, end=len(ids))]
-    return generation(
+        # Earlier versions report only the last version, and cannot keep calls during a pause.
+        spans = [WeightsSpan(version=meta.weight_version, start=0, end=len(ids))]
+    return build_generation(
         request,
         ids=ids,
         logprobs=[each[0] for each in meta.output_token_logprobs],
@@ -222,20 +239,16 @@ def _generation(request: Request, sample: _Sample, source: str) -> Generation:
 
 
 def _sampling(request: Request, card: EngineCard, url: str) -> dict[str, Any]:
-    """Sampling parameters, all of them, so that none is left to the engine's defaults."""
-    given = request.sampling
-    more: dict[str, Any] = {"stop": list(given.stop)} if given.stop else {}
-    more |= {"stop_token_ids": list(request.stop_ids)} if request.stop_ids else {}
+    """Build all sampling parameters, so that no default of the engine applies."""
+    sampling = request.sampling
+    stops: dict[str, Any] = {"stop": list(sampling.stop)} if sampling.stop else {}
+    stops |= {"stop_token_ids": list(request.stop_ids)} if request.stop_ids else {}
     if request.schema is not None:
-        more["json_schema"] = msgspec.json.encode(request.schema).decode()
-    return more | {
-        "max_new_tokens": room_of(request, card, url),
-        "temperature": given.temperature,
-        "top_p": given.top_p,
-        "top_k": given.top_k or -1,
-        "min_p": given.min_p,
+        stops["json_schema"] = msgspec.json.encode(request.schema).decode()
+    return stops | {
+        "max_new_tokens": compute_room(request, card, url),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
     }
-
-
-def _seed(seed: int | None, index: int) -> dict[str, int]:
-    return {} if seed is None else {"sampling_seed": seed + index}

@@ -1,16 +1,16 @@
-"""Environments: the protocol that every environment is played by.
+"""Environments: the protocol of everything that answers a policy's actions.
 
-An environment speaks in chat messages. `reset(task)` opens an episode and gives the messages that its policy is shown
-first; `step(action)` takes the assistant's message, tool calls included, and gives what the policy is shown next. That
-the task is over (`terminated`: success or failure) and that a limit was reached (`truncated`) are told apart, because
-credit is not the same after them. What nobody rewarded is None, not 0.
+An environment speaks in chat messages. `reset(task)` starts an episode and returns the first messages for the policy.
+`step(action)` takes the assistant's message, tool calls included, and returns the next messages. The end of a task
+(`terminated`: success or failure) and a limit (`truncated`) are separate flags, because credit treats them differently.
+A step without a reward has None, not 0.
 
-Equal tasks open in equal messages, in every process: rollouts of one task are siblings, and their rewards are compared.
-The manager refuses a group whose members begin differently.
+Equal tasks start with equal messages, in every process: rollouts of one task are siblings, and their rewards are
+compared. The manager refuses a group whose rollouts start differently.
 
-To write one, `trajlake template environment FILE` makes a file to begin with; `--env FILE:make` plays it. Methods are
-coroutines; an environment whose methods are plain functions is played in a thread of its own (`threads.py`), so that
-thousands of others go on while it blocks. One that answers in microseconds may say `runs_inline = True`.
+`trajlake template environment FILE` writes an example; `--env FILE:make` plays it. Methods are coroutines. An
+environment with plain functions runs in a separate thread (`user_code.py`), so that it blocks no other rollout. One
+that answers in microseconds may set `runs_inline = True`.
 """
 
 from dataclasses import dataclass, field
@@ -22,74 +22,69 @@ from pipelines.collect.policies import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Where an episode begins. Siblings share it."""
+    """Start of an episode, shared by siblings."""
 
     seed: int = 0
-    """Decides what the environment draws; stored as `episodes.seed`, and part of the group's key."""
+    """Seed of the environment's random draws; stored as `episodes.seed` and part of the group's key."""
     name: str | None = None
-    """`episodes.task_id`; None: the environment names it in its first outcome."""
+    """Stored as `episodes.task_id`. None: the first outcome names the task."""
     messages: list[Message] = field(default_factory=list)
-    """The prompt, where the task is one."""
+    """The prompt, if the task has one."""
     ground_truth: Json = None
-    """What a reward function may compare with; stored with the episode, never shown to the policy."""
+    """Reference for reward functions; stored with the episode, never shown to the policy."""
     data: dict[str, Json] = field(default_factory=dict)
-    """Whatever else the row of a file of tasks says."""
+    """Other columns of the row in a file of tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an environment answers."""
+    """An environment's answer."""
 
     messages: list[Message]
-    """What the policy is shown next, without anything it has seen or said before; after the end, what came last."""
+    """New messages for the policy, without earlier ones; at the end, the last ones."""
     reward: float | None = None
-    """Of the action that led here; None if nothing rewarded it, and from `reset`, where one is refused."""
+    """Reward of the last action. None: not rewarded. `reset` may not return one."""
     terminated: bool = False
     """The environment ended the episode: success or failure."""
     truncated: bool = False
-    """A limit of the environment ended it: the horizon, a time."""
+    """A limit of the environment ended the episode: horizon or time."""
     tools: list[dict[str, Any]] | None = None
     """From `reset`: schemas of the functions that the policy may call, as in an OpenAI request."""
     task_id: str | None = None
-    """From `reset`: the name of the start, where the task has none."""
+    """From `reset`: name of the start, if the task has none."""
     ground_truth: Json = None
-    """From `reset`: where the environment knows it and the task does not."""
+    """From `reset`: the ground truth, if the task has none."""
     is_action_valid: bool | None = None
-    """Whether the last action was well-formed; None if the environment does not say."""
+    """Whether the last action was well-formed; None if unknown."""
     is_error: bool | None = None
-    """The messages say that the last action did not work."""
+    """Whether the messages report that the last action failed."""
     admissible: tuple[str, ...] = ()
-    """Actions that would have an effect now, for scripted policies; a model never sees them."""
+    """Actions that have an effect now, for scripted policies; a model never sees them."""
     extra: dict[str, Json] | None = None
-    """What else is worth keeping of the last action: `steps.extra`; from `reset`: `episodes.extra`."""
+    """Further data of the last action: `steps.extra`; from `reset`: `episodes.extra`."""
 
     @property
     def done(self) -> bool:
-        """No further action is taken."""
+        """Whether the episode has ended."""
         return self.terminated or self.truncated
 
 
 class Environment(Protocol):
-    """An environment. Every rollout gets an instance of its own."""
+    """An environment. Every rollout gets a separate instance."""
 
     @property
     def name(self) -> str:
         """Name and variant: `episodes.environment`."""
-        ...
 
     @property
     def split(self) -> str | None:
-        """The split that its tasks are drawn from: `episodes.split`."""
-        ...
+        """Split of its tasks: `episodes.split`."""
 
     async def reset(self, task: Task) -> Outcome:
-        """Begin the task. Equal tasks begin in equal messages, in every process."""
-        ...
+        """Start the task. Equal tasks start with equal messages, in every process."""
 
     async def step(self, action: Message) -> Outcome:
-        """Take the assistant's message; whatever is wrong with it is answered, not raised."""
-        ...
+        """Take the assistant's message. Answer an invalid one; do not raise."""
 
     async def close(self) -> None:
-        """Let go of what the episode holds: processes, connections. Called once, also after an error."""
-        ...
+        """Release processes and connections of the episode. Called once, also after an error."""

@@ -1,12 +1,15 @@
-"""Environments of gymnasium whose actions are words or numbers: toy text, and any with a Text or Discrete action space.
+"""Gymnasium environments with text or discrete actions, such as toy text.
 
-A policy is shown the environment's `ansi` rendering where it has one, else the observation itself, and answers with the
-name or the number of an action. An answer that is none is told, costs a step of `max_steps`, and does not reach the
-environment: otherwise a policy that never says anything valid would play for ever. The environment's own time limit is
-kept as well, and so are termination and truncation apart.
+A policy sees the environment's `ansi` rendering if it has one, else the observation. It answers with the name or number
+of an action. An invalid answer gets an explanation and costs a step of `max_steps`, but does not reach the environment:
+otherwise a policy without valid answers would play for ever. The environment's own time limit applies too. Termination
+and truncation stay separate.
+
+In drawings for terminals, a colour alone often marks the player (FrozenLake, Taxi). So escape sequences cannot simply
+be dropped. Highlighted text goes into brackets, and a legend lists coloured letters by colour.
 
 Facts: https://gymnasium.farama.org/environments/toy_text/ (names and order of actions; CliffWalking and Blackjack have
-no limit; CliffWalking has one start, whatever the seed).
+no limit; CliffWalking has one start for all seeds).
 """
 
 import re
@@ -17,10 +20,52 @@ from pydantic import BaseModel, Field, field_validator
 
 from lake.errors import MissingExtraError, UsageError
 from lake.records import Json
-from lake.settings import validated
+from lake.settings import validate
 from pipelines.collect.environments import Outcome, Task
-from pipelines.collect.environments.ansi import plain
 from pipelines.collect.policies import Message
+
+_ESCAPE = re.compile(r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+"""Escape sequences of ECMA-48: a control sequence with parameters and final letter, a title, or a short one."""
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+
+
+def convert_ansi(drawing: str) -> str:
+    """Return the text without escape sequences and outer blank lines: `\\x1b[41mS\\x1b[0mF` is `[S]F`."""
+    drawn: list[str] = []
+    coloured: dict[str, list[str]] = {}
+    codes: set[int] = set()
+    is_open = False
+    at = 0
+    for escape in (*_ESCAPE.finditer(drawing), None):
+        for letter in drawing[at : escape.start() if escape else None]:
+            is_marked = any(40 <= code <= 47 or 100 <= code <= 107 for code in codes)
+            drawn.append(("[" if is_marked and not is_open else "]" if is_open and not is_marked else "") + letter)
+            is_open = is_marked
+            for code in codes:
+                if 30 <= code <= 37 and letter.strip():
+                    coloured.setdefault(_COLOURS[code - 30], []).append(letter)
+        if escape is None:
+            break
+        at = escape.end()
+        if escape[2] == "m":
+            codes = _after(codes, escape[1])
+    text = "".join(drawn) + ("]" if is_open else "")
+    legend = "; ".join(f"{colour}: {''.join(coloured[colour])}" for colour in _COLOURS if colour in coloured)
+    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    return "\n".join([*lines, *([legend] if legend else [])])
+
+
+def _after(codes: set[int], sequence: str) -> set[int]:
+    """Return the active graphic codes after one more sequence.
+
+    0, or an empty sequence, ends all; 39 and 49 end the colours of letters and background.
+    """
+    for text in re.split("[;:]", sequence):
+        code = int(text) if text.isdigit() else 0
+        ended = {0: range(108), 39: range(30, 38), 49: range(40, 108)}.get(code, range(0))
+        codes = (codes | {code}) - set(ended)
+    return codes
+
 
 _TOY_ACTIONS = {
     "Blackjack": ("stick", "hit"),
@@ -28,21 +73,20 @@ _TOY_ACTIONS = {
     "FrozenLake": ("left", "down", "right", "up"),
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
 }
-"""How the ids of toy text begin -> the names of their actions, which the package keeps in its documentation."""
+"""Prefix of a toy-text id -> names of its actions, which the package only documents."""
 _WORD = re.compile(r"[\W_]*?(-?\w.*?)[\W_]*", re.DOTALL)
-"""An answer without the punctuation around it; a minus belongs to its number."""
+"""An answer without surrounding punctuation; a minus belongs to its number."""
 
 
 class GymnasiumSettings(BaseModel, frozen=True, extra="allow"):
-    """Settings of `--env gymnasium:ID`; any other `--env-arg` is an argument of the environment itself."""
+    """Settings of `--env gymnasium:ID`; any other `--env-arg` is an argument of the environment."""
 
     actions: tuple[str, ...] = ()
-    """Names of the actions 0, 1, ..., as `a|b|c` or a JSON list. Left out: those of toy text, else numbers."""
+    """Names of the actions 0, 1, ..., as `a|b|c` or a JSON list. Default: those of toy text, else numbers."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Answers after which an episode is cut off, invalid ones included. Left out: the environment's own limit, else
-    100."""
+    """Maximum answers of an episode, invalid ones included. Default: the environment's own limit, else 100."""
     prompt: str | None = None
-    """Opens the conversation, before the first observation. Left out: the id, and what may be answered."""
+    """Text before the first observation. Default: the id, and what may be answered."""
 
     @field_validator("actions", mode="before")
     @classmethod
@@ -50,72 +94,67 @@ class GymnasiumSettings(BaseModel, frozen=True, extra="allow"):
         return value.split("|") if isinstance(value, str) else value
 
 
-def maker(what: str, arguments: Mapping[str, Any]) -> Callable[[], "GymnasiumText"]:
-    """Makes environments of an id.
+def build_maker(environment_id: str, arguments: Mapping[str, Any]) -> Callable[[], "GymnasiumText"]:
+    """Return a function that makes environments of an id.
 
     Raises:
         MissingExtraError: gymnasium is not installed.
-        UsageError: no such id, arguments that it does not take, or spaces that are no text.
+        UsageError: the id does not exist, an argument is wrong, or a space is not text.
     """
-    gymnasium = _gymnasium()
-    settings = validated(GymnasiumSettings, arguments, "--env-arg of gymnasium: ")
-    given = dict(settings.model_extra or {})
-
-    def make(**more: Any) -> Any:
-        try:
-            return gymnasium.make(what, disable_env_checker=True, **given, **more)
-        except Exception as error:
-            msg = f"--env gymnasium:{what} cannot be made: {type(error).__name__}: {error}"
-            raise UsageError(f"{msg}; arguments: {given or 'none'}") from error
-
-    with make() as probe:
-        _refuse_what_is_no_text(probe, what, gymnasium.spaces)
-        is_drawn = "ansi" in (probe.metadata.get("render_modes") or ())
-    mode = (
-        {"render_mode": "ansi"} if is_drawn and not isinstance(probe.observation_space, gymnasium.spaces.Text) else {}
-    )
-    return lambda: GymnasiumText(make(**mode), what, settings)
-
-
-def _gymnasium() -> Any:
     try:
         import gymnasium
     except ImportError as error:
         raise MissingExtraError('the package gymnasium is not installed: pip install "trajlake[gymnasium]"') from error
-    return gymnasium
+    settings = validate(GymnasiumSettings, arguments, "--env-arg of gymnasium: ")
+    keywords = dict(settings.model_extra or {})
+
+    def make(**render_options: Any) -> Any:
+        try:
+            return gymnasium.make(environment_id, disable_env_checker=True, **keywords, **render_options)
+        except Exception as error:
+            msg = f"--env gymnasium:{environment_id} cannot be made: {type(error).__name__}: {error}"
+            raise UsageError(f"{msg}; arguments: {keywords or 'none'}") from error
+
+    with make() as probe:
+        _refuse_what_is_no_text(probe, environment_id, gymnasium.spaces)
+        is_drawn = "ansi" in (probe.metadata.get("render_modes") or ())
+    mode = (
+        {"render_mode": "ansi"} if is_drawn and not isinstance(probe.observation_space, gymnasium.spaces.Text) else {}
+    )
+    return lambda: GymnasiumText(make(**mode), environment_id, settings)
 
 
-def _refuse_what_is_no_text(environment: Any, what: str, spaces: Any) -> None:
+def _refuse_what_is_no_text(environment: Any, environment_id: str, spaces: Any) -> None:
     if not isinstance(environment.action_space, spaces.Discrete | spaces.Text):
-        msg = f"--env gymnasium:{what}: its actions are {environment.action_space}; valid: Discrete and Text"
-        raise UsageError(f"{msg}. Write an environment of your own around it: trajlake template environment FILE.py")
+        msg = f"--env gymnasium:{environment_id}: its actions are {environment.action_space}; valid: Discrete and Text"
+        raise UsageError(f"{msg}. Wrap it in your own environment: trajlake template environment FILE.py")
     if len(getattr(environment.observation_space, "shape", None) or ()) > 1:
-        msg = (
-            f"--env gymnasium:{what}: its observations are {environment.observation_space}; valid: text, numbers, short"
+        raise UsageError(
+            f"--env gymnasium:{environment_id}: its observations are {environment.observation_space}; valid: text, "
+            "numbers, short vectors and tuples of them"
         )
-        raise UsageError(f"{msg} vectors and tuples of them")
 
 
 class GymnasiumText:
-    """One environment of gymnasium, spoken to in text."""
+    """One gymnasium environment, played in text."""
 
     split = None
 
-    def __init__(self, environment: Any, what: str, settings: GymnasiumSettings) -> None:
-        self.name = f"gymnasium:{what}"
+    def __init__(self, environment: Any, environment_id: str, settings: GymnasiumSettings) -> None:
+        self.name = f"gymnasium:{environment_id}"
         self.runs_inline = type(environment.unwrapped).__module__.startswith("gymnasium.envs.toy_text")
         self._environment = environment
-        self._actions = Actions.of(environment.action_space, what, settings.actions)
+        self._actions = Actions.of(environment.action_space, environment_id, settings.actions)
         own_limit = environment.spec.max_episode_steps if environment.spec else None
         self._max_steps = settings.max_steps or own_limit or 100
-        self._prompt = settings.prompt or f"You play {what}. {self._actions.request}"
-        self._taken = 0
+        self._prompt = settings.prompt or f"You play {environment_id}. {self._actions.request}"
+        self._step_count = 0
         self._view = ""
         self._admissible: tuple[str, ...] = ()
 
     def reset(self, task: Task) -> Outcome:
-        """Begin with the task's seed."""
-        self._taken = 0
+        """Start with the task's seed."""
+        self._step_count = 0
         observation, info = self._environment.reset(seed=task.seed)
         self._look(observation, info)
         return Outcome(
@@ -125,11 +164,11 @@ class GymnasiumText:
         )
 
     def step(self, action: Message) -> Outcome:
-        """Take an action, if the answer is one."""
-        self._taken += 1
-        is_late = self._taken >= self._max_steps
-        chosen = self._actions.read(str(action.get("content") or ""))
-        if chosen is None:
+        """Take an action, if the answer is valid."""
+        self._step_count += 1
+        is_late = self._step_count >= self._max_steps
+        number = self._actions.read(str(action.get("content") or ""))
+        if number is None:
             refused = f"That is not an action. {self._actions.request}\n\n{self._view}"
             return Outcome(
                 messages=[{"role": "user", "content": refused}],
@@ -138,7 +177,7 @@ class GymnasiumText:
                 is_error=True,
                 admissible=self._admissible,
             )
-        observation, reward, terminated, truncated, info = self._environment.step(chosen)
+        observation, reward, terminated, truncated, info = self._environment.step(number)
         self._look(observation, info)
         is_over = bool(terminated)
         return Outcome(
@@ -158,13 +197,13 @@ class GymnasiumText:
     def _look(self, observation: Any, info: Mapping[str, Any]) -> None:
         self._admissible = self._actions.admissible(info)
         if self._environment.render_mode == "ansi":
-            self._view = plain(str(self._environment.render()))
+            self._view = convert_ansi(str(self._environment.render()))
         else:
             self._view = observation if isinstance(observation, str) else str(_json(observation))
 
 
 class Actions:
-    """What may be answered: a text, or one of some names, which stand for numbers."""
+    """The valid answers: a text, or names that stand for numbers."""
 
     def __init__(self, names: tuple[str, ...], first: int, space: Any) -> None:
         self._names = names
@@ -172,48 +211,52 @@ class Actions:
         self._space = space
 
     @classmethod
-    def of(cls, space: Any, what: str, names: tuple[str, ...]) -> "Actions":
-        """Of an action space. Raises UsageError: names that are not as many as the actions, or not distinct."""
+    def of(cls, space: Any, environment_id: str, names: tuple[str, ...]) -> "Actions":
+        """Build the actions of a space. Raises UsageError: the names are not distinct or do not match its size."""
         if not hasattr(space, "n"):
             return cls((), 0, space)
         count, first = int(space.n), int(space.start)
-        toy = next((toy for start, toy in _TOY_ACTIONS.items() if what.startswith(start)), ())
+        toy = next((toy for start, toy in _TOY_ACTIONS.items() if environment_id.startswith(start)), ())
         names = names or toy or tuple(str(first + index) for index in range(count))
         if len({name.lower() for name in names}) != count:
-            msg = f"--env-arg actions={'|'.join(names)}: gymnasium:{what} has {count} actions; valid: as many names"
-            raise UsageError(f"{msg}, all different")
+            raise UsageError(
+                f"--env-arg actions={'|'.join(names)}: gymnasium:{environment_id} has {count} actions; valid: {count} "
+                "different names"
+            )
         return cls(names, first, space)
 
     @property
     def request(self) -> str:
-        """Says what may be answered."""
+        """Instruction that lists the valid answers."""
         if self._names:
             return f"Answer with one action: {', '.join(self._names)}."
         return f"Answer with a text of at most {self._space.max_length} characters."
 
     def read(self, answer: str) -> Any | None:
-        """The action that an answer says by name or number, as a whole or in its last line; None if it says none."""
+        """Return the action that an answer names, completely or in its last line; None if it names none."""
         if not self._names:
-            return next((text for text in (answer, answer.strip()) if self._space.contains(text)), None)
+            return next(
+                (valid_text for valid_text in (answer, answer.strip()) if self._space.contains(valid_text)), None
+            )
         last = (answer.strip().splitlines() or [""])[-1]
-        for said in (answer, last):
-            found = _WORD.fullmatch(said)
+        for candidate in (answer, last):
+            match = _WORD.fullmatch(candidate)
             for index, name in enumerate(self._names):
-                if found and found[1].lower() in (name.lower(), str(self._first + index)):
+                if match and match[1].lower() in (name.lower(), str(self._first + index)):
                     return self._first + index
         return None
 
     def admissible(self, info: Mapping[str, Any]) -> tuple[str, ...]:
-        """Names of the actions that would have an effect, by the environment's mask if it gives one."""
+        """Return the names of the actions that have an effect, by the environment's mask if it has one."""
         mask = info.get("action_mask")
         return tuple(sorted(name for index, name in enumerate(self._names) if mask is None or mask[index]))
 
 
 def _json(observation: Any) -> Json:
-    """An observation as JSON: arrays and tuples as lists, NumPy's numbers as numbers."""
+    """Convert an observation to JSON: arrays and tuples to lists, NumPy numbers to numbers."""
     if isinstance(observation, Mapping):
         return {str(key): _json(value) for key, value in observation.items()}
     if isinstance(observation, tuple | list):
         return [_json(value) for value in observation]
-    given: Json = observation.tolist() if hasattr(observation, "tolist") else observation
-    return given
+    plain_observation: Json = observation.tolist() if hasattr(observation, "tolist") else observation
+    return plain_observation

@@ -1,17 +1,16 @@
-"""A tiny text house: find the key, open the chest, bring the treasure to the room the task names.
+"""A tiny text house: find the key, open the chest, bring the treasure to the room that the task names.
 
-Small enough to play 100,000 steps a second, rich enough to need memory: the task is told once, the map and the places
-of things must be remembered, and the only reward is 1.0 at the end. An observation names the room, what is seen, the
-chest, the hands and, last, the exits. An action that is malformed or has no effect costs a step and is answered "That
-does not work." in front of the view: alone, the sentence would make unlike situations look alike.
+It plays 100,000 steps a second and still needs memory. The task appears only in the first observation, and the player
+must remember the map and the positions of things. The only reward is 1.0 at the end. An observation names the room, the
+visible things, the chest, the hands and, last, the exits. A malformed or ineffective action costs a step. Its answer
+puts "That does not work." before the view: alone, the sentence would make different situations look equal.
 
-A world is drawn from a seed alone. A hash of the world decides its split, so that the held-out worlds are disjoint from
-the training worlds whatever seeds are used.
+A seed alone draws a world. A hash of the world decides its split, so held-out and training worlds are disjoint for all
+seeds.
 
-`HouseScript` is a scripted player, reactive, with its own map, and as imperfect as asked for. It reads nothing but the
-observations, like a model would: it walks to the nearest unexplored exit while something is missing, and with
-probability `noise` takes a uniformly random admissible action instead. Its traces warm a policy up, and leave something
-to learn.
+`HouseScript` is a scripted player with its own map and adjustable noise. Like a model, it reads only observations. It
+walks to the nearest unexplored exit while something is missing. With probability `noise` it takes a uniformly random
+admissible action instead. Its traces warm up a policy and leave room to learn.
 """
 
 import json
@@ -46,30 +45,30 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """An initial house. Every room is reachable from every other one."""
+    """An initial house. Every room is reachable from every other room."""
 
     exits: dict[str, dict[str, str]]
     """Room -> direction -> room."""
     start: str
     key: str
-    """Room in which the key lies."""
+    """Room of the key."""
     chest: str
     """Room of the locked chest, which holds the treasure."""
     goal: str
-    """Room the treasure has to be brought to; never the chest's room."""
+    """Target room of the treasure; never the chest's room."""
 
     def hash(self) -> int:
-        """63-bit hash of the whole world, hidden parts included."""
+        """Return a 63-bit hash of the complete world, hidden parts included."""
         world = {"exits": self.exits, "start": self.start, "key": self.key, "chest": self.chest, "goal": self.goal}
         return ids.text_hash(json.dumps(world, sort_keys=True, separators=(",", ":")))
 
     def path(self, source: str, target: str) -> list[str]:
-        """Directions of a shortest way between two rooms; empty if they are the same."""
+        """Return the directions of a shortest path between two rooms; empty if they are equal."""
         return shortest_path(self.exits, source, {target}) or []
 
 
 def shortest_path(exits: dict[str, dict[str, str]], source: str, targets: set[str]) -> list[str] | None:
-    """Directions of a shortest way to the nearest target, ties broken by direction name; None if there is no way."""
+    """Return the directions to the nearest target, ties broken by direction name; None if unreachable."""
     ways: dict[str, list[str]] = {source: []}
     queue = deque([source])
     while queue:
@@ -83,17 +82,17 @@ def shortest_path(exits: dict[str, dict[str, str]], source: str, targets: set[st
     return None
 
 
-def split_of(world: World) -> Split:
-    """The split a world belongs to: a function of the world alone."""
+def get_split(world: World) -> Split:
+    """Return the split of a world, which depends on the world alone."""
     return Split.HELD_OUT if world.hash() % HELD_OUT_EVERY == 0 else Split.TRAIN
 
 
 def draw_world(seed: int, rooms: int, split: Split) -> World:
-    """The world of a seed: the first of the seed's sequence of worlds that belongs to the split."""
+    """Return the world of a seed: the first in the seed's sequence that belongs to the split."""
     rng = random.Random(ids.key_hash("house", seed, rooms))
     while True:
         world = _any_world(rng, rooms)
-        if split_of(world) is split:
+        if get_split(world) is split:
             return world
 
 
@@ -121,7 +120,7 @@ def _any_world(rng: random.Random, rooms: int) -> World:
 REFUSAL = "That does not work."
 THINGS = ("key", "treasure")
 HANDS = "hands"
-"""Where a thing is that the player holds."""
+"""Position of a thing that the player holds."""
 VERBS: dict[str, tuple[str, ...]] = {
     "drop": THINGS,
     "go": tuple(OFFSETS),
@@ -129,24 +128,24 @@ VERBS: dict[str, tuple[str, ...]] = {
     "open": ("chest",),
     "take": THINGS,
 }
-"""The grammar: a verb and one of its objects; `look` stands alone."""
+"""The grammar: a verb and one of its objects; `look` has none."""
 SENTENCES = frozenset(f"{verb} {thing}".strip() for verb, things in VERBS.items() for thing in things or ("",))
-"""Every well-formed action."""
+"""All well-formed actions."""
 
 
 class HouseConfig(BaseModel, frozen=True, extra="forbid"):
-    """What a house is like."""
+    """Size, horizon and split of a house."""
 
     rooms: int = Field(default=3, ge=2, le=len(ROOM_NAMES))
     """Number of rooms."""
     horizon: int = Field(default=20, ge=1)
-    """Actions after which the episode is cut off."""
+    """Maximum actions of an episode."""
     split: Split = Split.TRAIN
-    """Which worlds are drawn."""
+    """Split to draw worlds from."""
 
 
 class House:
-    """One playable house. See the module docstring for the rules."""
+    """One playable house; the module docstring has the rules."""
 
     def __init__(self, config: HouseConfig | None = None) -> None:
         self.config = config or HouseConfig()
@@ -155,27 +154,27 @@ class House:
         self._game: _Game | None = None
 
     def reset(self, seed: int) -> Answer:
-        """Draw the world of the seed. The observation opens with the task."""
+        """Draw the world of the seed. The observation starts with the task."""
         world = draw_world(seed, self.config.rooms, self.config.split)
         self._game = _Game(world)
         return self._answer(self._game, f"Bring the treasure to the {world.goal}. {self._game.view()}")
 
     def step(self, action: str) -> Answer:
-        """Take an action; RuntimeError if no episode is running."""
+        """Take an action. Raises RuntimeError: no episode is running."""
         game = self._game
         if game is None or self._is_over(game):
             msg = "the house has no running episode; call reset(seed) first"
             raise RuntimeError(msg)
         sentence = action.strip()
         is_admissible = sentence in game.admissible()
-        game.taken += 1
+        game.step_count += 1
         if is_admissible:
             game.apply(*sentence.partition(" ")[::2])
         observation = game.view() if is_admissible else f"{REFUSAL} {game.view()}"
         return self._answer(game, observation, sentence in SENTENCES, is_admissible)
 
     def _is_over(self, game: "_Game") -> bool:
-        return game.is_won() or game.taken >= self.config.horizon
+        return game.is_won() or game.step_count >= self.config.horizon
 
     def _answer(
         self, game: "_Game", observation: str, is_well_formed: bool = True, is_admissible: bool = True
@@ -192,18 +191,18 @@ class House:
 
 
 class _Game:
-    """A world being played: where the player and the things are now."""
+    """A world in play, with the current positions of the player and the things."""
 
     def __init__(self, world: World) -> None:
         self.world_hash = world.hash()
-        self.taken = 0
+        self.step_count = 0
         self._world = world
         self._room = world.start
         self._places = {"key": world.key, "treasure": ""}
         self._is_locked = True
 
     def is_won(self) -> bool:
-        """The treasure is held in the goal room."""
+        """Return whether the player holds the treasure in the goal room."""
         return self._places["treasure"] == HANDS and self._room == self._world.goal
 
     def apply(self, verb: str, thing: str) -> None:
@@ -219,7 +218,7 @@ class _Game:
             self._places["treasure"] = self._room
 
     def admissible(self) -> tuple[str, ...]:
-        """Actions that have an effect now, sorted; looking always shows something."""
+        """Return the actions that have an effect now, sorted; looking always has one."""
         actions = [f"go {direction}" for direction in self._world.exits[self._room]]
         actions += [f"take {thing}" for thing in self._things(self._room)]
         actions += [f"drop {thing}" for thing in self._things(HANDS)]
@@ -228,19 +227,19 @@ class _Game:
         return tuple(sorted([*actions, "look"]))
 
     def view(self) -> str:
-        """What the player sees."""
-        seen, held = (" ".join(self._things(place)) or "nothing" for place in (self._room, HANDS))
+        """Return the player's view."""
+        room_things, hand_things = (" ".join(self._things(room)) or "nothing" for room in (self._room, HANDS))
         lock = "locked" if self._is_locked else "open"
         chest = f"Chest {lock}" if self._room == self._world.chest else "No chest"
         exits = " ".join(sorted(self._world.exits[self._room]))
-        return f"Room {self._room}. You see {seen}. {chest}. You hold {held}. Exits {exits}"
+        return f"Room {self._room}. You see {room_things}. {chest}. You hold {hand_things}. Exits {exits}"
 
-    def _things(self, place: str) -> list[str]:
-        return [thing for thing in THINGS if self._places[thing] == place]
+    def _things(self, room: str) -> list[str]:
+        return [thing for thing in THINGS if self._places[thing] == room]
 
 
-def vocabulary() -> list[str]:
-    """Every word and punctuation mark that houses say or understand, sorted; nothing else."""
+def list_vocabulary() -> list[str]:
+    """Return all words and punctuation marks of houses, sorted."""
     frame = "Bring the treasure to the Room You see nothing. Chest locked open No chest. You hold Exits"
     texts = [frame, REFUSAL, *SENTENCES, *ROOM_NAMES]
     return sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text)})
@@ -254,7 +253,7 @@ _FRONTIER = "?"
 
 
 class HouseScript:
-    """The policy: `noise` is the probability of a random admissible action."""
+    """The scripted policy: `noise` is the probability of a random admissible action."""
 
     def __init__(self, noise: float = 0.0) -> None:
         self.noise = noise
@@ -265,7 +264,7 @@ class HouseScript:
         return PolicyCard(name="house-script", sampling={"noise": self.noise})
 
     def start(self, seeds_E: Sequence[int]) -> Session:
-        """One player per seed."""
+        """Create one player per seed."""
         return _ScriptSession([_Player(self.noise, seed) for seed in seeds_E])
 
 
@@ -278,7 +277,7 @@ class _ScriptSession:
 
 
 class _Player:
-    """One rollout's memory: the map, where things were last seen, and what is to be done."""
+    """One rollout's memory: map, last known positions of things, and goal."""
 
     def __init__(self, noise: float, seed: int) -> None:
         self._noise = noise
@@ -289,53 +288,55 @@ class _Player:
         self._came_from: tuple[str, str] | None = None
 
     def decide(self, turn: Turn) -> str:
-        """The next action, given the new messages."""
-        wanted = self._wanted(str(turn.messages[-1]["content"]))
-        action = wanted
+        """Return the next action for the new messages."""
+        best = self._best_action(str(turn.messages[-1]["content"]))
+        action = best
         if self._rng.random() < self._noise:
             action = self._rng.choice(turn.admissible)
         verb, _, direction = action.partition(" ")
         self._came_from = (self._room, direction) if verb == "go" else None
         return action
 
-    def _wanted(self, observation: str) -> str:
+    def _best_action(self, observation: str) -> str:
         if task := _TASK.search(observation):
             self._goal = task.group(1)
         view = _VIEW.search(observation)
         if view is None:
             return "look"
-        room, seen, chest, held, exits = view.groups()
-        self._note(room, set(seen.split()), chest, exits.split())
-        return self._plan(room, set(seen.split()), chest, set(held.split()))
+        room, room_things, chest, hand_things, exits = view.groups()
+        self._note(room, set(room_things.split()), chest, exits.split())
+        return self._plan(room, set(room_things.split()), chest, set(hand_things.split()))
 
-    def _note(self, room: str, seen: set[str], chest: str, exits: list[str]) -> None:
+    def _note(self, room: str, room_things: set[str], chest: str, exits: list[str]) -> None:
         self._room = room
-        known = self._exits.setdefault(room, {})
+        exits_of_room = self._exits.setdefault(room, {})
         for direction in exits:
-            known.setdefault(direction, f"{_FRONTIER}{room}.{direction}")
+            exits_of_room.setdefault(direction, f"{_FRONTIER}{room}.{direction}")
         if self._came_from is not None and self._came_from[0] != room:
             before, direction = self._came_from
             self._exits[before][direction] = room
-            known[OPPOSITE[direction]] = before
-        things = seen | ({"chest"} if chest != "No chest" else set())
-        self._seen_in = {thing: place for thing, place in self._seen_in.items() if place != room}
+            exits_of_room[OPPOSITE[direction]] = before
+        things = room_things | ({"chest"} if chest != "No chest" else set())
+        self._seen_in = {thing: last_room for thing, last_room in self._seen_in.items() if last_room != room}
         self._seen_in |= dict.fromkeys(things - {"nothing"}, room)
 
-    def _plan(self, room: str, seen: set[str], chest: str, held: set[str]) -> str:
-        if "treasure" in held:
+    def _plan(self, room: str, room_things: set[str], chest: str, hand_things: set[str]) -> str:
+        if "treasure" in hand_things:
             return self._walk(room, self._goal)
-        if "treasure" in seen:
+        if "treasure" in room_things:
             return "take treasure"
         if "treasure" in self._seen_in:
             return self._walk(room, self._seen_in["treasure"])
-        if "key" in held:
+        if "key" in hand_things:
             return "open chest" if chest == "Chest locked" else self._walk(room, self._seen_in.get("chest"))
-        return "take key" if "key" in seen else self._walk(room, self._seen_in.get("key"))
+        return "take key" if "key" in room_things else self._walk(room, self._seen_in.get("key"))
 
     def _walk(self, room: str, target: str | None) -> str:
-        """One step towards a room; towards the nearest unexplored exit if the room or the way is not known."""
+        """Return one step towards a room, or towards the nearest unexplored exit if the path is unknown."""
         way = shortest_path(self._exits, room, {target}) if target else None
         if way is None:
-            frontier = {place for exits in self._exits.values() for place in exits.values() if place[0] == _FRONTIER}
+            frontier = {
+                neighbour for exits in self._exits.values() for neighbour in exits.values() if neighbour[0] == _FRONTIER
+            }
             way = shortest_path(self._exits, room, frontier)
         return f"go {way[0]}" if way else "look"

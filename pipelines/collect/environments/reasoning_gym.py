@@ -1,8 +1,8 @@
-"""Data sets of reasoning-gym: a question, one answer, a score from the data set's own scorer.
+"""Data sets of reasoning-gym: one question, one answer, a score from the data set's scorer.
 
-A seed draws the question. The package runs in the sandbox of reward functions, since its scorers evaluate what the
-model wrote; importing it there takes half a minute, once. An answer that its scorer cannot read, or that the sandbox
-had to stop, scores 0.
+A seed draws the question. The package runs in the sandbox of reward functions, since its scorers evaluate the model's
+text. Importing it there takes half a minute, once. An answer that the scorer cannot read, or that the sandbox stopped,
+scores 0.
 
 Facts: https://github.com/open-thought/reasoning-gym, version 0.1.25 (106 data sets; answers between <answer> tags).
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 
 from lake.errors import MissingExtraError, UsageError
-from lake.settings import validated
+from lake.settings import validate
 from pipelines.collect.environments import Outcome, Task
 from pipelines.collect.environments.locked import reasoning_questions
 from pipelines.collect.policies import Message
@@ -33,35 +33,35 @@ PROMPT = "Put nothing but your final answer between <answer> and </answer>."
 
 
 class ReasoningGymSettings(BaseModel, frozen=True, extra="allow"):
-    """Settings of `--env reasoning-gym:DATASET`; any other `--env-arg` is one of the data set."""
+    """Settings of `--env reasoning-gym:DATASET`; any other `--env-arg` is a setting of the data set."""
 
     prompt: str = PROMPT
-    """System message; empty for none. An answer without tags is taken as a whole."""
+    """System message; empty for none. An answer without tags counts as a whole."""
     workers: int = Field(default=1, ge=1)
     """Processes that draw questions and score."""
 
 
-def maker(what: str, arguments: Mapping[str, Any]) -> Callable[[], "ReasoningGym"]:
-    """Makes environments of a data set; the package is imported now.
+def build_maker(dataset: str, arguments: Mapping[str, Any]) -> Callable[[], "ReasoningGym"]:
+    """Return a function that makes environments of a data set; import the package now.
 
     Raises:
         MissingExtraError: the package is not installed.
         SandboxUnavailableError: this machine cannot isolate its scorers.
-        UsageError: no such data set, or settings that it does not take.
+        UsageError: the data set does not exist, or rejects the settings.
     """
-    settings = validated(ReasoningGymSettings, arguments, "--env-arg of reasoning-gym: ")
-    own = json.dumps(settings.model_extra or {}, sort_keys=True)
+    settings = validate(ReasoningGymSettings, arguments, "--env-arg of reasoning-gym: ")
+    dataset_settings = json.dumps(settings.model_extra or {}, sort_keys=True)
     if find_spec("reasoning_gym") is None:
         raise MissingExtraError('the package reasoning-gym is not installed: pip install "trajlake[reasoning]"')
-    sandbox = _started(settings.workers)
-    first = sandbox.call([{"dataset": what, "settings": own, "seed": 0}])[0]
+    sandbox = _start_sandbox(settings.workers)
+    first = sandbox.call([{"dataset": dataset, "settings": dataset_settings, "seed": 0}])[0]
     if first.error is not None:
-        raise UsageError(f"--env reasoning-gym:{what} with the settings {own}: {first.error}")
-    return lambda: ReasoningGym(sandbox, what, own, settings.prompt)
+        raise UsageError(f"--env reasoning-gym:{dataset} with the settings {dataset_settings}: {first.error}")
+    return lambda: ReasoningGym(sandbox, dataset, dataset_settings, settings.prompt)
 
 
 @cache
-def _started(workers: int) -> "Sandbox":
+def _start_sandbox(workers: int) -> "Sandbox":
     from pipelines.score.sandbox.contract import FunctionSource, SandboxLimits
     from pipelines.score.sandbox.pool import Sandbox
 
@@ -77,10 +77,10 @@ class ReasoningGym:
 
     split = None
 
-    def __init__(self, sandbox: "Sandbox", what: str, settings: str, prompt: str) -> None:
-        self.name = f"reasoning-gym:{what}"
+    def __init__(self, sandbox: "Sandbox", dataset: str, settings: str, prompt: str) -> None:
+        self.name = f"reasoning-gym:{dataset}"
         self._sandbox = sandbox
-        self._ask: dict[str, Any] = {"dataset": what, "settings": settings}
+        self._ask: dict[str, Any] = {"dataset": dataset, "settings": settings}
         self._system: list[Message] = [{"role": "system", "content": prompt}] if prompt else []
 
     def reset(self, task: Task) -> Outcome:
@@ -97,9 +97,9 @@ class ReasoningGym:
 
     def step(self, action: Message) -> Outcome:
         """Score the answer."""
-        said = str(action.get("content") or "")
-        tagged = _TAGGED.findall(said)
-        answer = (tagged[-1] if tagged else said).strip()
+        text = str(action.get("content") or "")
+        tagged = _TAGGED.findall(text)
+        answer = (tagged[-1] if tagged else text).strip()
         scored = self._sandbox.call([{**self._ask, "answer": answer}])[0]
         return Outcome(
             messages=[],
@@ -110,4 +110,4 @@ class ReasoningGym:
         )
 
     def close(self) -> None:
-        """An answered question holds nothing."""
+        """Do nothing: a question holds no resources."""

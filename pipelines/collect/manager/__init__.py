@@ -1,7 +1,7 @@
-"""The manager: everything about many rollouts, of which a player knows one.
+"""The manager of many rollouts; a player only knows one.
 
-How many run at once, time-outs, attempts, siblings, rounds and their tasks, what is left when the process dies, and
-what a round came to. Its state is in two places, and nowhere else: rollouts that run are in a spool on this machine, as
-they happen; all that has ended is in the lake, the plan of each round with it (the started row of its `collect` job).
-A killed process goes on from these two with the same command.
+It owns concurrency, timeouts, attempts, siblings, rounds and their tasks, recovery after a crash, and the report of a
+round. Its state is in two places only. Running rollouts are in a spool on this machine, step by step. Finished ones are
+in the lake, with the plan of each round in the started row of its `collect` job. After a crash, the same command
+resumes from these two.
 """

@@ -1,12 +1,15 @@
-"""Rounds: what a round plays, which round is next, and what of it is there.
+"""Rounds: what a round plays, which round is next, and which of its rollouts are missing.
 
-All of it follows from the lake: the plan of a round is in the parameters of its `collect` job, and what was played is
-in `episodes`.
+All of it follows from the lake: the parameters of a `collect` job hold the plan of its round, and `episodes` holds the
+finished rollouts.
+
+Siblings, the rollouts of one task in one round, must start with equal messages; otherwise none of them is compared.
+With oversampling, the first that finish are kept (`keep` is first), or all until a selection picks the best.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import polars as pl
@@ -14,30 +17,31 @@ import polars as pl
 from lake import ids
 from lake.errors import UsageError
 from lake.lake import Lake
-from lake.read.episodes import KEYS, rows_of
-from lake.read.parquet import collected
-from lake.read.show import printable
+from lake.read.episode_text import make_printable
+from lake.read.episodes import KEYS, read_rows
+from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
-from lake.records import EpisodeRecord
+from lake.records import EpisodeRecord, StepRecord
 from pipelines.collect.environments import Task
-from pipelines.collect.tasks import Cursor, TaskSet, after, take
+from pipelines.collect.players import StartError
+from pipelines.collect.tasks import Cursor, TaskSet, advance_cursor, take_tasks
 
 KIND = "collect"
 STARTS_DIFFER = "starts_differ"
-"""`stop_reason` of rollouts whose group began in different messages; trying again would not mend it."""
+"""`stop_reason` of rollouts whose group started with different messages; a retry would not help."""
 
 REPLAY_DIFFERS = "replay_differs"
-"""`stop_reason` of rollouts that were interrupted and could not go on; they are played anew, as another attempt."""
+"""`stop_reason` of interrupted rollouts that could not resume; they are played again as another attempt."""
 
 STOPPED = "stopped"
-"""`stop_reason` of an agent's rollouts that were running when the collection was stopped: an agent cannot go on."""
+"""`stop_reason` of an agent's rollouts that ran when the collection stopped: an agent cannot resume."""
 
 
 UNOPENED = ""
-"""`environment` of rollouts whose environment did not open."""
+"""`environment` of rollouts whose environment did not start."""
 
 _RUN = re.compile(r"[^\W_][\w.+=:@-]*")
-"""Names of runs stand in paths of files and of addresses."""
+"""Names of runs are used in paths of files and addresses."""
 _LONGEST_RUN = 128
 
 
@@ -45,57 +49,57 @@ class Group(NamedTuple):
     """The siblings of a task in a round."""
 
     number: int
-    """Of the round."""
+    """Number of the round."""
     seed: int
-    """Of the task."""
+    """Seed of the task."""
 
 
 class Slot(NamedTuple):
-    """One rollout of a group, whatever its attempt."""
+    """One rollout of a group, for all its attempts."""
 
     group: Group
     rollout: int
-    """Number among the siblings."""
+    """Index among the siblings."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round plays, as its job's parameters say it."""
+class RoundPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round plays, as stored in the parameters of its job."""
 
     round: int
     epoch: int
     offset: int
     tasks: int
-    """How many of the epoch's, from `offset` on."""
+    """Number of tasks, taken from the epoch from `offset` on."""
     group_size: int
-    """Siblings that are wanted of each."""
+    """Siblings to keep of each task."""
     siblings: int
-    """Those that are played: more, where some are going to be left out."""
+    """Siblings to play; more than `group_size` if some are left out."""
     of_tasks: str
-    """Fingerprint of the whole set of tasks."""
+    """Fingerprint of the complete task set."""
     seed: int
-    """Decides the order of tasks, and the samples."""
+    """Seed of the task order and the samples."""
 
-    def drawn(self, tasks: TaskSet) -> list[Task]:
-        """The tasks of the round."""
-        return take(tasks, self.seed, Cursor(self.epoch, self.offset), self.tasks)
+    def draw_tasks(self, tasks: TaskSet) -> list[Task]:
+        """Return the tasks of the round."""
+        return take_tasks(tasks, self.seed, Cursor(self.epoch, self.offset), self.tasks)
 
     @property
     def title(self) -> str:
-        """For people."""
+        """A title for messages."""
         last = self.offset + self.tasks - 1
         return f"round {self.round}: tasks {self.offset}..{last} of epoch {self.epoch}"
 
 
-class Planned(msgspec.Struct, frozen=True):
-    """The round that is next."""
+class NextRound(msgspec.Struct, frozen=True):
+    """The next round of a run."""
 
-    plan: Plan
+    plan: RoundPlan
     job_id: int | None
-    """Of an earlier process that did not finish it."""
+    """Job of an earlier process that did not finish the round."""
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of the rounds to come."""
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Run name, sizes and seed of the rounds to plan."""
 
     run: str
     groups: int
@@ -106,7 +110,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not _RUN.fullmatch(self.run) or len(self.run.encode()) > _LONGEST_RUN:
             raise UsageError(
-                f"--run {printable(self.run)!r} is no name of a run; valid: up to {_LONGEST_RUN} bytes of letters, "
+                f"invalid --run {make_printable(self.run)!r}; valid: up to {_LONGEST_RUN} bytes of letters, "
                 "digits and . _ - + = : @, beginning with a letter or a digit"
             )
 
@@ -117,109 +121,107 @@ _MAY_CHANGE = frozenset(
         *("step_seconds", "call_seconds"),
     )
 )
-"""Options of a player that say where and how fast it plays, and not what is sampled."""
+"""Options of a player that change where and how fast it plays, but not what it samples."""
 
 
-def next_round(lake: Lake, tasks: TaskSet, wanted: Wanted, settings: Mapping[str, Any]) -> Planned:
-    """The first round of a run that is not done: planned before, and not ended well; else a new one.
+def find_next_round(lake: Lake, tasks: TaskSet, run_settings: RunSettings, settings: Mapping[str, Any]) -> NextRound:
+    """Return the first unfinished round of a run, or plan a new one.
 
     Args:
-        lake: holds the rounds before.
-        tasks: where rollouts begin.
-        wanted: how many.
-        settings: `limits` and `player`, as the parameters of the round's job will have them.
+        lake: the lake with the earlier rounds.
+        tasks: the tasks of the run.
+        run_settings: sizes of a new round.
+        settings: `limits` and `player`, as the round's job stores them.
 
     Raises:
-        UsageError: the run was collected from other tasks, with other settings, or by something else.
+        UsageError: the run was collected from other tasks, with other settings, or by another tool.
     """
     rows = lake.sql(
         "SELECT job_id, status, parameters FROM job_runs WHERE kind = ? AND run_id = ? ORDER BY started_at",
-        [KIND, wanted.run],
+        [KIND, run_settings.run],
     )
-    known: dict[int, tuple[Plan, int, bool]] = {}
+    rounds: dict[int, tuple[RoundPlan, int, bool]] = {}
     parameters = ""
     for job_id, status, parameters in rows.iter_rows():
-        plan = _plan_of(parameters, wanted.run)
-        done = status == "succeeded" or (plan.round in known and known[plan.round][2])
-        known[plan.round] = (plan, job_id, done)
+        plan = _plan_of(parameters, run_settings.run)
+        done = status == "succeeded" or (plan.round in rounds and rounds[plan.round][2])
+        rounds[plan.round] = (plan, job_id, done)
     print_of = ids.to_text(tasks.fingerprint)
-    if not known:
-        return Planned(_plan(0, Cursor(), tasks, wanted), None)
-    plan, job_id, done = known[max(known)]
-    if plan.of_tasks != print_of or plan.seed != wanted.seed:
-        what = "other tasks" if plan.of_tasks != print_of else f"--seed {plan.seed}"
+    if not rounds:
+        return NextRound(_plan(0, Cursor(), tasks, run_settings), None)
+    plan, job_id, done = rounds[max(rounds)]
+    if plan.of_tasks != print_of or plan.seed != run_settings.seed:
+        difference = "other tasks" if plan.of_tasks != print_of else f"--seed {plan.seed}"
         raise UsageError(
-            f"run {wanted.run!r} was collected with {what}, and a round of it follows from them; give the same again, "
+            f"run {run_settings.run!r} was collected with {difference}, which determine its rounds; pass the same, "
             "or another --run"
         )
-    _refuse_other_settings(msgspec.json.decode(parameters), wanted, settings)
+    _refuse_other_settings(msgspec.json.decode(parameters), run_settings, settings)
     if not done:
-        return Planned(plan, job_id)
-    cursor = after(tasks, Cursor(plan.epoch, plan.offset), plan.tasks)
-    return Planned(_plan(plan.round + 1, cursor, tasks, wanted), None)
+        return NextRound(plan, job_id)
+    cursor = advance_cursor(tasks, Cursor(plan.epoch, plan.offset), plan.tasks)
+    return NextRound(_plan(plan.round + 1, cursor, tasks, run_settings), None)
 
 
-def _refuse_other_settings(before: dict[str, Any], wanted: Wanted, settings: Mapping[str, Any]) -> None:
-    """Raise UsageError: what is sampled, or kept of it, would be something else than in the rounds before."""
-    plan = {"group_size": wanted.group_size, "siblings": wanted.group_size + wanted.oversample}
+def _refuse_other_settings(before: dict[str, Any], run_settings: RunSettings, settings: Mapping[str, Any]) -> None:
+    """Raise UsageError if the settings that decide samples, or which are kept, differ from earlier rounds."""
+    plan = {"group_size": run_settings.group_size, "siblings": run_settings.group_size + run_settings.oversample}
     then, now = _settings_of(before), _settings_of({**settings, "plan": plan})
-    others = [name for name in then if name in now and then[name] != now[name]]
-    if others:
-        said = ", ".join(f"{name.replace('_', ' ')} {then[name]!r} (now {now[name]!r})" for name in others)
+    changes = [name for name in then if name in now and then[name] != now[name]]
+    if changes:
+        description = ", ".join(f"{name.replace('_', ' ')} {then[name]!r} (now {now[name]!r})" for name in changes)
         raise UsageError(
-            f"run {wanted.run!r} was collected with {said}; the episodes of a run are comparable: give the same again, "
-            "or another --run"
+            f"run {run_settings.run!r} was collected with {description}; episodes of a run must be "
+            "comparable: pass the same again, or another --run"
         )
 
 
 def _settings_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a job's parameters that stay the same throughout a run, by name."""
+    """Return the parameters of a job that must not change during a run, by name."""
     plan, player = parameters["plan"], parameters.get("player", {})
     return {
         "group_size": plan["group_size"],
         "oversample": plan["siblings"] - plan["group_size"],
         "keep": parameters.get("limits", {}).get("keep"),
-        **fixed_options(player),
+        **select_fixed_options(player),
     }
 
 
-def fixed_options(player: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a player's options, as a job's parameters say them, those that decide what is sampled, by name."""
-    others = {name: value for name, value in player.items() if name not in _MAY_CHANGE and name != "sampling"}
-    return {**others, **player.get("sampling", {})}
+def select_fixed_options(player: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a player that decide what is sampled, by name."""
+    fixed = {name: option for name, option in player.items() if name not in _MAY_CHANGE and name != "sampling"}
+    return {**fixed, **player.get("sampling", {})}
 
 
-def _plan(number: int, cursor: Cursor, tasks: TaskSet, wanted: Wanted) -> Plan:
-    return Plan(
+def _plan(number: int, cursor: Cursor, tasks: TaskSet, run_settings: RunSettings) -> RoundPlan:
+    return RoundPlan(
         round=number,
         epoch=cursor.epoch,
         offset=cursor.offset,
-        tasks=min(wanted.groups, len(tasks.tasks) - cursor.offset),
-        group_size=wanted.group_size,
-        siblings=wanted.group_size + wanted.oversample,
+        tasks=min(run_settings.groups, len(tasks.tasks) - cursor.offset),
+        group_size=run_settings.group_size,
+        siblings=run_settings.group_size + run_settings.oversample,
         of_tasks=ids.to_text(tasks.fingerprint),
-        seed=wanted.seed,
+        seed=run_settings.seed,
     )
 
 
-def _plan_of(parameters: str, run: str) -> Plan:
+def _plan_of(parameters: str, run: str) -> RoundPlan:
     try:
-        return msgspec.convert(msgspec.json.decode(parameters).get("plan"), Plan)
+        return msgspec.convert(msgspec.json.decode(parameters).get("plan"), RoundPlan)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageError(
-            f"run {run!r} was collected by something else than `trajlake collect`; choose another --run"
-        ) from error
+        raise UsageError(f"run {run!r} was not collected by `trajlake collect`; choose another --run") from error
 
 
-class Played(msgspec.Struct, frozen=True):
-    """The newest attempt of a rollout that the lake has."""
+class RecordedAttempt(msgspec.Struct, frozen=True):
+    """The newest attempt of a rollout in the lake."""
 
     attempt: int
     status: str
     stop_reason: str | None
 
     def is_over(self, retries: int) -> bool:
-        """Whether nothing more is tried."""
+        """Return whether no further attempt follows."""
         if self.stop_reason in (REPLAY_DIFFERS, STOPPED):
             return False
         return self.status != "failed" or self.stop_reason == STARTS_DIFFER or self.attempt >= retries
@@ -229,75 +231,230 @@ _GROUP = ["collection_round", "seed"]
 _COLUMNS = ["collection_round", "seed", "rollout_index", "attempt", "status", "stop_reason"]
 
 
-def played(snapshot: Snapshot, run: str, rounds: Sequence[int]) -> dict[Slot, Played]:
-    """What the lake has of some rounds, also what was retracted since: it is not played again."""
+def read_attempts(snapshot: Snapshot, run: str, rounds: Sequence[int]) -> dict[Slot, RecordedAttempt]:
+    """Return the newest attempts of some rounds, retracted ones included: they are not played again."""
     rows = snapshot.scan_all("episodes").filter(run_id=run).filter(pl.col("collection_round").is_in(list(rounds)))
-    found: dict[Slot, Played] = {}
-    for number, seed, index, attempt, status, why in collected(rows.select(_COLUMNS).sort("attempt")).iter_rows():
-        found[Slot(Group(number, seed), index)] = Played(attempt, status, why)
-    return found
+    attempts: dict[Slot, RecordedAttempt] = {}
+    for number, seed, index, attempt, status, why in collect_rows(rows.select(_COLUMNS).sort("attempt")).iter_rows():
+        attempts[Slot(Group(number, seed), index)] = RecordedAttempt(attempt, status, why)
+    return attempts
 
 
-class Start(NamedTuple):
-    """How the rollouts of a group begin, each of them."""
+class GroupStart(NamedTuple):
+    """How all rollouts of a group start."""
 
     hash: int
-    """Of what the policy is shown: messages and tools."""
+    """Hash of the policy's first messages and tools."""
     task_id: str
-    """As the environment names the task."""
+    """The environment's name of the task."""
 
 
-def starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, Start]:
-    """How the groups of a round began, of those that the lake has a rollout of which began."""
+def read_starts(snapshot: Snapshot, run: str, number: int) -> dict[Group, GroupStart]:
+    """Return the starts of a round's groups, for groups with a started rollout in the lake."""
     rows = snapshot.scan("episodes").filter(run_id=run, collection_round=number)
-    # One of each group: siblings that began otherwise were never played.
+    # One per group is enough: siblings that start differently are never played.
     rows = rows.filter(pl.col("initial_messages").is_not_null(), pl.col("num_steps") > 0)
     rows = rows.filter(pl.col("environment") != UNOPENED)
-    part = collected(rows.select(*KEYS, "seed", "task_id", "stop_reason"))
+    part = collect_rows(rows.select(*KEYS, "seed", "task_id", "stop_reason"))
     part = part.filter(pl.col("stop_reason").ne_missing(STARTS_DIFFER)).unique("seed", keep="first")
     if part.is_empty():
         return {}
     documents = ("initial_messages", "tools")
-    found = rows_of(snapshot, "episodes", part, ("seed", "task_id", *documents), documents)
+    documents_of = read_rows(snapshot, "episodes", part, ("seed", "task_id", *documents), documents)
     return {
-        Group(number, seed): Start(
+        Group(number, seed): GroupStart(
             _hash(msgspec.json.decode(messages), None if tools is None else msgspec.json.decode(tools)), task_id
         )
-        for seed, task_id, messages, tools in found.select("seed", "task_id", *documents).iter_rows()
+        for seed, task_id, messages, tools in documents_of.select("seed", "task_id", *documents).iter_rows()
     }
 
 
-def all_failed(lake: Lake, where: str) -> str | None:
-    """That all rollouts of a predicate failed, and what the first says; None if one did not, or there is none."""
-    failed, others, error = lake.sql(
+def describe_total_failure(lake: Lake, where: str) -> str | None:
+    """Return a message with the first error if all rollouts of a predicate failed, else None."""
+    failed, not_failed, error = lake.sql(
         "SELECT count(*) FILTER (status = 'failed'), count(*) FILTER (status <> 'failed'), "
         f"min_by(error, episode_id) FILTER (status = 'failed') FROM episodes WHERE {where}"
     ).row(0)
-    if others or not failed:
+    if not_failed or not failed:
         return None
     which = "the rollout" if failed == 1 else f"all {failed:,} rollouts"
     first = "" if failed == 1 else ", the first of them"
-    return f"{which} of {where} failed{first}: {printable(error or 'no error is recorded')}"
+    return f"{which} of {where} failed{first}: {make_printable(error or 'no error is recorded')}"
 
 
 def retract_broken(lake: Lake, run: str) -> int:
-    """Hide what was recorded of groups before a sibling of theirs began differently; how many episodes.
+    """Retract earlier siblings of groups that later started differently; return the number of episodes.
 
-    Groups of all rounds: the sibling may be one that was carried over, or an earlier process was killed before this.
+    It covers all rounds: the sibling may have been carried over, or an earlier process may have crashed before this
+    step.
     """
     rows = lake.snapshot().scan("episodes").filter(run_id=run).select("episode_id", *_GROUP, "stop_reason")
     refused = pl.col("stop_reason").eq_missing(STARTS_DIFFER)
     broken = rows.filter(refused).select(_GROUP).unique()
-    others = collected(rows.filter(~refused).join(broken, on=_GROUP, how="semi", nulls_equal=True))
-    if others.is_empty():
+    siblings = collect_rows(rows.filter(~refused).join(broken, on=_GROUP, how="semi", nulls_equal=True))
+    if siblings.is_empty():
         return 0
-    return lake.retract(others["episode_id"].to_list(), reason="a sibling of its group began differently")
+    return lake.retract(siblings["episode_id"].to_list(), reason="a sibling of its group began differently")
 
 
-def start_of(record: EpisodeRecord) -> Start:
-    """How a rollout began."""
-    return Start(_hash(record.initial_messages, record.tools), record.task_id)
+def compute_start(record: EpisodeRecord) -> GroupStart:
+    """Return how a rollout started."""
+    return GroupStart(_hash(record.initial_messages, record.tools), record.task_id)
 
 
 def _hash(messages: object, tools: object) -> int:
     return ids.bytes_hash(msgspec.json.encode([messages, tools or None], order="sorted"))
+
+
+class OpenRollout(msgspec.Struct):
+    """An unfinished episode of an earlier process."""
+
+    key: bytes
+    record: EpisodeRecord
+    """The episode as it started, without steps."""
+    steps: list[StepRecord]
+
+    @property
+    def slot(self) -> Slot:
+        """The rollout it belongs to."""
+        return Slot(Group(self.record.collection_round or 0, self.record.seed or 0), self.record.rollout_index)
+
+
+Keep = Literal["all", "first", "best"]
+FINISHED = ("completed", "truncated")
+"""`status` of rollouts that were played to their end."""
+
+
+class Siblings(msgspec.Struct, kw_only=True):
+    """A group in play."""
+
+    group: Group
+    task: Task
+    total: int
+    """Rollouts that will end, with or without success."""
+    expected: int | None = None
+    """Group size that credit will see."""
+    enough: int | None = None
+    """Rollouts that must finish; running ones are then surplus. None: all are played to their end."""
+    start: GroupStart | None = None
+    """How the group starts, once known."""
+    ended: int = 0
+    finished: set[int] = msgspec.field(default_factory=set)
+    """Indexes of the rollouts that were played to their end."""
+    unnamed: list[Callable[[], None]] = []
+    """Callbacks that record failures of unopened environments, once the task's name is known."""
+    unwritten: int = 0
+    """Ended rollouts that are not on disk yet."""
+    returns: list[float] = []
+    """Returns of rollouts that finished in this process."""
+    broken: str | None = None
+    """Why the rewards of the group cannot be compared."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the running rollouts are surplus."""
+        return self.enough is not None and len(self.finished) >= self.enough
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no further rollout starts."""
+        return self.is_full or self.broken is not None
+
+    def finish(self, rollout: int, status: str) -> None:
+        """Note that a rollout ended with `status`, before it is on disk, so that the next decision sees it."""
+        if status in FINISHED:
+            self.finished.add(rollout)
+        else:
+            self.finished.discard(rollout)
+
+    def check(self, record: EpisodeRecord) -> None:
+        """Compare a rollout's start with its siblings. Raises StartError."""
+        start = compute_start(record)
+        if self.start is None:
+            self.start = start
+        elif start.hash != self.start.hash:
+            hashes = ids.to_text(start.hash), ids.to_text(self.start.hash)
+            self.broken = (
+                f"task {record.task_id!r} (seed {self.group.seed}) started differently in rollout "
+                f"{record.rollout_index} of round {self.group.number}: the hash of its first messages and tools is "
+                f"{hashes[0]}, and that of its siblings {hashes[1]}; their rewards cannot be compared. The "
+                "environment's `reset` must answer equal tasks equally, in every process"
+            )
+            raise StartError(self.broken)
+
+
+class QueuedRollout(msgspec.Struct):
+    """A rollout to play."""
+
+    slot: Slot
+    siblings: Siblings
+    attempt: int = 0
+    opened: OpenRollout | None = None
+    """Its unfinished episode of an earlier process."""
+
+
+def build_group(plan: RoundPlan, task: Task, keep: Keep, starts: Mapping[Group, GroupStart]) -> Siblings:
+    """Build the group of a task in a round."""
+    group = Group(plan.round, task.seed)
+    return Siblings(
+        group=group,
+        task=task,
+        total=plan.siblings,
+        expected=plan.siblings if keep == "all" else plan.group_size,
+        enough=plan.group_size if keep == "first" else None,
+        start=starts.get(group),
+    )
+
+
+def list_carried(opened: Iterable[OpenRollout], tasks: Mapping[int, Task]) -> list[QueuedRollout]:
+    """Return unfinished rollouts of earlier rounds, which the current round does not wait for.
+
+    Args:
+        opened: their unfinished episodes.
+        tasks: tasks by seed.
+    """
+    groups: dict[Group, Siblings] = {}
+    todo: list[QueuedRollout] = []
+    for opened_rollout in opened:
+        group = opened_rollout.slot.group
+        if group not in groups:
+            expected = opened_rollout.record.expected_group_size
+            groups[group] = Siblings(
+                group=group,
+                task=tasks[group.seed],
+                total=0,
+                expected=expected,
+                start=compute_start(opened_rollout.record),
+            )
+        groups[group].total += 1
+        todo.append(QueuedRollout(opened_rollout.slot, groups[group], opened_rollout.record.attempt, opened_rollout))
+    return todo
+
+
+def list_missing(
+    siblings: Siblings, attempts: Mapping[Slot, RecordedAttempt], opened: Mapping[Slot, OpenRollout], retries: int
+) -> list[QueuedRollout]:
+    """Return the missing rollouts of a group, unfinished ones first, and note the finished ones in it.
+
+    Args:
+        siblings: the group.
+        attempts: newest attempts in the lake.
+        opened: unfinished episodes of earlier processes.
+        retries: attempts after a failure.
+    """
+    going: list[QueuedRollout] = []
+    fresh: list[QueuedRollout] = []
+    for number in range(siblings.total):
+        slot = Slot(siblings.group, number)
+        attempt, opened_rollout = attempts.get(slot), opened.get(slot)
+        if opened_rollout is not None:
+            siblings.start = siblings.start or compute_start(opened_rollout.record)
+            going.append(QueuedRollout(slot, siblings, opened_rollout.record.attempt, opened_rollout))
+        elif attempt is None:
+            fresh.append(QueuedRollout(slot, siblings))
+        elif attempt.is_over(retries):
+            siblings.finish(number, attempt.status)
+            siblings.ended += 1
+        else:
+            fresh.append(QueuedRollout(slot, siblings, attempt.attempt + 1))
+    return going + fresh

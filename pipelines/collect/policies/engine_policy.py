@@ -1,76 +1,154 @@
-"""A policy over an engine: the exact tokens that were sampled, in conversations that only grow.
+"""A policy over an engine: exact sampled tokens, in conversations that only grow.
 
-A conversation keeps the token ids that the engine saw. What was sampled stays as it was; of the next prompt only what
-the chat template writes behind it is tokenised. At every turn the whole conversation is rendered as text, with each
-answer word for word: as long as that begins with what the engine saw, the sequence goes on. Where the template writes
-earlier turns otherwise (reasoning left out, say), the engine is shown just that, as a sequence of its own. So the text
-of a prompt is always the template's, and no difference goes unnoticed (`drift.py`).
+A conversation keeps the token ids that the engine saw. Sampled tokens stay as they were; only the text that the chat
+template adds after them is tokenised. Each turn renders the complete conversation as text, with each answer word for
+word. While that text starts with the engine's text, the sequence continues. If the template rewrites earlier turns (it
+may drop reasoning), the engine gets the rewritten text as a new sequence. So the prompt always matches the template,
+and every difference is counted as drift.
+
+Drift: the engine's tokens differ from those that the template gives for the stored messages. Training uses the sampled
+tokens, but a reader who renders the messages again gets others. There are three kinds:
+
+* `retokenised`: equal text, but the tokenizer splits it differently than the model did. The sampled tokens stay.
+* `unrendered`: the template drops text that the engine saw (reasoning of earlier turns, white space).
+* `rewritten`: the template writes earlier turns differently.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from msgspec import UNSET, UnsetType
 
 from lake import ids
 from lake.errors import DataRefusedError, UsageError
 from lake.records import TokensRecord
-from pipelines.collect.engines import (
-    EngineCard,
-    EngineGoneError,
-    Generation,
-    Request,
-    Sampling,
-)
+from pipelines.collect.engines import EngineCard, EngineGoneError, Generation, Request, Sampling
 from pipelines.collect.policies import Decision, Message, PolicyCard
-from pipelines.collect.policies.drift import Drift, DriftCounts, between, is_left_out, record_of
-from pipelines.collect.policies.rendering import ContextRenderer, for_template
-from pipelines.collect.policies.tool_calls import ToolFormat, format_of, take_apart
+from pipelines.collect.policies.rendering import (
+    ContextRenderer,
+    ToolFormat,
+    for_template,
+    parse_answer_text,
+    resolve_tool_format,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+DriftKind = Literal["retokenised", "unrendered", "rewritten"]
+KINDS: tuple[DriftKind, ...] = ("retokenised", "unrendered", "rewritten")
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One difference."""
+
+    kind: DriftKind
+    first: int
+    """Index of the first differing token in the engine's sequence."""
+    tokens: int
+    """Number of the engine's tokens between the first and the last difference; 0: the template only adds text. All
+    tokens from the first one, if the template does not separate new messages from earlier ones."""
+
+
+@dataclass(slots=True)
+class DriftCounts:
+    """Amount of drift over all conversations."""
+
+    decisions: int = 0
+    drifted: int = 0
+    """Decisions with any drift."""
+    by_kind: Counter[DriftKind] = field(default_factory=Counter)
+    """Decisions by kind."""
+    tokens: Counter[DriftKind] = field(default_factory=Counter)
+    """Differing tokens, by kind."""
+
+    def add(self, drifts: Sequence[Drift]) -> None:
+        """Count a decision."""
+        self.decisions += 1
+        self.drifted += bool(drifts)
+        for drift in drifts:
+            self.by_kind[drift.kind] += 1
+            self.tokens[drift.kind] += drift.tokens
+
+    def record(self) -> dict[str, int]:
+        """Return the counts by name; missing kinds are 0."""
+        counts = {"decisions": self.decisions, "drifted": self.drifted}
+        for kind in KINDS:
+            counts |= {kind: self.by_kind[kind], f"{kind}_tokens": self.tokens[kind]}
+        return counts
+
+
+def build_drift_record(drifts: Sequence[Drift]) -> dict[str, Any]:
+    """Build `steps.extra.drift` of one decision: its differences by kind."""
+    return {drift.kind: {"first": drift.first, "tokens": drift.tokens} for drift in drifts}
+
+
+def compute_drift(
+    kind: DriftKind, engine_ids: Sequence[int], rendered: Sequence[int], *, offset: int = 0
+) -> Drift | None:
+    """Return the difference between the engine's and the rendered token ids; None if they are equal.
+
+    Args:
+        kind: kind of the difference.
+        engine_ids: token ids in the engine's sequence.
+        rendered: token ids of the rendered text.
+        offset: index of the first of them in the engine's sequence.
+    """
+    if list(engine_ids) == list(rendered):
+        return None
+    shorter = min(len(engine_ids), len(rendered))
+    first = next((at for at in range(shorter) if engine_ids[at] != rendered[at]), shorter)
+    last = next((at for at in range(shorter - first) if engine_ids[-1 - at] != rendered[-1 - at]), shorter - first)
+    return Drift(kind, offset + first, len(engine_ids) - first - last)
+
+
+def is_left_out(engine_text: str, rendered: str) -> bool:
+    """Return whether the rendered text equals the engine's text with parts left out."""
+    characters = iter(engine_text)
+    return all(character in characters for character in rendered)
+
+
 _FRUITLESS = 8
-"""Answers in a row that an engine broke off without a token."""
+"""Maximum answers in a row that an engine broke off without a token."""
 
 
 class Sampler(Protocol):
-    """What this policy needs of an engine, or of several behind one client."""
+    """The part of an engine, or of a pool, that this policy needs."""
 
     async def describe(self) -> EngineCard:
-        """What it is. Raises EngineError."""
-        ...
+        """Return its card. Raises EngineError."""
 
     async def generate(self, request: Request) -> list[Generation]:
         """Sample. Raises EngineError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeakerOptions:
-    """How an engine's answers are sampled and read."""
+class EnginePolicyOptions:
+    """How an engine's answers are sampled and parsed."""
 
     sampling: Sampling = field(default_factory=Sampling)
     schema: dict[str, Any] | None = None
-    """JSON schema that every answer is held to."""
+    """JSON schema for every answer."""
     adapter: str | None = None
-    """LoRA adapter to speak with."""
+    """LoRA adapter to use."""
     tool_format: ToolFormat = "auto"
-    """How the model writes tool calls."""
+    """Format of the model's tool calls."""
 
 
 class EnginePolicy:
-    """A model behind an engine, as a speaker.
+    """A model behind an engine, as a policy client.
 
     Args:
-        engine: samples; closing it is left to whoever made it.
-        tokenizer: of the model that the engine serves, with its chat template. What ends an answer is the template's
-            marker, the tokenizer's end token, and what the generation_config.json in its folder names.
-        name: of the policy, stored with every episode.
-        options: sampling and reading.
+        engine: samples; its owner closes it.
+        tokenizer: tokenizer of the engine's model, with its chat template. An answer ends with the template's marker,
+            the tokenizer's end token, or one of the tokens in the folder's generation_config.json.
+        name: name of the policy, stored with every episode.
+        options: sampling and parsing.
     """
 
     def __init__(
@@ -79,20 +157,20 @@ class EnginePolicy:
         tokenizer: "PreTrainedTokenizerBase",
         *,
         name: str,
-        options: SpeakerOptions | None = None,
+        options: EnginePolicyOptions | None = None,
     ) -> None:
         self.engine = engine
         self.name = name
-        self.options = options or SpeakerOptions()
+        self.options = options or EnginePolicyOptions()
         self.renderer = ContextRenderer(tokenizer)
         self.drift = DriftCounts()
         self.vocabulary = 1 + max(tokenizer.get_vocab().values())
-        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        self.end_ids = frozenset({self.renderer.end_id, *own, *_ends_named_in(str(tokenizer.name_or_path))})
+        end_tokens = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.end_ids = frozenset({self.renderer.end_id, *end_tokens, *_read_end_tokens(str(tokenizer.name_or_path))})
 
     @property
     def card(self) -> PolicyCard:
-        """Name, sampling and the identity of the encoding; every decision says its own version."""
+        """Name, sampling and identity of the encoding; every decision carries its version."""
         sampling = self.options.sampling
         return PolicyCard(
             name=self.name,
@@ -103,38 +181,38 @@ class EnginePolicy:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Decisions, and how many of them drifted, by kind."""
+        """Decisions, and drifted ones by kind."""
         return self.drift.record()
 
     def check(self, sampled: Sequence[int]) -> None:
-        """Raise UsageError: the tokenizer does not have a token, so it is not that of the engine's model."""
+        """Raise UsageError if the tokenizer lacks a token: it belongs to another model than the engine's."""
         if sampled and max(sampled) >= self.vocabulary:
             raise UsageError(
                 f"the engine sampled token {max(sampled)}, and the tokenizer in "
-                f"{self.renderer.tokenizer.name_or_path} has none beyond {self.vocabulary - 1}: it is that of another "
-                "model; give the one that the engine serves (--model, --tokenizer)"
+                f"{self.renderer.tokenizer.name_or_path} has none beyond {self.vocabulary - 1}: it belongs to another "
+                "model; pass that of the engine's model (--model, --tokenizer)"
             )
 
     def open(self, seed: int, *, key: str, tools: Sequence[dict[str, Any]] | None = None) -> "EngineConversation":
-        """See `Speaker.open`. Raises UsageError: there are tools, and nothing says how the model calls them."""
+        """See `PolicyClient.open`. Raises UsageError: there are tools, and the format of tool calls is unknown."""
         return EngineConversation(self, seed, key, tools)
 
     async def close(self) -> None:
-        """Nothing of its own is open."""
+        """Do nothing: the owner closes the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What the engine is shown next."""
+    """The next prompt for the engine."""
 
     messages: list[Message]
-    """The new ones, as templates take them."""
+    """New messages, as templates take them."""
     ids: list[int]
-    """All of it."""
+    """Token ids of the complete prompt."""
     context: list[int]
-    """What is new of it."""
+    """Token ids that are new in it."""
     prefix: UnsetType | None
-    """None: it does not go on from the step before."""
+    """None: it does not continue the previous step."""
     text: str
     drift: Drift | None
 
@@ -146,16 +224,16 @@ class EngineConversation:
         self._policy, self._seed, self._key, self._tools = policy, seed, key, tools
         renderer = policy.renderer
         template = str(renderer.tokenizer.chat_template)
-        self._format: ToolFormat = format_of(policy.options.tool_format, template) if tools else "none"
-        self._said: list[Message] = []
-        self._spelled: list[Message] = []
+        self._format: ToolFormat = resolve_tool_format(policy.options.tool_format, template) if tools else "none"
+        self._raw_messages: list[Message] = []
+        self._parsed_messages: list[Message] = []
         self._ids: list[int] = []
         self._glue: list[int] = []
         self._text = ""
         self._turns = 0
 
     async def decide(self, messages: Sequence[Message], *, admissible: Sequence[str] = ()) -> Decision:
-        """See `Conversation.decide`. After an error it may be asked the same again.
+        """See `Conversation.decide`. It may be called again with the same messages after an error.
 
         Raises:
             EngineError: the engine failed.
@@ -165,62 +243,62 @@ class EngineConversation:
         prompt = self._prompt(messages)
         sampled = await self._sample(prompt)
         decision = self._decision(prompt, sampled, await self._policy.engine.describe())
-        self._go_on(prompt, decision, sampled.ids)
+        self._append_turn(prompt, decision, sampled.ids)
         return decision
 
     def resume(self, turns: Sequence[tuple[Sequence[Message], Decision]]) -> None:
-        """See `Conversation.resume`. What was not kept as tokens is rendered: a sequence of its own goes on from it."""
+        """See `Conversation.resume`. Turns without tokens are rendered, and a new sequence starts after them."""
         for messages, decision in turns:
             tokens = decision.tokens
             prompt = self._prompt(messages)
             if tokens is not None:
                 starts = tokens.prefix_step_index is None or not self._ids
-                whole = list(tokens.context_ids) if starts else [*self._ids, *tokens.context_ids]
-                prompt = replace(prompt, ids=whole)
-            self._go_on(prompt, decision, None if tokens is None else list(tokens.action_ids))
+                prompt_ids = list(tokens.context_ids) if starts else [*self._ids, *tokens.context_ids]
+                prompt = replace(prompt, ids=prompt_ids)
+            self._append_turn(prompt, decision, None if tokens is None else list(tokens.action_ids))
 
     def close(self) -> None:
-        """Nothing is held for it."""
+        """Do nothing: a conversation holds no resources."""
 
     def _prompt(self, messages: Sequence[Message]) -> _Prompt:
-        """The next prompt, as a continuation of what the engine saw if the template writes it as one."""
+        """Build the next prompt; it continues the engine's sequence if the template allows."""
         renderer = self._policy.renderer
         new = [for_template(message) for message in messages]
         try:
-            text = renderer.text([*self._said, *new], self._tools)
-        except DataRefusedError:  # some templates want calls apart from the text before they take a tool's answer
-            text = renderer.text([*self._spelled, *new], self._tools)
+            text = renderer.text([*self._raw_messages, *new], self._tools)
+        except DataRefusedError:  # some templates accept a tool's answer only after parsed calls
+            text = renderer.text([*self._parsed_messages, *new], self._tools)
         if not self._ids:
-            whole = renderer.encode(text, is_inside=False)
-            return _Prompt(new, whole, whole, None if self._turns else UNSET, text, None)
+            prompt_ids = renderer.encode(text, is_inside=False)
+            return _Prompt(new, prompt_ids, prompt_ids, None if self._turns else UNSET, text, None)
         if text.startswith(self._text):
             context = [*self._glue, *renderer.encode(text[len(self._text) :], is_inside=True)]
             return _Prompt(new, [*self._ids, *context], context, UNSET, text, None)
-        whole = renderer.encode(text, is_inside=False)
-        return _Prompt(new, whole, whole, None, text, self._rewriting(new, text, whole))
+        prompt_ids = renderer.encode(text, is_inside=False)
+        return _Prompt(new, prompt_ids, prompt_ids, None, text, self._compute_rewriting(new, text, prompt_ids))
 
-    def _rewriting(self, messages: Sequence[Message], text: str, whole: list[int]) -> Drift | None:
-        """How a prompt differs from the one that would go on from what the engine saw."""
+    def _compute_rewriting(self, messages: Sequence[Message], text: str, prompt_ids: list[int]) -> Drift | None:
+        """Return how a prompt differs from a continuation of the engine's sequence."""
         renderer = self._policy.renderer
         try:
             added = renderer.context(messages, is_first=False)
         except DataRefusedError:
             added = []
-        seen = [*self._ids, *self._glue, *added]
+        engine_ids = [*self._ids, *self._glue, *added]
         is_less = is_left_out(self._text + renderer.decode(added), text)
-        return between("unrendered" if is_less else "rewritten", seen, whole)
+        return compute_drift("unrendered" if is_less else "rewritten", engine_ids, prompt_ids)
 
     async def _sample(self, prompt: _Prompt) -> Generation:
-        """One answer. What the engine broke off (a pause, other weights) goes on from there."""
+        """Sample one answer; resume it if the engine broke it off (pause, new weights)."""
         options = self._policy.options
         most = options.sampling.max_tokens
-        whole = Generation(ids=[], logprobs=[], finish_reason="abort")
+        answer = Generation(ids=[], logprobs=[], finish_reason="abort")
         fruitless = 0
-        while whole.finish_reason == "abort":
+        while answer.finish_reason == "abort":
             request = Request(
-                prompt_ids=[*prompt.ids, *whole.ids],
-                sampling=options.sampling.model_copy(update={"max_tokens": most - len(whole.ids)}),
-                seed=ids.key_hash("decision", self._seed, self._turns, len(whole.ids)),
+                prompt_ids=[*prompt.ids, *answer.ids],
+                sampling=options.sampling.model_copy(update={"max_tokens": most - len(answer.ids)}),
+                seed=ids.key_hash("decision", self._seed, self._turns, len(answer.ids)),
                 stop_ids=sorted(self._policy.end_ids),
                 schema=options.schema,
                 adapter=options.adapter,
@@ -233,34 +311,42 @@ class EngineConversation:
             if fruitless == _FRUITLESS:
                 raise EngineGoneError(f"{self._key}: {_FRUITLESS} answers in a row broke off before their first token")
             if is_abort and options.schema is not None:
-                continue  # a grammar cannot go on in the middle
-            whole = _joined(whole, part)
-            if is_abort and len(whole.ids) >= most:
-                whole = replace(whole, finish_reason="length")
-        return whole
+                continue  # a grammar cannot resume in the middle of an answer
+            answer = _join_generations(answer, part)
+            if is_abort and len(answer.ids) >= most:
+                answer = replace(answer, finish_reason="length")
+        return answer
 
     def _decision(self, prompt: _Prompt, sampled: Generation, card: EngineCard) -> Decision:
         policy, sampling = self._policy, self._policy.options.sampling
-        said, opening = self._content(sampled.ids), policy.renderer.opening
-        taken = take_apart(said, self._format, is_thinking=opening.rstrip().endswith("<think>"))
-        drifts = [drift for drift in (prompt.drift, self._retokenised(prompt, sampled.ids, said)) if drift is not None]
+        text, opening = self._content(sampled.ids), policy.renderer.opening
+        parsed = parse_answer_text(text, self._format, is_thinking=opening.rstrip().endswith("<think>"))
+        drifts = [
+            drift
+            for drift in (prompt.drift, self._compute_retokenisation(prompt, sampled.ids, text))
+            if drift is not None
+        ]
         policy.drift.add(drifts)
-        extra: dict[str, Any] = {"drift": record_of(drifts)} if drifts else {}
-        if taken.fault is not None:
-            extra["tool_call_fault"] = taken.fault
-        calls = [{"id": f"call_{self._turns}_{at}", **call} for at, call in enumerate(taken.tool_calls)]
+        extra: dict[str, Any] = {"drift": build_drift_record(drifts)} if drifts else {}
+        if parsed.fault is not None:
+            extra["tool_call_fault"] = parsed.fault
+        calls = [{"id": f"call_{self._turns}_{at}", **call} for at, call in enumerate(parsed.tool_calls)]
         version = sampled.versions[0][0] if sampled.versions else None
-        spans = [(known, first, last) for known, first, last in sampled.versions if known is not None]
+        spans = [
+            (weights_version, first, last)
+            for weights_version, first, last in sampled.versions
+            if weights_version is not None
+        ]
         return Decision(
-            action=taken.text,
+            action=parsed.text,
             finish_reason=sampled.finish_reason,
-            reasoning=taken.reasoning,
+            reasoning=parsed.reasoning,
             tool_calls=calls or None,
             model=policy.options.adapter,
             policy_version=version,
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(sampled.ids),
-            is_action_valid=False if taken.fault is not None else None,
+            is_action_valid=False if parsed.fault is not None else None,
             extra=extra or None,
             tokens=TokensRecord(
                 context_ids=prompt.context,
@@ -280,65 +366,65 @@ class EngineConversation:
             ),
         )
 
-    def _retokenised(self, prompt: _Prompt, action: list[int], said: str) -> Drift | None:
-        """Whether the tokenizer would split the answer as the model did, together with the opening before it."""
+    def _compute_retokenisation(self, prompt: _Prompt, action: list[int], text: str) -> Drift | None:
+        """Return the drift if the tokenizer splits the answer, with the opening before it, differently."""
         renderer = self._policy.renderer
         opening = renderer.encode(renderer.opening, is_inside=True)
         end, glue = self._end_of(action)
-        rendered = renderer.encode(renderer.opening + said + end, is_inside=True)
-        return between("retokenised", [*opening, *action, *glue], rendered, offset=len(prompt.ids) - len(opening))
+        rendered = renderer.encode(renderer.opening + text + end, is_inside=True)
+        return compute_drift("retokenised", [*opening, *action, *glue], rendered, offset=len(prompt.ids) - len(opening))
 
-    def _go_on(self, prompt: _Prompt, decision: Decision, action: list[int] | None) -> None:
-        """Take a turn in; without `action` (its tokens are not known) the next prompt is whole."""
-        said = str(decision.action) if action is None else self._content(action)
-        self._said += [*prompt.messages, {"role": "assistant", "content": said}]
+    def _append_turn(self, prompt: _Prompt, decision: Decision, action: list[int] | None) -> None:
+        """Append a turn; without `action` (unknown tokens) the next prompt starts a new sequence."""
+        content = str(decision.action) if action is None else self._content(action)
+        self._raw_messages += [*prompt.messages, {"role": "assistant", "content": content}]
         reasoning = {"reasoning_content": decision.reasoning} if decision.reasoning else {}
-        self._spelled += [*prompt.messages, for_template(decision.message | reasoning)]
+        self._parsed_messages += [*prompt.messages, for_template(decision.message | reasoning)]
         self._turns += 1
         if action is None:
-            self._said[-1] = self._spelled[-1]
+            self._raw_messages[-1] = self._parsed_messages[-1]
             self._ids, self._glue, self._text = [], [], ""
             return
         end, self._glue = self._end_of(action)
         self._ids = [*prompt.ids, *action]
-        self._text = prompt.text + said + end
+        self._text = prompt.text + content + end
 
     def _content(self, action: list[int]) -> str:
-        """Word for word what was said, without the marker of its end."""
+        """Return the answer word for word, without its end marker."""
         return self._policy.renderer.decode(action[:-1] if self._has_ended(action) else action)
 
     def _has_ended(self, action: list[int]) -> bool:
         return bool(action) and action[-1] in self._policy.end_ids
 
     def _end_of(self, action: list[int]) -> tuple[str, list[int]]:
-        """The text behind an answer, and what has to be put there because it was cut off."""
+        """Return the text after an answer, and the tokens to add if it was cut off."""
         renderer = self._policy.renderer
         if self._has_ended(action):
             return renderer.decode(action[-1:]), []
         return renderer.end, [renderer.end_id]
 
 
-def _joined(whole: Generation, part: Generation) -> Generation:
-    """An answer, and what was sampled after it was broken off."""
-    before = len(whole.ids)
-    versions = list(whole.versions)
+def _join_generations(answer: Generation, part: Generation) -> Generation:
+    """Join an answer and its continuation after a break."""
+    before = len(answer.ids)
+    versions = list(answer.versions)
     for version, first, last in part.versions:
         if versions and versions[-1][0] == version:
             versions[-1] = (version, versions[-1][1], before + last)
         else:
             versions.append((version, before + first, before + last))
-    marked = [*(whole.constrained or [False] * before), *(part.constrained or [False] * len(part.ids))]
+    marked = [*(answer.constrained or [False] * before), *(part.constrained or [False] * len(part.ids))]
     return Generation(
-        ids=[*whole.ids, *part.ids],
-        logprobs=[*whole.logprobs, *part.logprobs],
+        ids=[*answer.ids, *part.ids],
+        logprobs=[*answer.logprobs, *part.logprobs],
         finish_reason=part.finish_reason,
         versions=versions,
-        constrained=None if whole.constrained is None and part.constrained is None else marked,
+        constrained=None if answer.constrained is None and part.constrained is None else marked,
     )
 
 
-def _ends_named_in(folder: str) -> list[int]:
-    """Tokens that end an answer by a model's generation_config.json, which engines are told not to read."""
+def _read_end_tokens(folder: str) -> list[int]:
+    """Return the end tokens of a model's generation_config.json, which engines are started not to read."""
     file = Path(folder, "generation_config.json")
     ends = json.loads(file.read_text("utf-8")).get("eos_token_id") if folder and file.is_file() else None
     return [int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None]

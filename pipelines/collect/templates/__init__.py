@@ -1,1 +1,1 @@
-"""Files to begin with, as `trajlake template` writes them: modules here, so that they are checked like any other."""
+"""Example files that `trajlake template` writes. They are modules, so that they are checked like other code."""

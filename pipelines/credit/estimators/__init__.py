@@ -1,7 +1,6 @@
-"""Estimators: steps in, advantages out. One file each, the formula in the class docstring.
+"""Estimators, which turn steps into advantages. Each has one file, with its formula in the class docstring.
 
-`ESTIMATORS` names them all and loads none: a class is imported when it is asked for. `REFUSED` has those that are asked
-for and not offered.
+`ESTIMATORS` lists all names and imports a class on first use. `REFUSED` lists requests that this project declines.
 """
 
 import ast
@@ -30,19 +29,19 @@ REFUSED = {
     "token_kl": _TOKEN_KL,
     "kl": _TOKEN_KL,
 }
-"""Name -> why this project does not offer it, and what to use instead."""
+"""Name -> why this project does not offer the estimator, and what to use instead."""
 
 
 class _Registry(Mapping[str, "type[Estimator]"]):
-    """Name -> class, imported on first use. Iterating gives the names alone."""
+    """Name -> class, imported on first use. Iteration yields names and imports nothing."""
 
     def __init__(self, classes: dict[str, str]) -> None:
         self._classes = classes
 
     def __getitem__(self, name: str) -> "type[Estimator]":
         attribute = self._classes[name]
-        found: type[Estimator] = getattr(import_module(f"{__name__}.{name}"), attribute)
-        return found
+        estimator: type[Estimator] = getattr(import_module(f"{__name__}.{name}"), attribute)
+        return estimator
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._classes)
@@ -73,28 +72,28 @@ ESTIMATORS: Mapping[str, "type[Estimator]"] = _Registry(
 
 
 ALONE = ("gae", "reinforce_pp")
-"""Estimators that compare no siblings: an episode that is alone in its group has an advantage."""
+"""Estimators that compare no siblings: an episode alone in its group has an advantage."""
 
 
 def needs_siblings(estimator: "Estimator") -> bool:
-    """Whether an episode that is alone in its group can have no advantage but 0."""
+    """Return whether an episode alone in its group always has the advantage 0."""
     return estimator.name not in ALONE and getattr(estimator, "singleton", "zero") == "zero"
 
 
-def for_lone_episodes(estimator: "Estimator") -> str:
-    """What credit can be computed by where each group holds one episode, for messages."""
-    own = f'`singleton = "raw"` of {estimator.name}, ' if "singleton" in type(estimator).model_fields else ""
-    return f"{own}or the estimators {' and '.join(ALONE)}"
+def suggest_for_lone_episodes(estimator: "Estimator") -> str:
+    """Name the alternatives for groups of one episode, for messages."""
+    option = f'`singleton = "raw"` of {estimator.name}, ' if "singleton" in type(estimator).model_fields else ""
+    return f"{option}or the estimators {' and '.join(ALONE)}"
 
 
-def one_line(name: str) -> str:
-    """What an estimator is: the first line of its module, which is read and not imported."""
+def read_title(name: str) -> str:
+    """Read the first line of an estimator's module docstring without importing the module."""
     text = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
 
 
-def estimator_class(name: str) -> "type[Estimator]":
-    """The class of a name; UsageError if it is refused (with what to use instead) or unknown (with those that are)."""
+def find_estimator(name: str) -> "type[Estimator]":
+    """Return the class of a name; UsageError with alternatives if the name is refused or unknown."""
     from lake.errors import UsageError
 
     if name in REFUSED:

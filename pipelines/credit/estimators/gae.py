@@ -7,12 +7,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from pipelines.credit.estimators.normalise import discounted_returns
-from pipelines.credit.estimators.options import ReturnOptions
-from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows
-from pipelines.credit.flags import Flag
-from pipelines.credit.inputs.batch import StepBatch
-from pipelines.credit.inputs.columns import InputNeeds
+from pipelines.credit.estimators.normalise import discount_rewards
+from pipelines.credit.estimators.protocol import STATE_COLUMNS, CreditRows, Flag, ReturnOptions
+from pipelines.credit.steps import InputNeeds, StepBatch, to_floats
 
 
 class GAE(ReturnOptions):
@@ -23,11 +20,11 @@ class GAE(ReturnOptions):
         delta_t = r_t + gamma V_{t+1} - V_t        V_t = steps.value_estimate
         A_t     = delta_t + gamma lam A_{t+1}      = sum_{k >= t} (gamma lam)^(k - t) delta_k
 
-    After the last step V is `episodes.final_value_estimate` if the episode was truncated, and 0 if it ended by itself:
-    a limit is no end of the task. gamma = lam = 1 gives return-to-go minus value. A value that is NULL, or that of a
-    truncated episode's end, makes that step, the one before and all earlier ones unknown, for any lam. Nothing is
-    compared with siblings, and nothing is normalised over the batch (verl whitens afterwards). `return_to_go` is the
-    plain return without bootstrap; the critic's target is `advantage` + `value_estimate`.
+    After the last step V is `episodes.final_value_estimate` if the episode was truncated, and 0 otherwise: a limit does
+    not end the task. gamma = lam = 1 gives return-to-go minus value. A NULL value makes its step, the step before and
+    all earlier steps unknown, for any lam. So does a NULL final value of a truncated episode. The estimator compares no
+    siblings and does not normalise over the batch (verl whitens afterwards). `return_to_go` is the plain return without
+    bootstrap; the critic's target is `advantage` + `value_estimate`.
     """
 
     name: ClassVar[str] = "gae"
@@ -35,11 +32,11 @@ class GAE(ReturnOptions):
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     """Discount per step."""
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
-    """Trust in the rewards that were seen (1) against the values (0)."""
+    """Weight of the observed rewards (1) against the value estimates (0)."""
 
-    def needed(self, present: Sequence[str] = STATE_COLUMNS) -> InputNeeds:
-        """Columns that must be there; see `Estimator.needed`."""
-        needs = super().needed(present)
+    def input_needs(self, present: Sequence[str] = STATE_COLUMNS) -> InputNeeds:
+        """Return the required columns; see `Estimator.input_needs`."""
+        needs = super().input_needs(present)
         return replace(
             needs,
             step_columns=(*needs.step_columns, "value_estimate"),
@@ -47,21 +44,21 @@ class GAE(ReturnOptions):
         )
 
     def credit(self, batch: StepBatch) -> CreditRows:
-        """Advantages of checked, sorted, active steps; see `Estimator.credit`."""
+        """Compute advantages; see `Estimator.credit`."""
         reward_N = self._step_rewards_N(batch)
-        return_N = discounted_returns(reward_N, batch.episodes, self.gamma)
+        return_N = discount_rewards(reward_N, batch.episodes, self.gamma)
         excluded_E = self._excluded_E(batch, batch.score_E)
-        value_N = batch.step_numbers("value_estimate")
+        value_N = to_floats(batch.frame["value_estimate"])
         next_value_N = np.append(value_N[1:], 0.0)
         final_E = np.where(batch.truncated_E, batch.episode_numbers("final_value_estimate"), 0.0)
         next_value_N[batch.episodes.last_K] = final_E
         delta_N = reward_N + self.gamma * next_value_N - value_N
-        a_step_N = discounted_returns(delta_N, batch.episodes, self.gamma * self.lam)
+        a_step_N = discount_rewards(delta_N, batch.episodes, self.gamma * self.lam)
         a_step_N[batch.episodes.spread(excluded_E)] = np.nan
-        # What is unknown about values alone: the same recursion over differences of values.
-        unknown_N = np.isnan(discounted_returns(next_value_N - value_N, batch.episodes, 1.0))
+        # The same recursion over differences of values marks what unknown values make unknown.
+        unknown_N = np.isnan(discount_rewards(next_value_N - value_N, batch.episodes, 1.0))
         flags = {
-            **self._fate_flags(batch, excluded_E),
+            **self._flag_endings(batch, excluded_E),
             Flag.UNKNOWN_RETURN: np.isnan(return_N),
             Flag.UNKNOWN_VALUE: unknown_N,
         }

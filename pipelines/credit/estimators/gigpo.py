@@ -1,19 +1,18 @@
-"""GiGPO, group-in-group policy optimisation (arXiv 2505.10978), over all the trajectories you have.
+"""GiGPO, group-in-group policy optimisation (arXiv 2505.10978), over all recorded trajectories.
 
-Two comparisons, no critic: a trajectory against its siblings (as GRPO does), and a step against the other steps that
-were taken from the same state (the anchor). docs/guides/gigpo.md lists where this differs from paper and reference
-code, and why.
+It makes two comparisons and needs no critic: a trajectory against its siblings (as in GRPO), and a step against the
+other steps from the same state (the anchor). docs/guides/gigpo.md lists the differences from the paper and from the
+reference code, with reasons.
 
 Axes: `_N` rows, `_E` episodes.
 """
 
 from typing import ClassVar
 
-from pipelines.credit.estimators.anchor_groups import AnchorGroups, StepCredit
 from pipelines.credit.estimators.anchored import Scores, TwoLevelEstimator
-from pipelines.credit.estimators.normalise import Norm, Singleton
-from pipelines.credit.estimators.siblings import Baseline, EpisodeCredit, episode_credit
-from pipelines.credit.inputs.batch import StepBatch
+from pipelines.credit.estimators.normalise import AnchorGroups, Norm, Singleton, StepCredit
+from pipelines.credit.estimators.siblings import Baseline, EpisodeCredit, credit_episodes
+from pipelines.credit.steps import StepBatch
 
 
 class GiGPO(TwoLevelEstimator):
@@ -28,28 +27,28 @@ class GiGPO(TwoLevelEstimator):
         step advantage      A_S = (S_i - mean_a S) / (std_a S + 1e-6)      over the anchor group a(i)
         advantage           A   = A_E + omega A_S                          or omega A_E + (1 - omega) A_S
 
-    with one R per trajectory (`baseline="trajectories"`); `mean_norm` leaves the divisions out. Under
-    `baseline="rows"` R(tau(i)) - c [i invalid] is normalised over the rows of the group, as the reference code does.
-    Standard deviations are sample deviations; a group of equal values gives exactly 0, and so does a state that nobody
-    else visited. A term of weight 0 is left out of the sum, its NULLs included: `omega=0` is GRPO.
+    with one R per trajectory (`baseline="trajectories"`); `mean_norm` omits the divisions. `baseline="rows"` normalises
+    R(tau(i)) - c [i invalid] over the rows of the group, as the reference code does. Standard deviations are sample
+    deviations. A group of equal values gives exactly 0, and so does a state of one step. The sum omits a term of weight
+    0 with its NULLs: `omega=0` is GRPO.
 
-    NULL is unknown, never 0. An episode without a score has no A_E and is no sibling; a step with a NULL reward at or
-    after it has no return and is no member of its anchor.
+    NULL means unknown, never 0. An episode without a score has no A_E and is not a sibling. A step with a NULL reward
+    at or after it has no return and is not a member of its anchor group.
     """
 
     name: ClassVar[str] = "gigpo"
 
     episode_norm: Norm = "mean_std_norm"
-    """Centre, or centre and scale, the episode scores of a group."""
+    """Normalisation of the episode scores of a group: centre, or centre and scale."""
     step_norm: Norm = "mean_std_norm"
-    """Centre, or centre and scale, the step scores of an anchor group."""
+    """Normalisation of the step scores of an anchor group: centre, or centre and scale."""
     baseline: Baseline = "trajectories"
-    """Unit of the group statistics: every trajectory once, or every step row once (the reference code)."""
+    """Unit of the group statistics: trajectories, or step rows (the reference code)."""
     singleton: Singleton = "zero"
-    """A task group of one unit has A_E = 0, or its raw score (`raw`, the reference code)."""
+    """A_E in a task group of one unit: 0, or its raw score (`raw`, the reference code)."""
 
     def _episode_side(self, batch: StepBatch, scores: Scores) -> EpisodeCredit:
-        return episode_credit(
+        return credit_episodes(
             batch,
             scores.score_E,
             scores.excluded_E,

@@ -1,4 +1,4 @@
-"""HGPO: steps compared with those that share their last states, over several lengths of the past at once.
+"""HGPO: each step against the steps with the same last states, for several lengths of the past.
 
 Axes: `_N` rows.
 """
@@ -12,11 +12,10 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from pipelines.credit.estimators.anchor_groups import AnchorGroups, StepCredit
-from pipelines.credit.estimators.anchored import AnchoredEstimator, Compared, Scores
-from pipelines.credit.estimators.normalise import TIE, Norm
-from pipelines.credit.estimators.siblings import Baseline, episode_credit
-from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
+from pipelines.credit.estimators.anchored import AnchoredEstimator, Scores, TwoLevelCredit
+from pipelines.credit.estimators.normalise import TIE, AnchorGroups, Norm, StepCredit
+from pipelines.credit.estimators.siblings import Baseline, credit_episodes
+from pipelines.credit.steps import Bools, Floats, StepBatch
 
 
 class HGPO(AnchoredEstimator):
@@ -29,32 +28,32 @@ class HGPO(AnchoredEstimator):
         combined    A_S = sum_k w_k A_k / sum_k w_k,             w_k = (k + 1)^alpha
         advantage   A   = A_S; with `episode_level`: the same mean with A_E added, of weight 1
 
-    with S as in `gigpo` and k over the levels that count: those where the step is not alone and, as in the reference
-    code, A_k is not 0 (`zeros="skip"`; 1e-9 is). No level that counts gives 0. A step has no level k before its k-th
-    state. A longer shared past means a more equal context and fewer members; the weights favour it.
+    with S as in `gigpo` and k over the levels that count. A level counts if the step is not alone in it and, as in the
+    reference code, A_k is not 0 to 1e-9 (`zeros="skip"`). Without such a level A_S is 0. A step has no level k before
+    its k-th state. A longer shared past means a more equal context and fewer members; the weights favour it.
 
-    Differences from the reference code: float64; ties, and what counts as 0, have a tolerance of 1e-9; no 1e-6 beside
-    the sum of the weights; A_E takes one score per trajectory (`baseline="rows"`: as there), and its deviation is the
-    sample's, as there.
+    Differences from the reference code: float64; a tolerance of 1e-9 for ties and zeros; no 1e-6 added to the sum of
+    the weights; one score per trajectory for A_E (`baseline="rows"`: as in the reference code). The deviation of A_E is
+    the sample deviation in both.
     """
 
     name: ClassVar[str] = "hgpo"
 
     history: int = Field(default=2, ge=0)
-    """Earlier states that a level may look back on; 0 leaves the state itself."""
+    """Number of earlier states of the longest level; 0: the state alone."""
     alpha: float = Field(default=1.0, ge=0.0)
-    """Exponent of the weights: 0 weighs all levels alike."""
+    """Exponent of the weights; 0: equal weights."""
     norm: Norm = "mean_std_norm"
-    """Centre, or centre and scale, at every level and for A_E."""
+    """Normalisation at every level and of A_E: centre, or centre and scale."""
     zeros: Literal["skip", "count"] = "skip"
-    """Levels where A_k is 0 to 1e-9 (tied, or just at the mean): without weight (the reference code), or with."""
+    """Levels where A_k is 0 to 1e-9 (tied, or at the mean): skip (the reference code), or count."""
     episode_level: bool = False
-    """Take the episode advantage as one more level (`base_group` in the reference code)."""
+    """Add the episode advantage as a further level (`base_group` in the reference code)."""
     baseline: Baseline = "trajectories"
-    """Unit of A_E's statistics: every trajectory once, or every step row once (the reference code)."""
+    """Unit of A_E's statistics: trajectories, or step rows (the reference code)."""
 
-    def _compare(self, batch: StepBatch, scores: Scores) -> Compared:
-        episode = episode_credit(
+    def _compare(self, batch: StepBatch, scores: Scores) -> TwoLevelCredit:
+        episode = credit_episodes(
             batch,
             scores.score_E,
             scores.excluded_E,
@@ -63,22 +62,23 @@ class HGPO(AnchoredEstimator):
             penalty=self.invalid_action_penalty,
         )
         sum_N, weight_N = np.zeros_like(scores.step_score_N), np.zeros_like(scores.step_score_N)
-        levels = (self._level(batch, scores, key) for key in _past_keys(scores.anchor_key, batch, self.history + 1))
+        keys = _rank_past_keys(scores.anchor_key, batch, self.history + 1)
+        levels = (self._credit_level(batch, scores, key) for key in keys)
         state = next(levels)
         for length, level in enumerate(chain([state], levels), start=1):
             self._add(level.a_step_N, ~(level.single_N | level.revisit_N), float(length + 1), sum_N, weight_N)
         alone_N = scores.anchorless_N & ~np.isnan(scores.step_score_N)
         unknown_N = np.isnan(state.a_step_N) & ~alone_N
-        a_step_N = np.where(unknown_N, np.nan, _quotient(sum_N, weight_N))
+        a_step_N = np.where(unknown_N, np.nan, _divide(sum_N, weight_N))
         if not self.episode_level:
             advantage_N = a_step_N
         else:
             a_episode_N = episode.a_episode_N
             self._add(a_episode_N, np.ones(len(sum_N), np.bool_), 1.0, sum_N, weight_N)
-            advantage_N = np.where(unknown_N | np.isnan(a_episode_N), np.nan, _quotient(sum_N, weight_N))
+            advantage_N = np.where(unknown_N | np.isnan(a_episode_N), np.nan, _divide(sum_N, weight_N))
         return episode, replace(state, a_step_N=a_step_N), advantage_N
 
-    def _level(self, batch: StepBatch, scores: Scores, key: pl.Series) -> StepCredit:
+    def _credit_level(self, batch: StepBatch, scores: Scores, key: pl.Series) -> StepCredit:
         member_N = scores.member_N & key.is_not_null().to_numpy()
         groups = AnchorGroups.of(batch, key)
         return groups.credit(scores.step_score_N, member_N, self.norm, self.revisits, ddof=0)
@@ -92,15 +92,15 @@ class HGPO(AnchoredEstimator):
         weight_N[counts_N] += weight
 
 
-def _quotient(sum_N: Floats, weight_N: Floats) -> Floats:
-    """Weighted means; 0 where nothing has weight."""
+def _divide(sum_N: Floats, weight_N: Floats) -> Floats:
+    """Return the weighted means; 0 where the weight is 0."""
     return np.divide(sum_N, weight_N, out=np.zeros_like(sum_N), where=weight_N > 0.0)
 
 
-def _past_keys(state_key: pl.Series, batch: StepBatch, levels: int) -> Iterator[pl.Series]:
-    """For k = 1 .. levels, a key per row that tells sequences of the last k state keys apart, without hashing.
+def _rank_past_keys(state_key: pl.Series, batch: StepBatch, levels: int) -> Iterator[pl.Series]:
+    """Yield, for k = 1 .. levels, a key of each row's last k state keys, by ranks instead of hashes.
 
-    NULL before the episode's k-th row and where one of the k keys is NULL.
+    The key is NULL before the episode's k-th row and where one of the k keys is NULL.
     """
     rows_N = np.arange(len(state_key))
     place_N = rows_N - batch.episodes.spread(batch.episodes.starts_K)

@@ -1,4 +1,4 @@
-"""MaxRL: each trajectory against the mean of its siblings, in units of that mean."""
+"""MaxRL: each trajectory against the mean of its siblings, divided by that mean."""
 
 from typing import ClassVar
 
@@ -6,8 +6,8 @@ import numpy as np
 
 from lake.errors import ContractError
 from pipelines.credit.estimators.normalise import Scaling
-from pipelines.credit.estimators.siblings import Compared, ScaledSiblings
-from pipelines.credit.inputs.batch import Bools, Floats, StepBatch
+from pipelines.credit.estimators.siblings import FlaggedCredit, ScaledSiblings
+from pipelines.credit.steps import Bools, Floats, StepBatch
 
 
 class MaxRL(ScaledSiblings):
@@ -17,15 +17,15 @@ class MaxRL(ScaledSiblings):
 
         A = (R(tau) - mean_g R) / (mean_g R + 1e-6)        for every step of tau, over its task group g
 
-    Made for scores of 0 and 1, where the mean is the success rate p: the gradient weighs a task by 1/p and approaches
-    that of log p. A group without a success gives 0. Scores must not be negative: the quotient would change its sign.
-    The authors' code gives a lone trajectory its score times 1e6; here it is 0.
+    It is meant for scores of 0 and 1. Their mean is the success rate p, so the gradient weights a task by 1/p and
+    approaches that of log p. A group without a success gives 0. Scores must not be negative, which would flip the sign
+    of the quotient. The authors' code gives a lone trajectory its score times 1e6; here it gets 0.
     """
 
     name: ClassVar[str] = "maxrl"
     scaling: ClassVar[Scaling] = "mean_ratio"
 
-    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> Compared:
+    def _compare(self, batch: StepBatch, score_E: Floats, excluded_E: Bools) -> FlaggedCredit:
         negative = np.flatnonzero((score_E < 0.0) & ~excluded_E)
         if negative.size:
             first = int(negative[0])

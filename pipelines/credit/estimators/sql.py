@@ -1,8 +1,8 @@
-"""The SQL twins, for people who work in DuckDB: GiGPO and the estimators that share one comparison of siblings.
+"""SQL twins of estimators, for DuckDB: GiGPO and the estimators with one comparison of siblings.
 
-A query stands in `pipelines/sql/NAME.sql`; a line `-- include PART` stands for a text in `pipelines/sql/parts/`. The
-check of the steps is such a part, so that no twin credits what the job refuses. Options travel as prepared parameters,
-the input relation by name; what stands for absent columns is fixed text.
+The query is `pipelines/sql/NAME.sql`; its lines `-- include PART` include files of `pipelines/sql/parts/`. One part
+checks the steps, so a twin refuses what the job refuses. Options are prepared parameters, and the input relation is a
+name. Fixed text replaces absent columns.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 
 from lake.errors import UsageError
-from pipelines.credit.anchors.texts import ExactText
+from pipelines.credit.anchors.definitions import ExactText
 from pipelines.credit.estimators.protocol import Estimator
 
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
@@ -24,7 +24,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "maxrl": ("siblings", {"scaling": "mean_ratio", **_UNPENALISED}),
     "rloo": ("siblings", {"scaling": "leave_one_out", **_UNPENALISED}),
 }
-"""Estimators with a twin: the name of its query, and the options that make the query theirs."""
+"""Estimator -> its query, and the query's options that the estimator fixes."""
 
 STATE_HASH = "state_hash"
 _INPUT = "query_table($steps)"
@@ -35,13 +35,13 @@ _DEFAULTS = {
     "is_active": "true",
     "is_action_valid": "true",
 }
-"""What stands for a column that is not there and not needed, as in `advantages`."""
+"""Replacements of absent optional columns, as in `Estimator.advantages`."""
 
 
 def estimator_sql(config: Estimator) -> str:
-    """Text of the query that computes an estimator, header comment included; UsageError if it has no SQL twin."""
+    """Return the query of an estimator, header comment included; UsageError if it has no SQL twin."""
     if config.name not in TWINS:
-        msg = f"{config.name} has no SQL twin; those that have: {', '.join(TWINS)}"
+        msg = f"{config.name} has no SQL twin; estimators with one: {', '.join(TWINS)}"
         raise UsageError(msg)
     folder = files("pipelines") / "sql"
     text = (folder / f"{TWINS[config.name][0]}.sql").read_text(encoding="utf-8")
@@ -49,10 +49,9 @@ def estimator_sql(config: Estimator) -> str:
 
 
 def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator, steps: str) -> duckdb.DuckDBPyRelation:
-    """Advantages of the rows of a table or view, as `config.advantages` gives them, in canonical order.
+    """Return the advantages of the rows of a table or view, as `config.advantages` does, in canonical order.
 
-    The relation has the columns that the query's header lists; those that the configuration does not need may be
-    absent.
+    The query's header lists the columns of the relation. Columns that the configuration does not need may be absent.
 
     Raises:
         UsageError: the estimator has no SQL twin, its anchors are not exact text, or the relation lacks a column.
@@ -67,13 +66,8 @@ def estimator_relation(connection: duckdb.DuckDBPyConnection, config: Estimator,
         )
         raise UsageError(msg)
     options = TWINS[config.name][1] | config.model_dump(exclude={"anchors"})
-    return connection.sql(_completed(connection, config, text, steps), params={"steps": steps, **options})
-
-
-def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: str, steps: str) -> str:
-    """The query over a relation in which columns that the configuration can do without are filled in."""
     present = connection.sql("FROM query_table($steps) LIMIT 0", params={"steps": steps}).columns
-    required = config.needed((STATE_HASH,)).required
+    required = config.input_needs((STATE_HASH,)).required
     if missing := [name for name in required if name not in present]:
         hint = "; the twin compares states by that hash, not by text" if STATE_HASH in missing else ""
         msg = (
@@ -82,4 +76,6 @@ def _completed(connection: duckdb.DuckDBPyConnection, config: Estimator, text: s
         )
         raise UsageError(msg)
     filled = [f"{value} AS {name}" for name, value in _DEFAULTS.items() if name not in present]
-    return text.replace(_INPUT, f"(SELECT *, {', '.join(filled)} FROM {_INPUT})") if filled else text
+    if filled:
+        text = text.replace(_INPUT, f"(SELECT *, {', '.join(filled)} FROM {_INPUT})")
+    return connection.sql(text, params={"steps": steps, **options})

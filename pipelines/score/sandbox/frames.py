@@ -1,44 +1,44 @@
-"""How parent and worker talk: length-prefixed frames over two pipes, within limits that both sides know.
+"""Wire format of parent and worker: length-prefixed frames over two pipes, within limits that both sides know.
 
-The worker answers a request in one or more replies, each with the next outcomes in order: at the latest REPORT_SECONDS
-after the last reply it sends what it has before it begins another call, so that the parent knows within that time when
-the running call began. Imported by the worker, so it imports almost nothing.
+The worker answers a request in one or more replies, each with the next outcomes in order. When REPORT_SECONDS have
+passed since the last reply, it sends its outcomes before the next call starts. So the parent knows within that time
+when the running call started. The worker imports this module, so it imports almost nothing.
 """
 
 import os
 from struct import Struct
 
 REQUEST = Struct("=QII")
-"""Header of a request: sequence, number of calls, bytes of all calls. Then the length of each call, then the calls,
-each its keyword arguments as JSON or MessagePack."""
+"""Header of a request: sequence, number of calls, bytes of all calls. Then the length of each call, then the calls:
+keyword arguments as JSON or MessagePack."""
 LENGTH = Struct("=I")
 REPLY = Struct("=QIII")
-"""Header of a reply: sequence, place of its first outcome, number of outcomes, bytes that follow (MessagePack: an array
-of [kind, value, error, seconds]). To its orders a worker replies twice, with place and number 0: with no bytes when it
-is locked in, before any user code runs, and with JSON that says what the function is."""
+"""Header of a reply: sequence, index of its first outcome, number of outcomes, bytes that follow (MessagePack: an array
+of [kind, value, error, seconds]). A worker replies to its orders twice, with index and number 0: without bytes when it
+is locked in, before any user code runs, and with JSON that describes the function."""
 WORN = 1 << 31
-"""Added to the number of outcomes: a call has left something behind that only a fresh worker is without. The worker
-answers no more calls, also of this request."""
+"""Flag in the number of outcomes: a call left something behind that requires a new worker. The worker answers no more
+calls, not even the others of this request."""
 REPORT_SECONDS = 0.05
 RESULT_BYTES = 4 << 20
-"""The most that the value of one call may take."""
+"""Maximum size of the result of one call."""
 FLUSH_BYTES = 1 << 18
-"""A worker replies as soon as it has gathered so much."""
+"""Size of gathered outcomes at which a worker replies."""
 REPLY_BYTES = RESULT_BYTES + FLUSH_BYTES + (1 << 16)
-"""No honest reply is longer; the parent reads no more."""
+"""Maximum size of an honest reply; the parent reads no more."""
 TEXT = 2_000
-"""Characters of an error text."""
+"""Maximum characters of an error text."""
 
 
-def request(sequence: int, calls: list[bytes]) -> bytes:
-    """One request with so many calls."""
+def pack_request(sequence: int, calls: list[bytes]) -> bytes:
+    """Return the bytes of one request."""
     lengths = [len(call) for call in calls]
     head = REQUEST.pack(sequence, len(calls), sum(lengths))
     return b"".join((head, *map(LENGTH.pack, lengths), *calls))
 
 
 def read_request(handle: int) -> tuple[int, list[memoryview]]:
-    """Sequence and calls of the next request; EOFError if the other side is gone."""
+    """Return sequence and calls of the next request; EOFError if the other side has closed the pipe."""
     sequence, count, length = REQUEST.unpack(read_exactly(handle, REQUEST.size))
     body = read_exactly(handle, count * LENGTH.size + length)
     end = count * LENGTH.size
@@ -50,7 +50,7 @@ def read_request(handle: int) -> tuple[int, list[memoryview]]:
 
 
 def read_exactly(handle: int, length: int) -> memoryview:
-    """So many bytes, and not one more; EOFError if the other side is gone."""
+    """Read exactly `length` bytes; EOFError if the other side has closed the pipe."""
     buffer = memoryview(bytearray(length))
     filled = 0
     while filled < length:
@@ -61,8 +61,8 @@ def read_exactly(handle: int, length: int) -> memoryview:
     return buffer
 
 
-def write_all(handle: int, data: bytes) -> None:
-    """All of it, however often the pipe is full."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left) :]
+def write_all(handle: int, frame: bytes) -> None:
+    """Write all bytes, also where the pipe is full several times."""
+    unsent = memoryview(frame)
+    while unsent:
+        unsent = unsent[os.write(handle, unsent) :]

@@ -1,11 +1,11 @@
-"""The worker: one user function, called again and again, in a process that is locked in before this file runs.
+"""The worker: call one user function repeatedly, in a process that is locked before this file runs.
 
-What it sends is believed by nobody. It is written to keep honest functions apart from accidents (prints, exceptions,
-changed arguments, exits), not to stop hostile ones: those are stopped by the lock around the process and by the parent.
+The parent does not trust its replies. The worker keeps honest functions apart from accidents (prints, exceptions,
+changed arguments, exits). The lock around the process and the parent stop hostile functions.
 
-A timer that goes off later raises in whatever row is scored then. So timers, signal handlers, blocked signals and trace
-functions are put back at the end of every call, as they were when the module was loaded. A thread cannot be taken back:
-its worker is replaced. All else that a process shares (modules, globals, caches) is the function's own to keep.
+A timer that fires later would raise in another row. So timers, signal handlers, blocked signals and trace functions are
+restored at the end of every call to their state after the module was loaded. A thread cannot be undone: its worker is
+replaced. All other process state (modules, globals, caches) belongs to the function.
 """
 
 import _thread
@@ -17,6 +17,7 @@ import os
 import random
 import resource
 import sys
+import sysconfig
 import time
 from _signal import getsignal  # type: ignore[import-not-found]  # `signal` makes enums: 40 times as slow
 from collections.abc import Callable
@@ -33,21 +34,126 @@ from signal import (
     signal,
     valid_signals,
 )
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from pipelines.score.sandbox import frames
-from pipelines.score.sandbox.plain import failure, plain
+
+_PLAIN = (str, type(None))
+
+
+class NoResultError(ValueError):
+    """The function returned something that is not JSON data."""
+
+
+def convert_result(returned: Any, mode: str) -> Any:
+    """Convert a result to numbers, text, None, lists and dicts with text keys.
+
+    It converts structs (EvaluateResult), dataclasses, pydantic models and numpy values. A single number of any type
+    becomes a float. In the modes batch and group the result must be a list. NoResultError if it is not, or cannot be
+    converted.
+    """
+    if mode == "pointwise":
+        if type(returned) is float or isinstance(returned, _PLAIN):
+            return returned
+        if hasattr(returned, "__float__"):
+            try:
+                return float(returned)
+            except (OverflowError, TypeError, ValueError) as error:
+                msg = f"it returned {_describe_type(returned)}, which is not a single number: {error}"
+                raise NoResultError(msg) from None
+    try:
+        document = msgspec.to_builtins(returned, str_keys=True, enc_hook=_convert)
+    except RecursionError:
+        msg = f"it returned {_describe_type(returned)}, which contains itself or is nested too deeply"
+        raise NoResultError(msg) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        msg = f"it returned {_describe_type(returned)}, which is not JSON data: {str(error)[:200]}"
+        raise NoResultError(msg) from None
+    if mode != "pointwise" and not isinstance(document, list | tuple):
+        msg = f"a {mode} function returns a list with one result per rollout; it returned {_describe_type(returned)}"
+        raise NoResultError(msg)
+    return document
+
+
+def _convert(returned: Any) -> Any:
+    for method in ("model_dump", "tolist", "to_dict"):
+        if callable(convert := getattr(returned, method, None)):
+            return convert()
+    msg = f"{_describe_type(returned)} inside it; return numbers, text, lists, dicts or EvaluateResult"
+    raise TypeError(msg)
+
+
+def _describe_type(returned: Any) -> str:
+    return f"an object of type {type(returned).__name__}"
+
+
+Failure = tuple[str, str]
+"""Kind of outcome, and its text."""
+NO_NETWORK = (
+    "; the sandbox has no network: declare @reward_function(requires_network=True), and allow it with --allow-network"
+)
+_OF_NETWORK = ("gaierror", "JudgeError")
+"""Exceptions that only network access raises, by name: most workers do not need their modules, which import slowly."""
+_OURS = (str(Path(__file__).parents[2]), str(Path(__file__).parents[3] / "lake"))
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_DEEPEST = 100
+"""Maximum frames, and chained exceptions, to examine."""
+
+
+def describe_failure(error: BaseException, *, locked: bool) -> Failure:
+    """Return an exception's kind and text, with the innermost line of the user's code in its traceback."""
+    if isinstance(error, NoResultError):
+        return "invalid", str(error)[: frames.TEXT]
+    if isinstance(error, MemoryError):
+        return "memory", "it needs more memory than a worker has (memory_mb)"
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # __str__ is user code too
+        text = type(error).__name__
+    ending = ""
+    for file, line in _list_frames(error.__traceback__):
+        # User code is outside this project, the installed packages and the standard library.
+        if file.endswith(".py") and not file.startswith((*_OURS, *_INSTALLED)):
+            ending = f" ({Path(file).name}, line {line})"
+    if locked and _needs_network(error):
+        ending += NO_NETWORK
+    text = text[: frames.TEXT - len(ending)].encode("utf-8", "backslashreplace").decode()
+    return "exception", text + ending
+
+
+def _list_frames(trace: TracebackType | None) -> list[tuple[str, int]]:
+    """Return file and line of a traceback's frames, the innermost last."""
+    lines: list[tuple[str, int]] = []
+    while trace is not None and len(lines) < _DEEPEST:
+        lines.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    return lines
+
+
+def _needs_network(error: BaseException) -> bool:
+    """Return whether a chain of exceptions has a refused socket, an unknown host name, or an unreachable judge."""
+    queue, count = [error], 0
+    while queue and count < _DEEPEST:
+        link, count = queue.pop(), count + 1
+        files = [Path(file).name for file, _ in _list_frames(link.__traceback__)]
+        if type(link).__name__ in _OF_NETWORK or (isinstance(link, PermissionError) and files[-1:] == ["socket.py"]):
+            return True
+        # urllib stores the cause only in `reason`.
+        causes = (link.__cause__, link.__context__, vars(link).get("reason"))
+        queue += [cause for cause in causes if isinstance(cause, BaseException)]
+    return False
+
 
 _TIMERS = (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF)
 _REAL_TIME = 32
-"""Signals from here on are sent on purpose only, by nobody who is still there."""
+"""The first real-time signal. Those are only sent on purpose, and their senders have ended."""
 
 
 class Leftovers:
-    """How things are now: what is found otherwise later was left behind by a call."""
+    """The process state before a call; a later difference is a leftover of the call."""
 
     def __init__(self) -> None:
         self._numbers = sorted(number for number in valid_signals() if number < _REAL_TIME)
@@ -59,16 +165,20 @@ class Leftovers:
 
     @property
     def threads(self) -> bool:
-        """Whether threads of Python run that did not then; one without `threading` counts once it has begun."""
+        """Whether more Python threads run; a thread without `threading` counts once it has started."""
         return _thread._count() > self._threads
 
     def clear(self) -> bool:
-        """Put everything back; false if only a fresh worker will do. Raises what a handler of the call's own raises."""
+        """Restore the state; return false if only a new worker has it. Raises what the call's signal handlers raise."""
         self._stop_timers()
         pthread_sigmask(SIG_SETMASK, self._mask)
-        now = [getsignal(number) for number in self._numbers]
-        if now != self._handlers and not self._restore(now):
-            return False
+        handlers = [getsignal(number) for number in self._numbers]
+        if handlers != self._handlers:
+            for number, handler, before in zip(self._numbers, handlers, self._handlers, strict=True):
+                if handler is not before:
+                    if before is None:  # not a handler of Python: it cannot be restored from here
+                        return False
+                    signal(number, before)
         if sys.gettrace() is not None or sys.getprofile() is not None:
             sys.settrace(None)
             sys.setprofile(None)
@@ -80,26 +190,18 @@ class Leftovers:
         if (faulthandler := sys.modules.get("faulthandler")) is not None:
             faulthandler.cancel_dump_traceback_later()
 
-    def _restore(self, now: list[object]) -> bool:
-        for number, handler, before in zip(self._numbers, now, self._handlers, strict=True):
-            if handler is not before:
-                if before is None:  # not one of Python's: nothing here can bring it back
-                    return False
-                signal(number, before)
-        return True
-
 
 _clock = time.perf_counter
-_Outcome = tuple[str, Any, str | None, float]
+_PackedOutcome = tuple[str, Any, str | None, float]
 _encode = msgspec.msgpack.Encoder().encode
 _from_json = msgspec.json.Decoder(dict[str, Any]).decode
 _from_msgpack = msgspec.msgpack.Decoder(dict[str, Any]).decode
 _FIRST_MAP = 0x80
-"""A MessagePack map begins with a byte from here on; JSON never does."""
+"""The first byte of a MessagePack map is at least this; of JSON it is below."""
 
 
-class _User(NamedTuple):
-    """The function, and how it is called."""
+class _LoadedFunction(NamedTuple):
+    """The function, and how to call it."""
 
     call: Callable[..., Any]
     mode: str
@@ -108,39 +210,39 @@ class _User(NamedTuple):
 
 
 def main() -> None:
-    """Load the function that the orders name, say what it is, and answer calls until the parent hangs up."""
-    requests, replies = _hidden_streams()
+    """Load the function of the orders, describe it, and answer calls until the parent closes the pipe."""
+    requests, replies = _hide_streams()
     sequence, (packed,) = frames.read_request(requests)
     orders = json.loads(bytes(packed))
     frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, 0))
     if orders["locked"]:
-        _offer_event_loops()
+        _allow_event_loops()
     try:
-        function = _function(orders["path"], orders["name"])
+        function = _load_function(orders["path"], orders["name"])
         if orders["adapter"]:
             module, _, name = orders["adapter"].partition(":")
             function = getattr(importlib.import_module(module), name)(function)
-        hello = _facts(function)
-    except BaseException as error:  # user code ran: whatever it raised is told
-        kind, text = failure(error, locked=orders["locked"])
+        hello = _describe_function(function)
+    except BaseException as error:  # user code ran: report any exception
+        kind, text = describe_failure(error, locked=orders["locked"])
         hello = {"kind": kind, "error": text}
     body = json.dumps(hello).encode()
     frames.write_all(replies, frames.REPLY.pack(sequence, 0, 0, len(body)) + body)
     if "error" not in hello:
-        user = _User(function, orders["mode"], orders["locked"], Leftovers())
+        loaded = _LoadedFunction(function, orders["mode"], orders["locked"], Leftovers())
         with suppress(EOFError):
-            while _answer(user, requests, replies):
+            while _answer_request(loaded, requests, replies):
                 pass
-    # No clean-up: the process holds nothing that needs it, and the function's threads and exit handlers may hang.
+    # Skip clean-up: the process holds nothing that needs it, and the function's threads and exit handlers may hang.
     os._exit(0)
 
 
-def _hidden_streams() -> tuple[int, int]:
-    """Handles to read requests from and to write replies to; stdin is empty and stdout is stderr from here on."""
-    # Somewhere: who closes or writes to handles he does not know hits them less often.
-    places = random.sample(range(64, min(900, resource.getrlimit(resource.RLIMIT_NOFILE)[0])), 2)
-    requests = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, places[0])
-    replies = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, places[1])
+def _hide_streams() -> tuple[int, int]:
+    """Return handles to read requests and to write replies. From here on stdin is empty and stdout is stderr."""
+    # Random numbers: code that closes or writes to unknown handles hits them less often.
+    handles = random.sample(range(64, min(900, resource.getrlimit(resource.RLIMIT_NOFILE)[0])), 2)
+    requests = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, handles[0])
+    replies = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, handles[1])
     empty, end = os.pipe()
     os.close(end)
     os.dup2(empty, 0)
@@ -152,7 +254,7 @@ def _hidden_streams() -> tuple[int, int]:
 
 
 class _PipeEnd:
-    """As much of a socket as an event loop needs to wake itself."""
+    """A pipe with the socket methods that an event loop needs to wake itself."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -166,14 +268,14 @@ class _PipeEnd:
     def recv(self, length: int) -> bytes:
         return os.read(self._handle, length)
 
-    def send(self, data: bytes) -> int:
-        return os.write(self._handle, data)
+    def send(self, message: bytes) -> int:
+        return os.write(self._handle, message)
 
     def close(self) -> None:
         os.close(self._handle)
 
 
-def _offer_event_loops() -> None:
+def _allow_event_loops() -> None:
     """Let asyncio work without sockets: its event loop makes a pair of them, to wake itself from other threads."""
     import socket
 
@@ -183,33 +285,30 @@ def _offer_event_loops() -> None:
     socket.socketpair = pair
 
 
-def _function(path: str, name: str) -> Callable[..., Any]:
-    module = _module(Path(path))
-    found = getattr(module, name, None)
-    if callable(found):
-        return cast("Callable[..., Any]", found)
-    there = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
-    what = "is no function" if found is not None else "does not exist"
-    msg = f"`{name}` {what} in {path}; functions there: {', '.join(sorted(there)) or 'none'}"
+def _load_function(file: str, name: str) -> Callable[..., Any]:
+    path = Path(file)
+    sys.path.insert(0, str(path.parent))
+    # A module must not replace another module of the same name that others import.
+    is_taken = path.stem in sys.stdlib_module_names or path.stem in sys.modules
+    module_name = f"_reward_{path.stem}" if is_taken else path.stem
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        msg = f"{path} is not a Python module; its name must end in .py"
+        raise ImportError(msg)
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    attribute = getattr(module, name, None)
+    if callable(attribute):
+        return cast("Callable[..., Any]", attribute)
+    functions = [key for key, each in vars(module).items() if inspect.isfunction(each) and not key.startswith("_")]
+    fault = "is not a function" if attribute is not None else "does not exist"
+    msg = f"`{name}` {fault} in {file}; functions there: {', '.join(sorted(functions)) or 'none'}"
     raise LookupError(msg)
 
 
-def _module(path: Path) -> ModuleType:
-    sys.path.insert(0, str(path.parent))
-    # A module called like one that others need must not take its place.
-    name = f"_reward_{path.stem}" if path.stem in sys.stdlib_module_names or path.stem in sys.modules else path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        msg = f"{path} is no Python module; its name must end in .py"
-        raise ImportError(msg)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _facts(function: Callable[..., Any]) -> dict[str, Any]:
-    """What the parent may know about the function: JSON data only."""
+def _describe_function(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the function's description for the parent: JSON data only."""
     declared = getattr(function, "__trajlake_reward__", {})
     declared = msgspec.to_builtins(dict(declared), str_keys=True, enc_hook=str)
     inner = inspect.unwrap(function)
@@ -225,7 +324,7 @@ def _facts(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-class _Loop:
+class _EventLoop:
     """One event loop for all calls, whose tasks and threads end with the call that started them."""
 
     def __init__(self) -> None:
@@ -237,10 +336,14 @@ class _Loop:
         self._all_tasks, self._gather, self._executor_type = asyncio.all_tasks, asyncio.gather, ThreadPoolExecutor
         self._renew_executor()
 
-    def result(self, value: Any, leftovers: Leftovers) -> Any:
-        """What an awaitable comes to."""
+    def run(self, awaitable: Any, leftovers: Leftovers) -> Any:
+        """Return the result of an awaitable."""
+
+        async def await_result() -> Any:
+            return await awaitable
+
         try:
-            return self._loop.run_until_complete(_awaited(value))
+            return self._loop.run_until_complete(await_result())
         finally:
             if tasks := self._all_tasks(self._loop):
                 for task in tasks:
@@ -255,69 +358,65 @@ class _Loop:
         self._loop.set_default_executor(self._executor)
 
 
-_loop = cache(_Loop)
+_get_loop = cache(_EventLoop)
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
-
-
-def _answer(user: _User, requests: int, replies: int) -> bool:
-    """Answer the calls of one request in order; false after one that left something behind for good."""
+def _answer_request(function: _LoadedFunction, requests: int, replies: int) -> bool:
+    """Answer the calls of one request in order; return false after a call that left something behind permanently."""
     sequence, rows = frames.read_request(requests)
     ready: list[bytes] = []
     sent = size = 0
     reported = _clock()
     worn = False
     for row in rows:
-        began = _clock()
-        if ready and (began - reported > frames.REPORT_SECONDS or size > frames.FLUSH_BYTES):
-            _reply(replies, sequence, sent, ready)
+        start = _clock()
+        if ready and (start - reported > frames.REPORT_SECONDS or size > frames.FLUSH_BYTES):
+            _send_reply(replies, sequence, sent, ready)
             sent += len(ready)
             ready, size, reported = [], 0, _clock()
-        outcome, clean = _outcome(user, row, began)
-        packed = _packed(outcome)
+        outcome, clean = _run_call(function, row, start)
+        packed = _pack_outcome(outcome)
         size += len(packed)
         ready.append(packed)
         if worn := not clean:
             break
-    _reply(replies, sequence, sent, ready, worn)
+    _send_reply(replies, sequence, sent, ready, worn)
     return not worn
 
 
-def _reply(replies: int, sequence: int, first: int, ready: list[bytes], worn: bool = False) -> None:
+def _send_reply(replies: int, sequence: int, first: int, ready: list[bytes], worn: bool = False) -> None:
     body = b"".join((b"\xdc", len(ready).to_bytes(2, "big"), *ready))
     count = len(ready) | (frames.WORN if worn else 0)
     frames.write_all(replies, frames.REPLY.pack(sequence, first, count, len(body)) + body)
 
 
-def _outcome(user: _User, row: memoryview, began: float) -> tuple[_Outcome, bool]:
-    """What came of a call, and whether nothing is left of it."""
+def _run_call(function: _LoadedFunction, row: memoryview, start: float) -> tuple[_PackedOutcome, bool]:
+    """Return the outcome of a call, and whether it left nothing behind."""
     try:
         arguments = _from_msgpack(row) if row and row[0] >= _FIRST_MAP else _from_json(row)
     except (msgspec.MsgspecError, RecursionError) as error:
-        return ("invalid", None, f"the arguments of this call are no JSON object: {error}", 0.0), True
+        return ("invalid", None, f"the arguments of this call are not a JSON object: {error}", 0.0), True
     clean = False
     try:
         try:
-            value = user.call(**arguments)
-            if hasattr(value, "__await__"):
-                value = _loop().result(value, user.leftovers)
-            value = plain(value, user.mode)
+            returned = function.call(**arguments)
+            if hasattr(returned, "__await__"):
+                returned = _get_loop().run(returned, function.leftovers)
+            document = convert_result(returned, function.mode)
         finally:
-            # What a timer of this call raises at the last moment is this call's, too.
-            clean = user.leftovers.clear()
-        return ("ok", value, None, _clock() - began), clean
-    except BaseException as error:  # user code ran: whatever it raised is its outcome
-        kind, text = failure(error, locked=user.locked)
-        return (kind, None, text, _clock() - began), clean
+            # An exception of this call's timer at the last moment belongs to this call too.
+            clean = function.leftovers.clear()
+        return ("ok", document, None, _clock() - start), clean
+    except BaseException as error:  # user code ran: any exception is its outcome
+        kind, text = describe_failure(error, locked=function.locked)
+        return (kind, None, text, _clock() - start), clean
 
 
-def _packed(outcome: _Outcome) -> bytes:
+def _pack_outcome(outcome: _PackedOutcome) -> bytes:
     try:
         packed = _encode(outcome)
     except (OverflowError, TypeError, ValueError, RecursionError) as error:
-        return _encode(("invalid", None, f"it returned what is no JSON data: {error}"[: frames.TEXT], outcome[3]))
+        return _encode(("invalid", None, f"it returned no JSON data: {error}"[: frames.TEXT], outcome[3]))
     if len(packed) <= frames.RESULT_BYTES:
         return packed
     text = f"it returned {len(packed):,} bytes; a result may have {frames.RESULT_BYTES:,}"

@@ -1,5 +1,5 @@
 -- active, from given: the active steps, after the one check that every twin goes through. It refuses what
--- pipelines/credit/inputs/columns.py refuses.
+-- pipelines/credit/steps.py refuses.
 -- t: number among the active steps of the episode. is_excluded: the episode takes part in nothing. is_masked: it has no
 -- advantages of its own.
 numbered AS (
@@ -27,7 +27,7 @@ checked AS (
                 THEN 'duplicate, missing or negative step. Number the steps of an episode 0, 1, 2, ... once each.'
             WHEN group_id <> group_before THEN 'another group than the step before. An episode belongs to one group.'
             WHEN coalesce(status NOT IN ('completed', 'truncated', 'aborted', 'failed'), true)
-                THEN 'status is none of completed, truncated, aborted, failed. Map it to one of them.'
+                THEN 'status is invalid; valid: completed, truncated, aborted, failed. Map it to one of them.'
             WHEN status <> status_before THEN 'another status than the step before. Join it by episode_id.'
             WHEN episode_score IS DISTINCT FROM score_before
                 THEN 'another episode_score than the step before. Join it by episode_id.'

@@ -7,7 +7,7 @@ import json
 import sys
 
 import numpy
-import torch  # noqa: TID253
+import torch  # noqa: TID253 - a script that does nothing without it
 from omegaconf import OmegaConf
 from verl.utils.dataset.rl_dataset import RLHFDataset, collate_fn
 

@@ -15,9 +15,9 @@ import torch  # noqa: E402, TID253
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402, TID253
 from vllm.distributed.weight_transfer import nccl_engine  # noqa: E402, TID253
 
-from trainer.policy.model import Policy  # noqa: E402
-from trainer.sync.fleet import Fleet  # noqa: E402
+from trainer.policy.model import PackedPolicy  # noqa: E402
 from trainer.sync.nccl import NcclSync  # noqa: E402
+from trainer.sync.targets import SyncTargets  # noqa: E402
 
 
 class Communicator:
@@ -43,7 +43,7 @@ async def main() -> None:
     torch.cuda.current_stream = lambda: None
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=40, tie_word_embeddings=True, **shape))
-    sync = NcclSync(Fleet([Server(url) for url in urls]), Policy(model), "127.0.0.1", packed=False)
+    sync = NcclSync(SyncTargets([Server(url) for url in urls]), PackedPolicy(model), "127.0.0.1", packed=False)
     await sync.push(7)
     push = await sync.wait()
     assert push is not None

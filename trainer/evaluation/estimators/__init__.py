@@ -1,14 +1,9 @@
-"""Off-policy estimators, one file each, formula and source in the docstring. NumPy only."""
+"""Estimators of off-policy evaluation, with formulas and sources in their docstrings. NumPy only."""
 
-from trainer.evaluation.estimators.base import Behaviour, Estimator
-from trainer.evaluation.estimators.clipped import Clipped
-from trainer.evaluation.estimators.doubly_robust import DoublyRobust
-from trainer.evaluation.estimators.fitted import FQE_RIDGE, Fitted
-from trainer.evaluation.estimators.pdis import PDIS
-from trainer.evaluation.estimators.wis import WIS
-from trainer.evaluation.estimators.wpdis import WPDIS
+from trainer.evaluation.estimators.fitted import FQE_RIDGE, DoublyRobust, FittedEvaluation
+from trainer.evaluation.estimators.importance import PDIS, WIS, WPDIS, Behaviour, ClippedImportance, OpeEstimator
 
 
-def all_estimators(*, clip: float = 2.0, ridge: float = FQE_RIDGE) -> list[Estimator]:
-    """Every estimator, the recorded mean first."""
-    return [Behaviour(), PDIS(), WIS(), WPDIS(), Clipped(clip), DoublyRobust(), Fitted(ridge)]
+def all_estimators(*, clip: float = 2.0, ridge: float = FQE_RIDGE) -> list[OpeEstimator]:
+    """Return every estimator, the recorded mean first."""
+    return [Behaviour(), PDIS(), WIS(), WPDIS(), ClippedImportance(clip), DoublyRobust(), FittedEvaluation(ridge)]

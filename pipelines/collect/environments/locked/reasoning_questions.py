@@ -1,8 +1,8 @@
-"""Questions and scores of reasoning-gym, in a process of its own.
+"""Questions and scores of reasoning-gym, in a sandboxed process.
 
 Its scorers read answers with `eval`, directly (n_queens, spiral_matrix, ...) or through SymPy (integration, countdown,
-...): a model's text would run as code. So nothing of the package is imported elsewhere. The import takes half a minute,
-once per process.
+...): a model's text would run as code. So no other process imports the package. The import takes half a minute, once
+per process.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any
 
 
 class _Undrawn(ModuleType):
-    """A module of matplotlib: cellpylib would draw with it, and it wants a folder to write in, which there is not."""
+    """A stand-in for matplotlib, which cellpylib imports and which needs a writable folder."""
 
     def __getattr__(self, name: str) -> None:
-        """Whatever is imported from it."""
+        """Return None for every name."""
 
 
 _UNDRAWN = (
@@ -27,7 +27,7 @@ _UNDRAWN = (
 
 
 def imported(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, once the package is there: its import must not count as the time of a first call."""
+    """Import the package before the first call, so that the import does not count as its time."""
     sys.modules.update({name: _Undrawn(name) for name in _UNDRAWN})
     import reasoning_gym  # noqa: F401
 
@@ -35,16 +35,16 @@ def imported(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ask(dataset: str, settings: str, seed: int, answer: str | None = None) -> dict[str, Any]:
-    """The question of a seed; with an answer, its score.
+    """Return the question of a seed; with an answer, its score.
 
     Args:
         dataset: name of the data set.
-        settings: of the data set, as JSON.
-        seed: of its first and only item.
-        answer: what was answered, without tags.
+        settings: settings of the data set, as JSON.
+        seed: seed of its only item.
+        answer: the answer without tags.
 
     Returns:
-        `question` and `answer`, the right one where there is just one; or `score`, 0 to 1.
+        `question` and `answer` (the right one, if there is only one); or `score`, 0 to 1.
     """
     items, entry = _item(dataset, settings, seed)
     if answer is None:
@@ -54,7 +54,7 @@ def ask(dataset: str, settings: str, seed: int, answer: str | None = None) -> di
 
 @lru_cache(maxsize=256)
 def _item(dataset: str, settings: str, seed: int) -> tuple[Any, dict[str, Any]]:
-    """A data set of one item, and the item; some take seconds to be made, and siblings ask for the same."""
+    """Return a data set of one item, and the item. Some take seconds to build, and siblings share one."""
     import reasoning_gym
 
     items = reasoning_gym.create_dataset(dataset, seed=seed, size=1, **json.loads(settings))

@@ -1,1 +1,0 @@
-"""agent-lightning: archives and events of v1, spans of v0."""

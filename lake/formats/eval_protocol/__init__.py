@@ -1,1 +1,0 @@
-"""eval-protocol rows."""

@@ -1,1 +1,0 @@
-"""Langfuse traces."""

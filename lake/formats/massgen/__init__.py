@@ -1,1 +1,0 @@
-"""MassGen: traces, session logs, coordination logs."""

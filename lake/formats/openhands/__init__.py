@@ -1,1 +1,0 @@
-"""OpenHands events of both generations."""

@@ -1,1 +1,0 @@
-"""tau2-bench results."""

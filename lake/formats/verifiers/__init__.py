@@ -1,1 +1,0 @@
-"""verifiers: results of old, traces of now."""

@@ -1,0 +1,593 @@
+"""verifiers traces, from its version 0.2 on, and those of prime-rl: `traces.jsonl`, `stream.jsonl`, its chunks.
+
+.. code-block:: text
+
+    a line (0.3 on)   an episode {id, env {id, name}, task {type, data, key, hash}, group {id}, ok, errors[], traces[],
+                      run {type, id, work {type, step, policy {start, end}}}}; nulls are left out
+    or (0.2)          a trace alone, with run {type, id, step}; prime-rl adds env_name, group_id, policy_version, ...
+    trace             {version, id, verifiers {version}, agent {name, config, trainable}, tools, nodes[], calls[],
+                      rewards {name: {score, weight} or null; 0.2: a weighted number}, metrics, info, timing,
+                      is_completed, ok, stop_condition, errors}
+    node              {parent, message, sampled, timestamp, token_ids, mask, logprobs (one for each true mask), ...}
+    call              {node, model, sampling, finish_reason, usage, time {start, end}, error}
+
+Files: one line each; prime-rl writes some lines twice, into `all` and `effective`.
+
+Episode: a branch of a trace. Of the traces of a line, the first trainable one is the root, and the others are its
+sub-agents. Siblings share the task key. Those of another agent start from another prompt, so their task is
+`KEY [AGENT]`. The group's id is in `extra`. `collection_round` is the training step. The sibling number is a hash of
+the episode's id, so it is the same in each file. A policy version counts only if it did not change during the episode.
+
+Step: a sampled node. A node is a message and the tokens that it adds to those of its parent; a branch is a path from a
+root to a leaf. The trunk is the branch that ends in the last leaf, which the tool shows as the conversation, unless a
+sub-agent or an attempt to compact the history wrote it. Another branch begins where it leaves the earlier branches.
+The messages before its first decision are its initial messages, and the decision that it forks from is its parent's
+step. So every sampled node is one decision of one branch.
+
+Tokens: those of a path are its nodes' tokens, joined. The part of a sampled node before its first sampled token (the
+header of the chat template) is context. After a sampled node without tokens, the tokens are uncertain and dropped.
+
+Reward: `env_return` is the weighted sum of the rewards, on the trunk of each trace; one unknown reward makes it
+unknown. What training adds to a trace later (advantages, log-probabilities of the trainer, entropies, loss weights)
+becomes scores without a value: `training`, with the streams of each step as metrics. A missing advantage differs from
+0. An annotation is a line {version, trace_id, info, branches: [{index, advantages, trainer_logprobs, entropies, ...}]}
+in prime-rl's `annotations/`, in the folder of the traces or the one above, with one file or one folder of chunks for
+each producer. A stream has an entry for each token of the branch, null for an unknown one. These scores are
+`training.PRODUCER`.
+
+Refused: annotations and indices alone, newer versions of a trace, and graphs, messages or tokens of a wrong shape.
+
+Source: verifiers 0.2.0 to 0.4.0 (Prime Intellect, MIT), v1/trace.py, v1/graph.py, v1/episode.py; prime-rl (Apache-2.0),
+src/prime_rl/monitors/file, orchestrator/types.py. `version` of a trace: 1 (0.3 on) and 2 (0.2.1); 0.2.0 writes none.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from lake import ids
+from lake.formats.base.fields import (
+    ScoreList,
+    as_object,
+    as_text,
+    hash_rollout_index,
+    parse_count,
+    parse_number,
+    parse_time,
+)
+from lake.formats.base.format import FileHead, Format, Item
+from lake.formats.base.rows import (
+    ShapeError,
+    UnsupportedError,
+    convert_values,
+    make_episode_text_id,
+    omit_fields,
+    read_line_values,
+    read_values,
+)
+from lake.formats.base.secrets import remove_keys
+from lake.formats.base.source import Input, get_stem
+from lake.formats.chat.messages import ChatDecisions, check_message
+from lake.formats.verifiers_graph import (
+    GraphBranch,
+    GraphNode,
+    build_chat,
+    check_graph,
+    convert_message,
+    drop_empty,
+    list_leaf_paths,
+    split_branches,
+)
+from lake.records import EpisodeRecord, Reject, StepRecord, read_sampling
+
+NAME = "verifiers_traces"
+TRAINING_FIELDS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies", "loss_weights", "is_masked")
+"""Fields of a node that training fills; null is not zero."""
+TRAINING_INFO = ("advantage", "train", "eval")
+"""Keys of a trace's `info` that prime-rl writes when it trains on it."""
+_SCORER = "training"
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
+SUM_FIELDS = ("num_input_tokens", "num_output_tokens", "num_total_tokens")
+"""Sums over the calls, which are not stored."""
+_LIMITS = frozenset(
+    ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "context_length", "compaction_failed")
+)
+_NODE_KEYS = ("message", "parent", "sampled", "logprobs", *TRAINING_FIELDS)
+_TRACE_KEYS = ("nodes", "calls", "rewards", "tools", "id", "version", "task", "run", "stop_condition", "errors", "info")
+_NEWEST = 2
+
+
+def recognise(look: FileHead) -> bool:
+    """Return whether values are episodes with traces of a task, or graphs of sampled nodes with a task."""
+    return any(
+        ({"traces", "task"} <= value.keys() and ("ok" in value or "group" in value or "env" in value))
+        or ({"nodes", "task"} <= value.keys() and ("rewards" in value or "calls" in value or "sampled" in value))
+        for value in look.objects
+    )
+
+
+def no_trajectory(look: FileHead) -> str | None:
+    """Name annotations and indices of prime-rl."""
+    if look.has("trace_id", "branches", "info"):
+        return (
+            "it holds a trainer's annotations of traces; ingest the traces (traces.jsonl, stream.jsonl) in the folder "
+            "above, which are read together with it"
+        )
+    if look.has("trace_ids", "offset", "num_errors") or look.has("trace_id", "chunk", "offset"):
+        return "it is the index of a trace stream of prime-rl; ingest the stream"
+    return None
+
+
+def read(file: Input) -> Iterator[Item]:
+    """Yield records and rejects of a file, with line numbers from 1."""
+    with Annotations(file) as annotations:
+        lines = read_values(file, by_line=True)
+        yield from convert_values(lines, NAME, lambda value: build_records(value, file, annotations))
+
+
+class TraceAnnotations(msgspec.Struct):
+    """The training fields of one trace by scorer: of the trace, and of its nodes."""
+
+    trace_fields: dict[str, dict[str, Any]] = {}
+    node_fields: dict[str, dict[int, dict[str, Any]]] = {}
+
+    def add_scores(self, scores: ScoreList, decisions: list[int], *, is_trunk: bool) -> None:
+        """Add scores without a value for the decisions of a branch, and on the trunk for the trace."""
+        steps = {at: step for step, at in enumerate(decisions)}
+        for scorer in dict.fromkeys([*self.trace_fields, *self.node_fields]):
+            if is_trunk and (trace_fields := self.trace_fields.get(scorer)):
+                scores.add(scorer, None, metrics=trace_fields)
+            for at, fields in self.node_fields.get(scorer, {}).items():
+                if at in steps:
+                    scores.add(scorer, None, step_index=steps[at], metrics=fields)
+
+
+class Annotations:
+    """The annotations of a file's traces. They may be big, so they are in a temporary database."""
+
+    def __init__(self, file: Input) -> None:
+        self._spool: sqlite3.Connection | None = None
+        self._files = list(_list_annotation_files(file.path))
+
+    def __enter__(self) -> Self:
+        if self._files:
+            self._spool = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+            self._spool.execute("PRAGMA journal_mode = OFF")
+            self._spool.execute("CREATE TABLE lines (trace BLOB, producer TEXT, line BLOB)")
+            self._spool.execute("BEGIN")
+            for producer, path in self._files:
+                for item in read_line_values(Input(path, "")):
+                    # A damaged annotation loses no trajectory.
+                    if not isinstance(item, Reject) and item.problem is None and isinstance(item.value, dict):
+                        row = (_encode(str(item.value.get("trace_id"))), producer, _encode(item.value))
+                        self._spool.execute("INSERT INTO lines VALUES (?, ?, ?)", row)
+            self._spool.execute("CREATE INDEX by_trace ON lines (trace)")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._spool is not None:
+            self._spool.close()
+
+    def collect(self, trace_id: str | None, nodes: list[GraphNode], trace: dict[str, Any]) -> TraceAnnotations:
+        """Return the training fields of a trace, and its annotations in the order in which they were written."""
+        annotations = TraceAnnotations()
+        info = as_object(trace.get("info"))
+        trace_fields = {name: info[name] for name in TRAINING_INFO if info.get(name) is not None}
+        node_fields = {
+            at: fields
+            for at, node in enumerate(trace["nodes"])
+            if (fields := {name: node[name] for name in TRAINING_FIELDS if node.get(name) is not None})
+        }
+        observed_fields = {str(at): fields for at, fields in node_fields.items() if not nodes[at].sampled}
+        if trace.get("advantage") is not None:
+            trace_fields["advantage"] = trace["advantage"]
+        if observed_fields:
+            trace_fields["nodes"] = observed_fields
+        if trace_fields:
+            annotations.trace_fields[_SCORER] = trace_fields
+        if node_fields:
+            annotations.node_fields[_SCORER] = node_fields
+        if self._spool is not None and trace_id is not None:
+            paths = list_leaf_paths(nodes)
+            query = "SELECT producer, line FROM lines WHERE trace = ? ORDER BY rowid"
+            for producer, line in self._spool.execute(query, (_encode(trace_id),)):
+                _merge_annotation(annotations, f"{_SCORER}.{producer}", _decode(line), nodes, paths)
+        return annotations
+
+
+def _merge_annotation(
+    annotations: TraceAnnotations,
+    scorer: str,
+    update: dict[str, Any],
+    nodes: list[GraphNode],
+    paths: list[list[int]],
+) -> None:
+    if info := as_object(update.get("info")):
+        annotations.trace_fields[scorer] = annotations.trace_fields.get(scorer, {}) | info
+    node_fields = annotations.node_fields.setdefault(scorer, {})
+    for raw_branch in update["branches"] if isinstance(update.get("branches"), list) else ():
+        branch = as_object(raw_branch)
+        index = branch.get("index")
+        if not isinstance(index, int) or not 0 <= index < len(paths):
+            continue
+        for name, stream in branch.items():
+            if name == "index" or not isinstance(stream, list):
+                continue
+            for at, entries in _split_stream(stream, paths[index], nodes):
+                node_fields.setdefault(at, {})[name] = entries
+    if not node_fields:
+        del annotations.node_fields[scorer]
+
+
+def _split_stream(stream: list[Any], path: list[int], nodes: list[GraphNode]) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the entries of a stream for the sampled tokens of each sampled node, if any entry is not null."""
+    start = 0
+    for at in path:
+        node = nodes[at]
+        node_stream = stream[start : start + len(node.token_ids)]
+        start += len(node.token_ids)
+        if len(node_stream) < len(node.token_ids):
+            return
+        entries = [entry for entry, is_sampled in zip(node_stream, node.mask, strict=False) if is_sampled]
+        if node.sampled and any(entry is not None for entry in entries):
+            yield at, entries
+
+
+def _list_annotation_files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield producers and their files, in a fixed order."""
+    for folder in (path.parent / "annotations", path.parent.parent / "annotations"):
+        if not folder.is_dir():
+            continue
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir():
+                yield from ((entry.name, chunk) for chunk in sorted(entry.iterdir()) if _is_lines(chunk))
+            elif _is_lines(entry):
+                yield get_stem(entry), entry
+        return
+
+
+def _is_lines(path: Path) -> bool:
+    return path.is_file() and ".jsonl" in path.suffixes and "index" not in path.name
+
+
+class TraceAgent(msgspec.Struct):
+    """The agent of a trace."""
+
+    name: str | None = None
+    trainable: bool = True
+    model: str | None = None
+    config: Any = None
+    sampling: Any = None
+
+
+class VerifiersTrace(msgspec.Struct):
+    """The fields of a trace whose types are checked."""
+
+    nodes: list[GraphNode]
+    id: str | None = None
+    version: int = 1
+    agent: TraceAgent = msgspec.field(default_factory=TraceAgent)
+    calls: list[dict[str, Any]] = []
+    rewards: dict[str, Any] = {}
+    tools: list[Any] = []
+    errors: list[Any] = []
+    stop_condition: str | None = None
+
+
+class SharedFields(msgspec.Struct):
+    """The fields that the traces of a line share."""
+
+    fields: dict[str, Any]
+    """Fields of every record."""
+    version: int | None
+    """The policy's version, if it is certain."""
+
+
+class TraceReader:
+    """A trace that becomes episodes; `value` is its raw object."""
+
+    def __init__(
+        self, trace: VerifiersTrace, value: dict[str, Any], shared: SharedFields, agent_id: str | None
+    ) -> None:
+        self.trace, self.value, self.shared, self.agent_id = trace, value, shared, agent_id
+        self.fields = dict(shared.fields)
+        self._calls: dict[int, list[dict[str, Any]]] = {}
+        """The calls that led to a message, by node."""
+        self._unmatched_calls = []
+        for call in trace.calls:
+            if isinstance(at := call.get("node"), int) and 0 <= at < len(trace.nodes):
+                self._calls.setdefault(at, []).append(call)
+            else:
+                self._unmatched_calls.append(call)
+
+    def build_records(self, root: EpisodeRecord | None, file: Input, annotations: Annotations) -> list[EpisodeRecord]:
+        """Return the episodes of its branches; `root` is the line's first episode, None if this trace has it."""
+        nodes = self.trace.nodes
+        check_graph(nodes)
+        branches, idle_nodes = split_branches(nodes)
+        training = annotations.collect(self.trace.id, nodes, self.value)
+        records: list[EpisodeRecord] = []
+        for branch in branches or [GraphBranch(0, [])]:
+            is_trunk = not records
+            record = self._build_record(build_chat(branch, nodes, self._convert_messages(branch)), is_trunk=is_trunk)
+            parent = root if branch.parent is None else records[branch.parent]
+            if branch.relation is not None:
+                record.agent_id = f"{self.agent_id or 'agent'}/branch_{branch.index}"
+            if parent is not None:
+                record.relation = branch.relation or "subagent"
+                record.parent_episode_id = _make_id(parent, file)
+                record.root_episode_id = _make_id(root or records[0], file)
+                record.parent_step_index = branch.parent_step
+            scores = ScoreList()
+            for name, reward in self.trace.rewards.items() if is_trunk else ():
+                score, weight = _split_reward(reward)
+                scores.add(name, score, metrics={"weight": weight} if isinstance(reward, dict) else None)
+            training.add_scores(scores, branch.decisions, is_trunk=is_trunk)
+            record.scores = scores.records
+            records.append(record)
+        if idle_nodes:
+            raw_nodes = {str(at): self.value["nodes"][at] for at in idle_nodes}
+            records[0].extra = (records[0].extra or {}) | {"other_nodes": raw_nodes}
+        return records
+
+    def _convert_messages(self, branch: GraphBranch) -> list[dict[str, Any]]:
+        """Return the messages of a branch's nodes, with the nodes' other fields."""
+        messages: list[dict[str, Any]] = [{}] * len(self.trace.nodes)
+        last = branch.decisions[-1] if branch.decisions else -1
+        for at in branch.path:
+            raw = self.value["nodes"][at]
+            # Tokens after the last decision have no record.
+            mapped_keys = _NODE_KEYS if at > last else (*_NODE_KEYS, "token_ids", "mask")
+            path = f"nodes[{at}].message"
+            message = check_message(convert_message(raw["message"], path), path)
+            messages[at] = message | drop_empty(omit_fields(raw, *mapped_keys) or {})
+            if self.trace.nodes[at].sampled:
+                messages[at]["node"] = at
+        return messages
+
+    def _build_record(self, chat: ChatDecisions, *, is_trunk: bool) -> EpisodeRecord:
+        trace, value, agent = self.trace, self.value, self.trace.agent
+        for step in chat.steps:
+            self._fill_step(step)
+        timing, config = as_object(value.get("timing")), as_object(agent.config)
+        ends = [parse_number(as_object(span).get("end")) for span in timing.values()]
+        models = [config.get("model"), agent.model, *(step.model for step in chat.steps)]
+        sampling = [config.get("sampling"), agent.sampling, *(call.get("sampling") for call in trace.calls)]
+        status, terminated = self._find_end()
+        record = EpisodeRecord(
+            steps=chat.steps,
+            agent_id=self.agent_id,
+            policy=next((name for name in models if isinstance(name, str) and name), None),
+            policy_version=self.shared.version if agent.trainable else None,
+            status=status,
+            terminated=terminated,
+            sampling=remove_keys(next((s for s in sampling if isinstance(s, dict) and s), None)),
+            tools=trace.tools or None,
+            prompt_tokens=_sum_known([step.prompt_tokens for step in chat.steps]),
+            completion_tokens=_sum_known([step.completion_tokens for step in chat.steps]),
+            cost=_sum_known([step.cost for step in chat.steps]),
+            started_at=parse_nonzero_time(timing.get("start")),
+            ended_at=parse_nonzero_time(max((end for end in ends if end), default=None)),
+            initial_messages=chat.initial_messages,
+            final_observation=chat.final_observation,
+            source_version=as_text(as_object(value.get("verifiers")).get("version")),
+            **self.fields,
+        )
+        if not is_trunk:
+            record.ground_truth = None
+            return record
+        record.stop_reason, record.error = trace.stop_condition, describe_last_error(trace.errors)
+        record.env_return = _sum_rewards(trace.rewards)
+        record.extra = drop_empty(
+            {
+                **(omit_fields(value, *_TRACE_KEYS, *SUM_FIELDS) or {}),
+                "trace_id": trace.id,
+                "trace_version": trace.version,
+                "errors": trace.errors,
+                "info": omit_fields(as_object(value.get("info")), *TRAINING_INFO),
+                "calls_without_message": self._unmatched_calls,
+            }
+        )
+        return record
+
+    def _find_end(self) -> tuple[str, bool | None]:
+        """Return the status, and whether the agent or the environment ended the episode."""
+        trace, value = self.trace, self.value
+        successes = [call for call in trace.calls if not call.get("error")]
+        if value.get("is_timeout") is True or trace.stop_condition in _LIMITS:
+            return "truncated", False
+        if value.get("ok") is False or (value.get("ok") is None and trace.errors):
+            return "failed", None
+        if successes and successes[-1].get("finish_reason") == "length":
+            return "truncated", False
+        if value.get("is_completed") is False:
+            return "aborted", None
+        return "completed", True if value.get("is_completed") is True else None
+
+    def _fill_step(self, step: StepRecord) -> None:
+        """Write the fields of the last call that led to a decision's message on its step."""
+        extra = dict(step.extra or {})
+        *earlier, call = self._calls.get(extra["node"]) or [{}]
+        usage = as_object(call.get("usage") or extra.pop("usage", None))
+        time, sampling = as_object(call.get("time")), as_object(call.get("sampling"))
+        start, end = parse_number(time.get("start")), parse_number(time.get("end"))
+        prompt = parse_count(usage.get("prompt_tokens"))
+        step.agent_id, step.trainable = self.trace.agent.name, self.trace.agent.trainable
+        step.policy_version = self.shared.version if step.trainable else None
+        step.model = as_text(call.get("model"))
+        step.finish_reason = as_text(call.get("finish_reason") or extra.pop("finish_reason", None))
+        step.prompt_tokens = None if prompt is None else prompt + (parse_count(usage.get("cached_input_tokens")) or 0)
+        step.completion_tokens = parse_count(usage.get("completion_tokens"))
+        step.cost = parse_number(usage.get("cost"))
+        if start:
+            step.started_at = parse_time(start)
+            step.latency = end - start if end and end >= start else None
+        if step.tokens is not None:
+            step.tokens.policy_version = step.policy_version
+            for name, value in read_sampling(sampling).items():
+                setattr(step.tokens, name, value)
+        extra["usage"] = omit_fields(usage, "prompt_tokens", "completion_tokens", "cost")
+        extra["call"] = drop_empty(omit_fields(call, "node", "model", "finish_reason", "usage", "time") or {})
+        extra["earlier_calls"] = earlier
+        step.extra = drop_empty(extra) or None
+
+
+def describe_last_error(errors: list[Any] | None) -> str | None:
+    """Return the last error as text."""
+    if not errors:
+        return None
+    last = as_object(errors[-1])
+    return ": ".join(str(last[name]) for name in ("type", "message") if last.get(name)) or str(errors[-1])
+
+
+def _split_reward(reward: Any) -> tuple[Any, Any]:
+    """Return a reward's score and weight."""
+    return (reward.get("score"), reward.get("weight", 1.0)) if isinstance(reward, dict) else (reward, 1.0)
+
+
+def _sum_rewards(rewards: dict[str, Any]) -> float | None:
+    """Return the weighted sum of rewards; None if one of them is unknown."""
+    terms = []
+    for score, weight in map(_split_reward, rewards.values()):
+        number, factor = parse_number(score), parse_number(weight)
+        if number is None or factor is None:
+            return None
+        terms.append(number * factor)
+    return sum(terms) if terms else None
+
+
+def _sum_known(counts: list[Any]) -> Any:
+    """Return the sum without nulls; None if all are null."""
+    counts = [count for count in counts if count is not None]
+    return sum(counts) if counts else None
+
+
+def _make_id(record: EpisodeRecord, file: Input) -> str:
+    """Return the id that a record will have, computed from its key fields only."""
+    names = ("task_id", "run_id", "rollout_index", "attempt", "agent_id", "collection_round", "seed")
+    key = {name: getattr(record, name) for name in names}
+    return make_episode_text_id(EpisodeRecord(steps=[], source_format=NAME, **key), file)
+
+
+def parse_nonzero_time(seconds: Any) -> Any:
+    """Return a time; None for 0, which is an unset one."""
+    return parse_time(seconds) if parse_number(seconds) else None
+
+
+class _TraceTask(msgspec.Struct):
+    data: Any = None
+    key: str | None = None
+    hash: str | None = None
+
+
+class _EpisodeLine(msgspec.Struct):
+    """The fields of a line whose types are checked."""
+
+    task: _TraceTask
+    traces: list[VerifiersTrace]
+    id: str | None = None
+    env: Any = None
+    group: Any = None
+    run: Any = None
+    errors: list[Any] = []
+
+
+def build_records(value: Any, file: Input, annotations: Annotations) -> list[EpisodeRecord]:
+    """Return the episodes of a line's traces, the root first.
+
+    Raises:
+        ShapeError: wrong keys or types; a graph, messages or tokens of a wrong form.
+        UnsupportedError: a newer version of the format.
+    """
+    raw_line = value
+    if isinstance(value, dict) and "traces" not in value and "nodes" in value:
+        raw_line = {**_build_line(value), "traces": [value]}
+    try:
+        line = msgspec.convert(raw_line, _EpisodeLine)
+    except msgspec.ValidationError as error:
+        raise ShapeError(str(error) if raw_line is value else str(error).replace("$.traces[0]", "$")) from error
+    shared, extra = _build_shared(line, raw_line)
+    if line.id is None:
+        shared.fields["rollout_index"] = file.next_index(NAME, shared.fields["run_id"], shared.fields["task_id"])
+    for trace in line.traces:
+        if not 0 <= trace.version <= _NEWEST:
+            raise UnsupportedError(
+                f"`version` of a trace is {trace.version}; known: 1 (verifiers 0.3 and 0.4), 2 (0.2.1). Read it with a "
+                "newer trajlake, or write it with a known version"
+            )
+    # Training uses the root; sorting keeps the others in order.
+    root = next((index for index, trace in enumerate(line.traces) if trace.agent.trainable), 0)
+    records: list[EpisodeRecord] = []
+    names: dict[str | None, int] = {}
+    for index in sorted(range(len(line.traces)), key=lambda index: index != root):
+        trace = line.traces[index]
+        name = trace.agent.name
+        names[name] = names.get(name, 0) + 1
+        agent_id = name if names[name] == 1 else f"{name or 'agent'}#{names[name]}"
+        reader = TraceReader(trace, raw_line["traces"][index], shared, agent_id)
+        if name != line.traces[root].agent.name:
+            reader.fields["task_id"] = f"{shared.fields['task_id']} [{name}]"
+        records += reader.build_records(records[0] if records else None, file, annotations)
+    if not records:
+        records = [EpisodeRecord(steps=[], **shared.fields)]
+    records[0].extra = {**(records[0].extra or {}), **extra} or None
+    records[0].error = records[0].error or describe_last_error(line.errors)
+    return records
+
+
+def _build_line(trace: dict[str, Any]) -> dict[str, Any]:
+    """Return the line of a trace that has none."""
+    run = as_object(trace.get("run"))
+    version = trace.get("policy_version")
+    kind, step = trace.get("kind", run.get("type")), trace.get("eval_step", run.get("step"))
+    span = {"start": version, "end": version} if trace.get("off_policy_steps") == 0 else None
+    return {
+        "id": trace.get("id"),
+        "task": trace.get("task"),
+        "env": {"id": trace.get("env_name")},
+        "group": {"id": trace.get("group_id")},
+        "run": {"id": run.get("id"), "type": run.get("type"), "work": {"type": kind, "step": step, "policy": span}},
+    }
+
+
+def _build_shared(line: _EpisodeLine, value: dict[str, Any]) -> tuple[SharedFields, dict[str, Any]]:
+    """Return the fields that the traces share, and the line's fields without a column."""
+    run, env, data = as_object(line.run), as_object(line.env), as_object(line.task.data)
+    work = as_object(run.get("work"))
+    policy = as_object(work.get("policy"))
+    start = policy.get("start")
+    is_certain = isinstance(start, int) and not isinstance(start, bool) and start == policy.get("end")
+    names = (line.task.key, line.task.hash, data.get("id"), data.get("name"), data.get("idx"))
+    task = next((name for name in names if isinstance(name, str | int) and str(name).strip()), None)
+    split, run_id = work.get("type") or run.get("type"), run.get("id") or None
+    if not isinstance(run_id, str | None):
+        raise ShapeError(f"`run.id` is {run_id!r}; valid: text")
+    if task is None:  # the tool names a task without a name by a hash of its content
+        task = ids.to_text(ids.bytes_hash(msgspec.json.encode(data, order="sorted")))
+    environments = (name for name in (env.get("id"), env.get("name")) if isinstance(name, str) and name)
+    fields = {
+        "task_id": str(task),
+        "run_id": run_id,
+        "rollout_index": 0 if line.id is None else hash_rollout_index(line.id),
+        "collection_round": parse_count(work.get("step")),
+        "environment": next(environments, None),
+        "split": split if isinstance(split, str) else None,
+        "ground_truth": data.get("answer") or None,
+    }
+    extra = {
+        "episode_id": line.id,
+        "group": as_object(line.group).get("id"),
+        "env": omit_fields(env, "id"),
+        "run": omit_fields(run, "id"),
+        "episode_errors": line.errors,
+        "task": value["task"],
+        **(omit_fields(value, "id", "group", "task", "env", "run", "errors", "traces", *SUM_FIELDS) or {}),
+    }
+    return SharedFields(fields, start if is_certain else None), drop_empty(extra)
+
+
+FORMAT = Format(NAME, "verifiers and prime-rl traces (traces.jsonl)", recognise, read, no_trajectory, by_line=True)

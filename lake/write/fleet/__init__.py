@@ -1,1 +1,0 @@
-"""Fleets: writers of one machine whose batches one process commits together; see `client` and `server`."""

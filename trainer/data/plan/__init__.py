@@ -1,1 +1,0 @@
-"""Which episodes each optimizer step consumes, decided before anything is read."""

@@ -1,1 +1,0 @@
-"""Text-only episodes as token rows, by the model's chat template."""

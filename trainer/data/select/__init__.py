@@ -1,1 +1,0 @@
-"""What is trained on, and what is not and why: selection, sequences, mixtures, preference pairs, refusals."""

@@ -1,1 +1,0 @@
-"""From a plan to micro-batches: row groups read ahead, collated into packed buffers."""

@@ -1,0 +1,205 @@
+"""Monitors training: alarms, tokens per second, share of the device's peak (MFU), validation on held-out episodes.
+
+Floating point operations of a forward and backward pass exclude those that checkpointing repeats (Chowdhery et al.
+2022, arXiv 2204.02311, appendix B):
+
+    6 * body parameters * tokens  +  6 * layers * width * sum over sequences of length^2  +  6 * head * trained tokens
+
+Body parameters are those of matrices except the embedding. Attention is causal, so half of the square counts. The LM
+head runs at trained tokens only.
+
+Validation measures the mean negative log-likelihood of the held-out episodes' action tokens. It exists for every loss,
+and it rises when a policy leaves the data. Stopping is a pure function of the measurements so far, which the checkpoint
+stores. A resumed run therefore stops where an uninterrupted one does.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch  # noqa: TID253 - a script that does nothing without it
+
+from lake.read.snapshot import Snapshot
+from trainer.config import AlarmConfig, TrainConfig, ValidationConfig
+from trainer.data.selection import TrainingSelection
+from trainer.data.stream import Stream
+from trainer.losses import Needs
+from trainer.policy.model import PackedPolicy
+from trainer.runs.loop import StepReport
+
+if TYPE_CHECKING:
+    from trainer.backends.base import PolicyBackend
+    from trainer.data.plan import Plan
+
+_SHARED = """
+SELECT count(*) FILTER (anchor_episodes > 1) AS shared, count(*) AS steps FROM {rows} WHERE anchor_key IS NOT NULL
+"""
+
+
+@dataclass(slots=True)
+class Alarms:
+    """Alarms that are active, from update to update: signs that usually precede a failed run.
+
+    Each of four signs has a threshold: the policy's entropy collapses, few tokens dominate the weights or ratios of an
+    update (low effective sample size), most groups have no signal, few steps share their anchor state with a sibling.
+    The first two are checked after every update, the others once, in the data. An alarm is reported when it starts, and
+    again only after the figure has recovered. Every update's row counts the active alarms.
+    """
+
+    config: AlarmConfig
+    """Thresholds."""
+    first_entropy: float | None = None
+    """Entropy at the run's first update; None before it, and for losses that do not compute it."""
+    active: set[str] = field(default_factory=set)
+    """Names of the alarms that were active at the last update."""
+
+    def check(self, metrics: Mapping[str, float]) -> list[str]:
+        """Check the metrics of an update (those of `METRICS`); return a sentence for each alarm that starts here."""
+        if self.first_entropy is None:
+            self.first_entropy = metrics.get("entropy")
+        config, entropy, alarms = self.config, metrics.get("entropy"), {}
+        floors = [] if config.entropy is None else [config.entropy]
+        if config.entropy_share is not None and self.first_entropy is not None:
+            floors.append(config.entropy_share * self.first_entropy)
+        if entropy is not None and floors and not entropy >= max(floors):
+            alarms["entropy"] = (
+                f"entropy {entropy:.3g} nats, below {max(floors):.3g}: the policy collapses onto single tokens; "
+                "lower --lr, add an entropy bonus or a KL term"
+            )
+        floor = config.effective_sample_size
+        for name, value in sorted(metrics.items()):
+            if floor is not None and name.endswith("_ess") and value < floor:
+                alarms[name] = (
+                    f"{name} {value:.3g}, below {floor:g}: a few tokens dominate the update; raise beta, truncate the "
+                    "weights, or train on fresher data"
+                )
+        started = [sentence for name, sentence in alarms.items() if name not in self.active]
+        self.active = set(alarms)
+        return started
+
+
+def find_data_alarms(config: AlarmConfig, snapshot: Snapshot, selection: TrainingSelection) -> list[str]:
+    """Return sentences about alarming properties of the data, before the first update."""
+    alarms = []
+    if config.dead_groups is not None and selection.groups and selection.dead_groups is not None:
+        share = selection.dead_groups / selection.groups
+        if share > config.dead_groups:
+            alarms.append(
+                f"{selection.dead_groups} of {selection.groups} groups are dead (above {config.dead_groups:.0%}): "
+                "their siblings all scored the same; collect harder or easier tasks, or score more finely"
+            )
+    if config.shared_anchors is not None and selection.source is not None:
+        shared, steps = snapshot.sql(_SHARED.format(rows=selection.source.rows)).row(0)
+        if steps and shared / steps < config.shared_anchors:
+            alarms.append(
+                f"{shared / steps:.1%} of the steps share their anchor state with a sibling (below "
+                f"{config.shared_anchors:.0%}): step advantages vanish; `trajlake anchors` compares other definitions"
+            )
+    return alarms
+
+
+_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
+"""Dense bfloat16 operations per second, from the vendors' data sheets, by a part of the device's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes that determine the arithmetic per token."""
+
+    body: int
+    """Parameters in matrices, without embedding and LM head."""
+    head: int
+    """Parameters of the LM head."""
+    layers: int
+    width: int
+    """Heads times head dimension."""
+
+    def update_operations(self, *, tokens: int, squared_lengths: int, loss_tokens: int) -> float:
+        """Return floating point operations of an optimizer step; squared_lengths is the sum over its sequences."""
+        attention = 6.0 * self.layers * self.width * squared_lengths
+        return 6.0 * self.body * tokens + attention + 6.0 * self.head * loss_tokens
+
+
+def measure_shape(policy: "PackedPolicy") -> ModelShape:
+    """Return the shape of a policy's model."""
+    config = policy.model.config
+    embedding = policy.model.get_input_embeddings().weight
+    head = policy.model.get_output_embeddings().weight
+    matrices = sum(p.numel() for p in policy.model.parameters() if p.ndim >= 2 and p is not embedding and p is not head)
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    return ModelShape(matrices, head.numel(), config.num_hidden_layers, width)
+
+
+def find_peak_operations(device_name: str) -> float | None:
+    """Return peak operations per second of a device; None if unknown (for example a CPU)."""
+    return next((peak for part, peak in _PEAKS.items() if part in device_name), None)
+
+
+class UpdateMonitor:
+    """Adds tokens_per_second, mfu (if the device's peak is known) and alarms to an update's metrics.
+
+    Seconds and tokens are totals over all devices that train.
+    """
+
+    def __init__(self, config: TrainConfig, policy: PackedPolicy, devices: int, alarms: Alarms) -> None:
+        self._shape = measure_shape(policy)
+        device = torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "cpu"
+        self._peak = find_peak_operations(device) if config.peak_tflops is None else config.peak_tflops * 1e12
+        self._devices = devices
+        self._alarms = alarms
+
+    def observe(self, report: StepReport) -> None:
+        """Complete the metrics of an update, and its alarms: a sentence for each that starts with it."""
+        step, metrics = report.step, report.metrics
+        seconds = metrics["seconds"]
+        if seconds > 0:
+            metrics["tokens_per_second"] = step.tokens / seconds
+            if self._peak is not None:
+                operations = self._shape.update_operations(
+                    tokens=step.tokens, squared_lengths=step.squared_lengths, loss_tokens=step.loss_tokens
+                )
+                metrics["mfu"] = operations / seconds / (self._peak * self._devices)
+        report.alarms.extend(self._alarms.check(metrics))
+        metrics["alarms"] = float(len(self._alarms.active))
+
+
+Measurement = tuple[int, float]
+"""Number of updates before it, negative log-likelihood in nats per token."""
+
+
+def find_best(history: Sequence[Measurement], min_improvement: float = 0.0) -> Measurement | None:
+    """Return the measurement that later ones have to beat; None before the first.
+
+    A measurement replaces the best before it if it is lower by more than `min_improvement`; NaN never does.
+    """
+    winner: Measurement | None = None
+    for step, value in history:
+        if not math.isnan(value) and (winner is None or value < winner[1] - min_improvement):
+            winner = (step, value)
+    return winner
+
+
+def find_exported_step(history: Sequence[Measurement], config: ValidationConfig | None) -> int | None:
+    """Return the number of updates of the exported weights; None if the last weights are exported."""
+    winner = None if config is None or not config.export else find_best(history, config.min_improvement)
+    return None if winner is None else winner[0]
+
+
+def should_stop(history: Sequence[Measurement], config: ValidationConfig) -> bool:
+    """Return whether `patience` measurements in a row brought no improvement."""
+    if config.patience is None or not history:
+        return False
+    winner = find_best(history, config.min_improvement)
+    since = sum(1 for step, _ in history if winner is None or step > winner[0])
+    return since >= config.patience
+
+
+def negative_log_likelihood(backend: "PolicyBackend", snapshot: Snapshot, plan: "Plan", config: "TrainConfig") -> float:
+    """Return the mean negative log-likelihood, in nats, of a plan's trained tokens at temperature 1."""
+    total = 0.0
+    with Stream(snapshot, plan, Needs(), config, rank=backend.rank, world_size=backend.world_size) as stream:
+        for _, batches in stream.steps():
+            total -= math.fsum(float(backend.logprobs(batch).sum()) for batch in batches if not batch.dummy)
+    return backend.ranks.sum_over_ranks({"nll": total})["nll"] / plan.loss_tokens

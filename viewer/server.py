@@ -1,0 +1,118 @@
+"""The viewer's server: which lakes it shows, and which requests it answers.
+
+Streamlit accepts the websocket of any page that this machine serves, on any port. The page of another local server
+could read the whole lake. Here a request must name this server as its host, which keeps out names that were rebound to
+this machine. A client that sends an `Origin`, as browsers do for every page, must come from that host's port under one
+of this server's names. The port is that of the request, because behind `ssh -L` it differs from the port listened on.
+
+A page of another server that frames the viewer could make a reader's clicks write annotations, because the frame has
+the viewer's origin. So every answer forbids browsers to show it in a frame of another origin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit
+
+from lake.cli.options import Lakes
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+NAMES = frozenset({"127.0.0.1", "localhost"})
+"""Host names of this server."""
+NO_OTHER_PAGE = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "same-origin"}
+"""Headers of an answer that another site's page may neither embed nor read as another type."""
+_NO_FOREIGN_FRAME = [(b"content-security-policy", b"frame-ancestors 'self'"), (b"x-frame-options", b"SAMEORIGIN")]
+_POLICY_VIOLATION = 1008
+_REFUSAL = b"The viewer answers only pages that it served itself, under 127.0.0.1 or localhost.\n"
+
+
+class SameOrigin:
+    """ASGI middleware that refuses foreign requests: 403 over HTTP, and for a websocket before it is accepted."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        kind = scope["type"]
+        if kind not in ("http", "websocket") or _is_own_request(scope["headers"]):
+            await self._app(scope, receive, _forbid_foreign_frames(send) if kind == "http" else send)
+        elif kind == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        else:
+            headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(_REFUSAL)).encode())]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": _REFUSAL})
+
+
+def _forbid_foreign_frames(send: Send) -> Send:
+    """Return a `send` that adds headers against foreign frames; browsers apply existing policies too."""
+
+    async def add(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *_NO_FOREIGN_FRAME]}
+        await send(message)
+
+    return add
+
+
+def is_fetched_by_own_page(headers: Mapping[str, str]) -> bool:
+    """Return whether no other site's page asks, by the header that browsers send.
+
+    Browsers send no `Origin` with a GET, so `SameOrigin` cannot check it. It also lets links from other sites through.
+    A program that is not a browser sends no such header, and passes.
+    """
+    return headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+
+def _is_own_request(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether the only host is this server, and every origin is a page of it."""
+    hosts, origins = (
+        [value.decode("latin-1") for name, value in headers if name == header] for header in (b"host", b"origin")
+    )
+    if len(hosts) != 1:
+        return False
+    port = _get_port(urlsplit(f"//{hosts[0]}"))
+    return port is not None and all(
+        page.scheme == "http" and _get_port(page) == port for page in map(urlsplit, origins)
+    )
+
+
+def _get_port(url: SplitResult) -> int | None:
+    """Return the port of an address at this server; None for any other address."""
+    try:
+        port = url.port
+    except ValueError:
+        return None
+    is_bare = not (url.path or url.query or url.fragment or url.username or url.password)
+    return (port or 80) if is_bare and url.hostname in NAMES else None
+
+
+ENVIRONMENT = "TRAJLAKE_LAKE"
+"""Environment variable with the lake; several as a JSON list of addresses."""
+
+
+READ_ONLY = "TRAJLAKE_VIEW_READ_ONLY"
+"""Environment variable that is `1` for a viewer that writes no annotations and no saved views."""
+
+
+def is_read_only() -> bool:
+    """Return whether this viewer offers no writing."""
+    return os.environ.get(READ_ONLY) == "1"
+
+
+def set_lakes(lakes: Lakes) -> None:
+    """Make the pages, which run in this process, show a lake, or several as one."""
+    os.environ[ENVIRONMENT] = lakes if isinstance(lakes, str) else json.dumps(lakes)
+
+
+def read_lakes() -> Lakes | None:
+    """Return the lake to show, or several in their order; None if the environment names none."""
+    lakes = os.environ.get(ENVIRONMENT)
+    # The address of one lake is no JSON list: the command writes it as a URI or an absolute path.
+    return tuple(json.loads(lakes)) if lakes and lakes.startswith('["') else lakes or None

@@ -1,0 +1,335 @@
+"""View model of a transcript: an episode, its credit, and the data of its page as plain JSON.
+
+The page, the answers that it fetches and the HTML file show the same data, with different ways to read a lake.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import polars as pl
+
+from lake import ids
+from lake.judgements.credit import Credit
+from lake.judgements.scores import ENV_RETURN
+from lake.read.text_table import count_noun
+from viewer import navigation, plain
+from viewer.navigation import Page, parse_whole_number
+from viewer.queries import LakeReader, ListWindow, Row, anchors, get_first_row, training, training_data, transcripts
+from viewer.queries.transcripts import TEXT
+from viewer.transcript import blocks, outline, tokens
+from viewer.transcript.blocks import Block
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Link = Callable[..., str]
+"""Function to the address of a page: `navigation.href` or an equivalent."""
+
+
+class ReadQuery(Protocol):
+    """Function that answers a query of `viewer.queries`: `session.read`, or an equivalent for other versions."""
+
+    def __call__(self, query: Callable[Concatenate[LakeReader, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the answer of a query."""
+        ...
+
+
+@dataclass(frozen=True)
+class EpisodeTranscript:
+    """An episode to show, and what was read of it, which is cached."""
+
+    read: ReadQuery
+    link: Link
+    facts: Row
+    """The row of `transcripts.read_episode`."""
+    credit: Credit | None
+    """The credit of the page, if any."""
+
+    @property
+    def episode_id(self) -> int:
+        """Id of the episode."""
+        return int(self.facts["episode_id"])
+
+    @property
+    def credit_name(self) -> str | None:
+        """Name of the credit in addresses."""
+        return None if self.credit is None else self.credit.text
+
+    @property
+    def count(self) -> int:
+        """Number of steps."""
+        return int(self.facts["num_steps"])
+
+    def lines(self, window: ListWindow) -> pl.DataFrame:
+        """Return the rows of `transcripts.read_outline`."""
+        return self.read(transcripts.read_outline, self.episode_id, window)
+
+    @cached_property
+    def outcome(self) -> tuple[str, float | None]:
+        """Name and value of the outcome of its run."""
+        return read_outcome(self.read, self.facts)
+
+    @cached_property
+    def advantages(self) -> pl.DataFrame:
+        """The rows of `training.read_advantages`; an empty frame without credit."""
+        return (
+            pl.DataFrame() if self.credit is None else self.read(training.read_advantages, self.episode_id, self.credit)
+        )
+
+    @cached_property
+    def scale(self) -> outline.Scale:
+        """Scale of the bars of its ledgers."""
+        largest, rewarded = self.read(transcripts.read_reward_scale, self.episode_id)
+        return outline.compute_scale(self.advantages, largest, rewarded=rewarded)
+
+    @cached_property
+    def scores(self) -> dict[int, list[Row]]:
+        """Scores of steps, by step."""
+        return _group_by_step(self.read(transcripts.read_step_scores, self.episode_id))
+
+    @cached_property
+    def trained(self) -> dict[int, list[Row]]:
+        """The rows of `transcripts.count_training_uses`, at most one for each step."""
+        return _group_by_step(self.read(transcripts.count_training_uses, self.episode_id))
+
+    @cached_property
+    def before(self) -> list[Any]:
+        """Messages before the first step."""
+        return plain.parse_messages(*self.read(transcripts.read_document, self.episode_id, "initial_messages"))
+
+    @cached_property
+    def after(self) -> list[Any]:
+        """Messages after the last step."""
+        return plain.parse_messages(*self.read(transcripts.read_document, self.episode_id, "final_observation"))
+
+    @cached_property
+    def branches(self) -> dict[int, list[dict[str, str]]]:
+        """Links to the episodes that began at a step (sub-agents, forks, continuations), by step."""
+        by_step: dict[int, list[dict[str, str]]] = {}
+        related = self.read(transcripts.read_related_episodes, self.episode_id).drop_nulls("parent_step_index")
+        for row in related.iter_rows(named=True):
+            if not row["is_parent"]:
+                text = f"{row['relation'] or 'child'}: {row['agent_id'] or navigation.name_episode(row)}"
+                address = self.link(Page.EPISODE, episode=ids.to_text(row["episode_id"]))
+                by_step.setdefault(row["parent_step_index"], []).append({"text": plain.one_line(text), "href": address})
+        return by_step
+
+
+def load_transcript(read: ReadQuery, link: Link, episode_id: int, credit: str | None) -> EpisodeTranscript | None:
+    """Return the transcript of an episode and of a credit by name (`Credit.text`); None without such an episode."""
+    facts = read(transcripts.read_episode, episode_id)
+    if facts is None:
+        return None
+    return EpisodeTranscript(read, link, facts, None if credit is None else read(training.look_up_credit, credit))
+
+
+def read_outcome(read: ReadQuery, facts: Row) -> tuple[str, float | None]:
+    """Return the name and value of an episode's outcome; the score that the environment recorded is `outcome`."""
+    name, value = read(transcripts.read_outcome, facts["episode_id"], facts["run_id"])
+    return "outcome" if name == ENV_RETURN else name, value
+
+
+def _group_by_step(frame: pl.DataFrame) -> dict[int, list[Row]]:
+    by_step: dict[int, list[Row]] = {}
+    for row in frame.iter_rows(named=True):
+        by_step.setdefault(row["step_index"], []).append(row)
+    return by_step
+
+
+def read_directly(
+    lake: LakeReader, query: Callable[Concatenate[LakeReader, P], T], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Return the answer of a query, without a browser session."""
+    return query(lake, *args, **kwargs)
+
+
+MAX_TEXT = 500_000
+"""Maximum characters of a text that `show all` shows."""
+BEFORE = -1
+"""Index of the messages before the first step; those after the last step have the number of steps."""
+
+
+def describe_steps(transcript: EpisodeTranscript, indices: Sequence[int]) -> list[dict[str, Any]]:
+    """Return what opened steps show, in the order of their indices."""
+    if not indices:
+        return []
+    rows = {row["step_index"]: row for row in _read_rows(transcript, indices).iter_rows(named=True)}
+    credit, scale = _select_credit(transcript, indices), transcript.scale
+    formula = None if transcript.credit is None else transcript.credit.formula
+    scores, branches, trained = transcript.scores, transcript.branches, transcript.trained
+    steps = []
+    for index in indices:
+        row, step_credit = rows.get(index), credit.get(index)
+        opened: dict[str, Any] = {
+            "index": index,
+            "blocks": [block.sent() for block in _list_blocks(transcript, index, rows)],
+        }
+        if row is not None:
+            opened |= {
+                "ledger": outline.build_ledger(row["reward"], step_credit, scale, formula),
+                "marks": [*outline.list_facts(row), *outline.list_marks(step_credit)],
+                "disagree": step_credit is not None and outline.terms_disagree(step_credit),
+                "shared": outline.link_shared_state(step_credit, transcript.credit_name, transcript.link),
+                "facts": _list_facts(row, trained.get(index, [])),
+                "scores": [
+                    {
+                        "scorer": plain.one_line(score["scorer"]),
+                        "value": plain.number(score["value"]),
+                        "why": plain.visible((score["reason"] or score["error"] or "")[:TEXT]),
+                    }
+                    for score in scores.get(index, ())
+                ],
+                "branches": branches.get(index, []),
+            }
+        steps.append(opened)
+    return steps
+
+
+def read_shared_state(transcript: EpisodeTranscript, index: int) -> dict[str, str] | None:
+    """Return the link to the steps from a step's state, with doubts about the state from its siblings' texts."""
+    step_credit = _select_credit(transcript, [index]).get(index)
+    if transcript.credit is None or step_credit is None or step_credit["anchor_key"] is None:
+        return None
+    texts = transcript.read(
+        anchors.read_texts, transcript.credit, (step_credit["anchor_key"],), step_credit["group_id"]
+    )
+    return outline.link_shared_state(step_credit, transcript.credit_name, transcript.link, get_first_row(texts))
+
+
+def _read_rows(transcript: EpisodeTranscript, indices: Sequence[int], limit: int = TEXT) -> pl.DataFrame:
+    """Return the rows of some steps and of the steps after them, which have the results of their calls."""
+    near_indices = sorted({near for index in indices for near in (index, index + 1)})
+    return transcript.read(transcripts.read_steps, transcript.episode_id, tuple(near_indices), limit)
+
+
+def _select_credit(transcript: EpisodeTranscript, indices: Sequence[int]) -> dict[int, Row]:
+    advantages = transcript.advantages
+    near = advantages if advantages.is_empty() else advantages.filter(pl.col("step_index").is_in(indices))
+    return {row["step_index"]: row for row in near.iter_rows(named=True)}
+
+
+def _list_blocks(transcript: EpisodeTranscript, index: int, rows: Mapping[int, Row]) -> list[Block]:
+    if index == BEFORE:
+        first = (rows.get(0) or {}).get("state") or ""
+        messages = transcript.before
+        return blocks.list_message_blocks(
+            [message for message in messages if plain.get_text(message)[:TEXT] != first], "before"
+        )
+    if index == transcript.count:
+        return blocks.list_message_blocks(transcript.after, "after")
+    if index not in rows:
+        return []
+    is_last = index == transcript.count - 1
+    after = transcript.after if is_last else blocks.list_following_messages(rows.get(index + 1))
+    return blocks.list_step_blocks(rows[index], after)
+
+
+def _list_facts(row: Row, trained: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return facts of an opened step that are not in its ledger."""
+    uses = None
+    if trained:
+        runs = "; ".join(
+            f"{plain.one_line(use['run'] or 'a run')}: updates {', '.join(map(str, use['updates']))}"
+            for use in trained[0]["runs"]
+        )
+        uses = f"{count_noun(trained[0]['times'], 'time')} ({plain.one_line(runs, 300)})"
+    facts = {
+        "model": row["model"] and plain.one_line(row["model"]),
+        "policy version": row["policy_version"],
+        "finished by": row["finish_reason"] and plain.one_line(row["finish_reason"]),
+        "latency": None if row["latency"] is None else plain.seconds(row["latency"]),
+        "prompt tokens": None if row["prompt_tokens"] is None else plain.number(row["prompt_tokens"]),
+        "completion tokens": None if row["completion_tokens"] is None else plain.number(row["completion_tokens"]),
+        "value estimate": None if row["value_estimate"] is None else plain.number(row["value_estimate"]),
+        "trained on": uses,
+    }
+    return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+
+MAX_STEPS = 12
+"""Maximum steps of an answer."""
+
+
+def answer_questions(transcript: EpisodeTranscript, questions: Mapping[str, str]) -> dict[str, Any]:
+    """Return the answers to the questions of an address, each under its name; invalid questions have none.
+
+    The questions, each optional: `steps` (indices to open, with commas), `whole` (a step) with `block` (the name of a
+    block of it), `shared` (a step, whose state siblings share), `tokens` (a step) and `find` (a text).
+    """
+    answers: dict[str, Any] = {}
+    if "steps" in questions:
+        indices = [_parse_step(transcript, index) for index in questions["steps"].split(",", MAX_STEPS)[:MAX_STEPS]]
+        answers["steps"] = describe_steps(transcript, [index for index in indices if index is not None])
+    if (index := _parse_step(transcript, questions.get("whole"))) is not None:
+        rows = {row["step_index"]: row for row in _read_rows(transcript, [index], MAX_TEXT).iter_rows(named=True)}
+        named = {block.name: block for block in _list_blocks(transcript, index, rows)}
+        block = named.get(questions.get("block", ""))
+        answers["whole"] = None if block is None else str(block.sent(MAX_TEXT)["text"])
+    if (index := _parse_step(transcript, questions.get("shared"))) is not None:
+        answers["shared"] = read_shared_state(transcript, index)
+    if (index := _parse_step(transcript, questions.get("tokens"))) is not None:
+        encodings, rescored = (
+            transcript.read(query, transcript.episode_id, index).to_dicts()
+            for query in (transcripts.read_tokens, transcripts.read_rescored_tokens)
+        )
+        consumed = transcript.read(training_data.read_step_uses, transcript.episode_id, index)
+        answers["tokens"] = tokens.build_strips(encodings, rescored, consumed)
+    if "find" in questions:
+        text = questions["find"][:TEXT]
+        answers["find"] = transcript.read(transcripts.find_steps, transcript.episode_id, text) if text else []
+    return answers
+
+
+def _parse_step(transcript: EpisodeTranscript, text: str | None) -> int | None:
+    """Return the index of a step, or of the messages outside the steps; None for other texts."""
+    index = BEFORE if text == str(BEFORE) else parse_whole_number(text)
+    return index if index is not None and index <= transcript.count else None
+
+
+MAX_LINES = 2000
+"""Maximum lines of a page of a transcript."""
+
+_FOLDER = Path(__file__).parent
+_SCRIPTS = (
+    *("transcript.js", "asking.js", "line.js", "body.js", "text.js", "maths.js", "find.js", "overview.js", "tokens.js"),
+)
+STYLE = (_FOLDER / "transcript.css").read_text()
+
+
+def read_script(*names: str) -> str:
+    """Return the scripts as one module, with the scripts of `names` at its end."""
+    return "\n".join((_FOLDER / name).read_text() for name in (*_SCRIPTS, *names))
+
+
+def describe_lines(transcript: EpisodeTranscript, window: ListWindow, selected: int | None) -> dict[str, Any]:
+    """Return what the page needs to draw the lines, and the step that is open at first."""
+    rows, credit = transcript.lines(window), transcript.advantages
+    scale = transcript.scale
+    by_step = {row["step_index"]: row for row in credit.iter_rows(named=True)}
+    return {
+        "name": f"{ids.to_text(transcript.episode_id)}-{window.offset}",
+        "lines": outline.build_lines(rows, by_step, transcript.scores, scale, transcript.branches),
+        "repeats": outline.find_repeats(rows),
+        "ends": _describe_ends(transcript, window),
+        "rewarded": scale.rewarded,
+        "credited": transcript.credit is not None,
+        "selected": selected,
+        "opened": [] if selected is None else describe_steps(transcript, [selected]),
+    }
+
+
+def _describe_ends(transcript: EpisodeTranscript, window: ListWindow) -> list[dict[str, Any]]:
+    """Return lines for the messages before the first step and after the last."""
+    ends = []
+    if window.offset == 0 and (messages := transcript.before):
+        ends.append({"index": BEFORE, "text": f"Before the first step: {_format_roles(messages)}"})
+    if window.offset + window.limit >= transcript.count and (messages := transcript.after):
+        ends.append({"index": transcript.count, "text": f"After the last step: {_format_roles(messages)}"})
+    return ends
+
+
+def _format_roles(messages: list[Any]) -> str:
+    roles = ", ".join(plain.get_role(message) for message in messages[:5])
+    return plain.one_line(f"{roles}{', ...' if len(messages) > 5 else ''}", 80)
