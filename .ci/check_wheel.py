@@ -62,18 +62,18 @@ with lake.recorder("L", run="r") as recorder:
                 step.action(str(number))
             episode.reward(float(number))
 """
-BASE = (
+BASE: tuple[tuple[str, ...], ...] = (
     ("score", "examples/rewards/tools_worked.py:tools_worked", "--lake", "L"),
     ("credit", "gigpo", "--lake", "L"),
     ("export", "--lake", "L", "--format", "jsonl", "--out", "out"),
     ("ingest", "out", "--lake", "again"),
     ("sql", "--lake", "again", "SELECT count(*) FROM episodes"),
 )
-TRAIN = (
+TRAIN: tuple[tuple[str, ...], ...] = (
     ("init-model", "--lake", "L", "--out", "model", "--hidden-size", "32", "--vocabulary", "300"),
     ("train", "--lake", "L", "--model", "model", "--loss", "awr", "--out", "run", "--episodes-per-step", "4"),
 )
-SERVERS = {
+SERVERS: dict[str, tuple[str, ...]] = {
     "record": ("record", "--upstream", "http://127.0.0.1:9", "--lake", "L", "--port", "0"),
     "view": ("view", "--lake", "L", "--no-browser"),
 }

@@ -133,7 +133,7 @@ def _steps(rng: np.random.Generator, episodes: pl.DataFrame) -> pl.DataFrame:
 
 def _named_again(path: Path, shared: DataFileWrite, episodes: pl.DataFrame) -> DataFileWrite:
     """The file of steps under another name, as the log would list the steps of these episodes."""
-    told = shared.told()
+    told = shared.report()
     name = f"{ids.to_text(ids.fresh_id())}-{told.name.rpartition('-')[2]}"
     os.link(path / "steps" / told.name, path / "steps" / name)
     statistics = json.loads(told.statistics)
@@ -200,7 +200,7 @@ def compaction(path: Path) -> object:
 
     snapshot = Snapshot(Store(Objects(path)))
     return {
-        name: len(list(care._bins(snapshot.entries(name), care.TARGET_BYTES, alone=False)))
+        name: len(list(care._pack_files(snapshot.entries(name), care.TARGET_BYTES, allow_single=False)))
         for name in ("episodes", "steps")
     }
 

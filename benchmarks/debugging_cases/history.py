@@ -59,7 +59,7 @@ def _collect(made: Lake, run: str, records: list[EpisodeRecord], say: Callable[[
         counts = job.record(records)
         job.counts |= {"rows_out": counts.new, "rejected": counts.rejected}
     say(f"{run}: {counts.new:,} episodes")
-    return job.scores.taken()
+    return job.scores.drain()
 
 
 def _rate(made: Lake, n_episodes: int) -> None:

@@ -150,7 +150,7 @@ def test_ctrl_c_delivers_what_has_ended_and_the_same_command_goes_on(
     status, _, err = collecting.ended()
     assert status == 1
     assert "stopping: running rollouts" in err
-    assert "rerun the same command to resume" in err
+    assert "rerun the same command" in err
     assert "Traceback" not in err
     part = content(tmp_path)["episodes"].height
     assert 0 < part < 16

@@ -300,7 +300,7 @@ def test_a_judge_of_records_that_exits_is_told_in_one_line(tmp_path: Path) -> No
     def leaves(record: EpisodeRecord) -> bool:
         raise SystemExit(3)
 
-    with pytest.raises(UsageError, match=r"--record-only failed for an episode: SystemExit: 3"):
+    with pytest.raises(UsageError, match=r"--record-only .*: SystemExit: 3"):
         run(tmp_path, record_only=leaves)
 
 
@@ -501,7 +501,7 @@ def test_an_engine_that_is_gone_stops_the_run_and_the_same_command_goes_on(tmp_p
         if number == 5 and turn == 1:
             raise EngineGoneError("http://127.0.0.1:1 is gone.")
 
-    with pytest.raises(StoppedError, match=r"127.0.0.1:1 is gone; .* rerun the same command to resume"):
+    with pytest.raises(StoppedError, match=r"127.0.0.1:1 is gone; .* rerun the same command"):
         run(tmp_path, speaker=Speaks(gone_later), count=2, group_size=8)
     again, said = run(tmp_path, count=2, group_size=8)
     assert "round 0: tasks 0..1 of epoch 0, unfinished" in said
@@ -884,7 +884,7 @@ def test_a_process_that_was_not_heard_of_for_too_long_stops_when_another_one_has
             assert soon(lake.open(tmp_path / "lake"), "r", place)._try_claim()
         await asyncio.Event().wait()
 
-    with pytest.raises(StoppedError, match=r"taken over by process \d+ on .* rerun the same command to resume"):
+    with pytest.raises(StoppedError, match=r"taken over by process \d+ on .* rerun the same command"):
         run(tmp_path, speaker=Speaks(somebody_else_comes))
 
 

@@ -130,7 +130,7 @@ def test_a_selection_that_is_none_is_refused_with_the_newest(lk: Lake, wanted: s
 def test_nothing_in_common_is_refused_with_the_counts(lk: Lake) -> None:
     choose(lk, MinReward(at_least=0.5))
     kept = read_selection(lk.snapshot(), "clean")
-    with pytest.raises(DataRefusedError, match=r"selection clean .*; it has none of the \d+ episodes.*: widen --where"):
+    with pytest.raises(DataRefusedError, match=r"selection clean .* none of the \d+ episodes.*: widen --where"):
         select_episodes(lk.snapshot(), "env_return < 0.5", kept)
 
 

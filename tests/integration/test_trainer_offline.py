@@ -234,7 +234,7 @@ def test_tokens_of_another_tokenizer_are_refused_unless_insisted(world: tuple[La
     with pytest.raises(DataRefusedError, match="tokenizer or chat template"):
         train(lk, configured(model), tmp_path / "out", run_id="r")
     result = train(lk, configured(model, tokens="engine"), tmp_path / "out", run_id="r")
-    assert any("cannot tell" in note for note in result.notes)
+    assert any("no record of it" in note for note in result.notes)
 
 
 def test_a_token_outside_the_vocabulary_is_an_error(world: tuple[Lake, Path], tmp_path: Path) -> None:

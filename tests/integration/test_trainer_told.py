@@ -209,7 +209,7 @@ def test_content_that_is_no_text_is_refused_by_the_names_of_its_episode(world: P
         "1 content_not_text, for example run demo, task seen, rollout 3, step 1, message 0 of its context (user): "
         "a part of type 'image_url'"
     ) in str(refused.exception)
-    assert "exclude such episodes with --where" in str(refused.exception)
+    assert "such episodes with --where" in str(refused.exception)
     out = ["--where", "NOT (task_id = 'seen' AND rollout_index = 3)"]
     assert CliRunner().invoke(trajlake, ["train", *arguments, *out]).exit_code == 0
     read = lk.sql("SELECT episode_id, num_steps FROM episodes WHERE task_id = 'seen' AND rollout_index = 4")

@@ -32,7 +32,7 @@ def anchored(
             rows.append((episode, number, info))
     out = []
     for episode, number, info in rows:
-        group = [other for e, _, other in rows if e.group == episode.group and other["known"]]
+        group = [other for e, _, other in rows if e.group == episode.group]
         siblings = [e for e in siblings_of(episode, episodes) if not e.excluded and e.score(options) is not None]
         scores = [e.score(options) for e in siblings]
         own = episode.score(options)
@@ -58,17 +58,17 @@ def anchored(
 
 
 def members(row: Row, group: list[Row], length: int, options: Any) -> list[Row]:
-    """Rows of the group that share the last `length` states with `row`."""
+    """Known rows of the group that share the last `length` states with `row`."""
     past = row["past"][:length]
     if len(past) < length or None in past:
         return []
-    same = [other for other in group if other["past"][:length] == past]
-    if options.revisits == "keep":
-        return same
-    first = {}
-    for other in same:
-        first.setdefault(other["episode"].id, other)
-    return list(first.values())
+    visits = [other for other in group if other["past"][:length] == past]
+    if options.revisits == "first":  # of all visits: a trajectory whose first visit is unknown has no member
+        first: dict[int, Row] = {}
+        for other in visits:
+            first.setdefault(other["episode"].id, other)
+        visits = list(first.values())
+    return [other for other in visits if other["known"]]
 
 
 def gigpo_loo(steps: list[Row], options: Any) -> list[Row]:

@@ -395,5 +395,5 @@ def test_several_names_of_one_model_are_one_and_two_models_are_not() -> None:
     ]
     assert find_model(ModelList(names), None).id == "policy"
     assert find_model(ModelList(names), "m").id == "m"
-    with pytest.raises(EngineError, match="that is not an adapter"):
+    with pytest.raises(EngineError, match="not an adapter"):
         find_model(ModelList([*names, ListedModel(id="other", root="/o")]), None)

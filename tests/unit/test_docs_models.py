@@ -18,8 +18,11 @@ def test_the_architectures_of_the_page_are_those_that_are_tested() -> None:
 
 
 def test_the_configuration_of_the_page_is_one() -> None:
-    (block,) = re.findall(r"```toml\n(.+?)```", PAGE, re.DOTALL)
-    settings = TrainConfig(**tomllib.loads(block)["trainer"])
+    blocks = re.findall(r"```toml\n(.+?)```", PAGE, re.DOTALL)
+    settings, half = (
+        TrainConfig(**({"model": "m", "loss": "sft"} | tomllib.loads(block)["trainer"])) for block in blocks
+    )
+    assert half.optimizer.loss_scale.initial == 65536
     assert settings.lora is not None
     assert settings.lora.targets == ("q_proj", "v_proj")
     for kind in ("sdpa", "flash", "flex", "auto"):

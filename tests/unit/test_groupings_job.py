@@ -162,7 +162,7 @@ def test_a_retracted_episode_leaves_its_groups(tmp_path: Path) -> None:
 
 def test_what_cannot_be_grouped_is_refused_with_the_counts(tmp_path: Path) -> None:
     lk = build_lake(tmp_path)
-    with pytest.raises(UsageError, match="there are no groupings yet"):
+    with pytest.raises(UsageError, match="no groupings yet"):
         read_grouping(lk.snapshot(), "g")
     with pytest.raises(DataRefusedError, match=r"none of 24 .*subsample: 24 .*fewer than 9"):
         run_grouping(lk, grouping(Subsample(size=9)))

@@ -79,7 +79,7 @@ def test_a_file_without_a_model_is_told_where_it_stands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pair", "run", "message"),
     [
-        ("loop.rounds=2", "a/b", "'a/b' is no name of a run"),
+        ("loop.rounds=2", "a/b", "invalid --run 'a/b'"),
         ("loop.collect.player.env=hous", "r", "--env hous: valid: house"),
         ('loop.evaluation.env_args={"splt": "x"}', "r", "splt"),
         ('loop.collect.player.answer_schema={"not": {}}', "r", "loop.collect.player.answer_schema: "),

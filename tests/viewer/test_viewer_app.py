@@ -323,7 +323,7 @@ def test_wrong_values_in_the_address_are_said(lk: Lake, wording: Wording) -> Non
         **{"job": "zzz", "update": 1, "page": "x", "sort": "-nothing"},
     )
     said = " ".join(wording(warning.value) for warning in at.warning)
-    assert "This lake has no run `nobody`" in said
+    assert "no run `nobody`" in said
     for name in ("zzz", "min=much", "round=-1", "page=x", "status=odd", "sort=-nothing"):
         assert f"`{name}`" in said, name
     assert said.count("`zzz`") == 2, "of a group, and of a job"

@@ -259,7 +259,7 @@ def test_a_run_that_writes_nothing_any_more_may_have_been_killed(
     monkeypatch.setattr(training_sections, "_QUIET_SECONDS", -1.0)
     text = words(open_page("training"))
     assert "silent" in text
-    assert "rerun its command with `--resume`" in text
+    assert "command with `--resume`" in text
 
 
 def test_what_a_job_says_of_a_loop_may_be_nonsense(unfinished: Lake) -> None:
