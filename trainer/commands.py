@@ -23,7 +23,7 @@ from lake.cli.options import (
     open_snapshot,
 )
 from lake.errors import UsageError
-from lake.read.text_table import count_noun
+from lake.read.text_table import count_noun, format_count
 from trainer.losses import LOSSES, Aggregation, Unit
 
 if TYPE_CHECKING:
@@ -544,6 +544,6 @@ def _print_result(result: "TrainResult") -> None:
         return
     for note in result.notes:
         click.echo(note, err=True)
-    steps = count_noun(result.optimizer_steps, "optimizer step")
+    steps = format_count(result.optimizer_steps, "optimizer step")
     click.echo(f"job {ids.to_text(result.job_id)}: {steps}, model in {result.model}")
     click.echo(f"weights sha256 {result.weights_sha256}")

@@ -58,6 +58,11 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Format a count as `count_noun` does, with thousands separators: `2,000 episodes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_cell(value: Any) -> str:
     """Format a value as text on one line; unknown is a dash."""
     if value is None:

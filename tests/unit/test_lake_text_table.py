@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from lake.read.text_table import format_rows, format_table
+from lake.read.text_table import count_noun, format_count, format_rows, format_table
 
 ID = "046pfgs85g35q"
 
@@ -92,3 +92,8 @@ def test_a_long_text_is_cut_in_time_that_grows_with_its_length(text: str, width:
     assert text.startswith(line[:-1].rstrip())
     cells = sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) == "W" else 1 for c in line)
     assert (width or 500) - 1 <= cells <= (width or 500)
+
+
+def test_counts_of_training_have_thousands_separators() -> None:
+    assert [format_count(n, "step") for n in (0, 1, 2592)] == ["0 steps", "1 step", "2,592 steps"]
+    assert count_noun(2592, "step") == "2592 steps"

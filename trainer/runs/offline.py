@@ -30,7 +30,7 @@ from lake import ids
 from lake.errors import CheckpointError, UsageError
 from lake.execution.local import choose_threads
 from lake.lake import Lake
-from lake.read.text_table import count_noun
+from lake.read.text_table import format_count
 from lake.settings import validate
 from lake.storage.atomic import find_settled
 from trainer.backends.ranks import Ranks, join_ranks
@@ -469,7 +469,7 @@ def train_stages(
             result = resume(lk, folder, on_step=on_step, on_plan=on_plan)
         notes += [f"stage {stage.name}: {note}" for note in result.notes]
         digest = result.weights_sha256[:16]
-        notes.append(f"stage {stage.name}: {count_noun(result.optimizer_steps, 'optimizer step')}, weights {digest}")
+        notes.append(f"stage {stage.name}: {format_count(result.optimizer_steps, 'optimizer step')}, weights {digest}")
     assert result is not None
     return replace(result, notes=notes)
 

@@ -28,7 +28,7 @@ from lake.documents import parse_json_object
 from lake.lake import Lake
 from lake.read.parquet import collect_rows
 from lake.read.snapshot import Snapshot
-from lake.read.text_table import count_noun
+from lake.read.text_table import format_count
 from lake.settings import value_at
 from trainer.config import TrainConfig
 from trainer.data.plan import OptimizerStep, Plan
@@ -130,10 +130,10 @@ def build_plan_rows(prepared: PreparedRun, *, epochs: int, seconds: float | None
     rows += _mixture(plan)
     rows += _staleness(plan, selection)
     for row in selection.drops.iter_rows(named=True):
-        tokens = "" if row["tokens"] is None else f", {count_noun(row['tokens'], 'action token')}"
-        where = f"in {count_noun(row['episodes'], 'episode')}{tokens}"
-        rows.append((f"dropped: {row['reason']}", count_noun(row["steps"], "step"), where))
-    rows += [(f"refused: {r.reason}", count_noun(r.steps, "step"), r.message) for r in prepared.refusals]
+        tokens = "" if row["tokens"] is None else f", {format_count(row['tokens'], 'action token')}"
+        where = f"in {format_count(row['episodes'], 'episode')}{tokens}"
+        rows.append((f"dropped: {row['reason']}", format_count(row["steps"], "step"), where))
+    rows += [(f"refused: {r.reason}", format_count(r.steps, "step"), r.message) for r in prepared.refusals]
     rows.append(("estimated seconds", "unknown" if seconds is None else f"{seconds:.3g}", how))
     return pl.DataFrame(rows, schema=["item", "value", "note"], orient="row")
 
@@ -162,7 +162,7 @@ def _mixture(plan: Plan) -> list[Row]:
     available = Counter(plan.source_E.tolist())
     rows: list[Row] = []
     for number, source in enumerate(plan.config.mixture):
-        draws = f"{count_noun(drawn[number], 'draw')} per epoch of {count_noun(available[number], 'episode')}"
+        draws = f"{format_count(drawn[number], 'draw')} per epoch of {format_count(available[number], 'episode')}"
         share = f"{drawn[number] / len(plan.source_E):.1%}"
         rows.append((f"mixture: {source.describe()}", share, f"{draws}, weight {source.weight:g}"))
     return rows
@@ -175,7 +175,7 @@ def _staleness(plan: Plan, selection: TrainingSelection) -> list[Row]:
     if not ages:
         return []
     limit = "no limit" if plan.config.max_staleness is None else f"at most {plan.config.max_staleness}"
-    unknown = f", {count_noun(behind.null_count(), 'step')} of unknown version" if behind.null_count() else ""
+    unknown = f", {format_count(behind.null_count(), 'step')} of unknown version" if behind.null_count() else ""
     note = f"policy versions behind the newest, median {median(ages):g}; {limit}{unknown}"
     return [("staleness", f"{min(ages)} to {max(ages)}", note)]
 
@@ -377,9 +377,9 @@ def describe_plan(prepared: "PreparedRun") -> list[str]:
     plan, selection = prepared.plan, prepared.selection
     lines = [] if selection.length_drops is None else [selection.length_drops.describe(selection.max_length)]
     lines += prepared.notes
-    steps = f"{count_noun(int(plan.trained_M.sum()), 'step')} of {count_noun(plan.episodes, 'episode')}"
-    updates = count_noun(len(plan.steps), "update")
-    lines.append(f"trained: {steps}, {count_noun(plan.loss_tokens, 'action token')}; {updates}")
+    steps = f"{format_count(int(plan.trained_M.sum()), 'step')} of {format_count(plan.episodes, 'episode')}"
+    updates = format_count(len(plan.steps), "update")
+    lines.append(f"trained: {steps}, {format_count(plan.loss_tokens, 'action token')}; {updates}")
     if selection.drops.height:
         drops = ", ".join(f"{row['reason']} {row['steps']:,}" for row in selection.drops.iter_rows(named=True))
         lines.append(f"steps left out: {drops}")

@@ -20,7 +20,7 @@ import msgspec
 import polars as pl
 
 from lake import ids
-from lake.read.text_table import count_noun
+from lake.read.text_table import format_count
 from lake.storage.atomic import atomic_folder
 from trainer.backends.base import PolicyBackend
 from trainer.config import TrainConfig
@@ -148,12 +148,12 @@ class TrainingRun:
         skips = None if backend.scaler is None else backend.scaler.skips
         if skips:
             notes.append(
-                f"{skips} of {count_noun(done, 'update')} skipped: gradients were not finite in float16 (metric "
+                f"{skips} of {format_count(done, 'update')} skipped: gradients were not finite in float16 (metric "
                 "`skipped_updates`); a lower optimizer.loss_scale.initial skips fewer at the start"
             )
         if self._stopped and config.validation is not None:
             patience = config.validation.patience
-            notes.append(f"stopped after {count_noun(done, 'update')}: no improvement in {patience} measurements")
+            notes.append(f"stopped after {format_count(done, 'update')}: no improvement in {patience} measurements")
         if config.validation is not None and config.validation.export:
             folder = dict(self.written).get(-1 if self._best_step is None else self._best_step)
             if folder is not None:
