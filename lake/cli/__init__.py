@@ -23,6 +23,7 @@ CommandTable = dict[str, tuple[str, str]]
 
 EXTRA_OF = {
     "aiohttp": "record",
+    "jinja2": "train",
     "latex2mathml": "view",
     "ray": "ray",
     "safetensors": "train",
