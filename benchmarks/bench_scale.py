@@ -133,15 +133,15 @@ def _steps(rng: np.random.Generator, episodes: pl.DataFrame) -> pl.DataFrame:
 
 def _named_again(path: Path, shared: DataFileWrite, episodes: pl.DataFrame) -> DataFileWrite:
     """The file of steps under another name, as the log would list the steps of these episodes."""
-    told = shared.report()
-    name = f"{ids.to_text(ids.fresh_id())}-{told.name.rpartition('-')[2]}"
-    os.link(path / "steps" / told.name, path / "steps" / name)
-    statistics = json.loads(told.statistics)
+    report = shared.report()
+    name = f"{ids.to_text(ids.fresh_id())}-{report.name.rpartition('-')[2]}"
+    os.link(path / "steps" / report.name, path / "steps" / name)
+    statistics = json.loads(report.statistics)
     for column in ("episode_id", "group_id", "run_id", "write_id"):
         if column in statistics["minValues"]:
             statistics["minValues"][column] = episodes[column].min()
             statistics["maxValues"][column] = episodes[column].max()
-    return DataFileWrite.of(msgspec.structs.replace(told, name=name, statistics=json.dumps(statistics)))
+    return DataFileWrite.of(msgspec.structs.replace(report, name=name, statistics=json.dumps(statistics)))
 
 
 def _found(episodes: pl.DataFrame) -> pl.DataFrame:
